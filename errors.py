@@ -1,0 +1,33 @@
+"""How every command of this project ends when its input is bad: one sentence, non-zero exit, no traceback."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+
+class InputError(Exception):
+    """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk."""
+    try:
+        sys.exit(main() or 0)
+    except InputError as error:
+        _exit(f"error: {error}", 2)
+    except KeyboardInterrupt:
+        _exit("interrupted: what was finished is kept; the same command goes on from there", 130)
+    except BrokenPipeError:
+        # The reader of our output went away (`… | head`): not an error, but stdout must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        _exit(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", 74)
+
+
+def _exit(sentence: str, code: int) -> None:
+    print(sentence, file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,111 @@
+"""What an AdaMAE is made of. Letters used for shapes everywhere in this project:
+
+B clips · C T H W pixels · N tokens · K visible tokens · M masked tokens · D encoder width · E decoder width
+P values of a patch (tubelet_size · patch_size² · 3)
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from errors import InputError
+
+Masking = Literal["adaptive", "random", "tube", "frame"]
+
+
+class Size(NamedTuple):
+    encoder_width: int
+    encoder_depth: int
+    encoder_heads: int
+    decoder_width: int
+    decoder_depth: int
+    decoder_heads: int
+
+
+# SPEC §3; `tiny` is ours, for tests and the demo.
+SIZES = {
+    "tiny": Size(96, 3, 4, 96, 2, 4),
+    "small": Size(384, 12, 6, 192, 4, 3),
+    "base": Size(768, 12, 12, 384, 4, 6),
+    "large": Size(1024, 24, 16, 512, 4, 8),
+    "huge": Size(1280, 32, 16, 512, 4, 8),
+}
+
+
+@dataclass
+class ModelConfig:
+    """Architecture and objective; the defaults are the paper's ViT-Base."""
+
+    size: Literal["tiny", "small", "base", "large", "huge"] = "base"
+    num_frames: int = 16
+    image_size: int = 224
+    tubelet_size: int = 2
+    patch_size: int = 16
+    positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
+    decoder_depth: int | None = None  # None: what the size says; Table 1 (c)
+
+    masking: Masking = "adaptive"  # Table 1 (a)
+    mask_ratio: float = 0.95  # Table 1 (b)
+    sampler: Literal["mha", "mlp"] = "mha"  # Table 1 (f)
+    sampler_depth: int = 1
+    sampler_width: int | None = None  # None: the encoder's width
+    detach_sampler_input: bool = True  # False: as the authors' code, L_S also trains the tokenizer
+
+    loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
+    normalize_target: bool = True
+    sampling_loss_weight: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_ratio < 1:
+            raise InputError(f"model.mask_ratio is {self.mask_ratio}: give a share between 0 and 1, such as 0.95")
+        for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
+        if self.num_frames % self.tubelet_size:
+            raise InputError(
+                f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
+            )
+        if self.image_size % self.patch_size:
+            raise InputError(
+                f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
+            )
+        if not 0 < self.num_visible < self.num_tokens:
+            raise InputError(
+                f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
+                f" under {self.masking} masking: at least one must stay visible and one masked"
+            )
+
+    @property
+    def dimensions(self) -> Size:
+        size = SIZES[self.size]
+        return size if self.decoder_depth is None else size._replace(decoder_depth=self.decoder_depth)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens along time, height and width."""
+        side = self.image_size // self.patch_size
+        return self.num_frames // self.tubelet_size, side, side
+
+    @property
+    def num_tokens(self) -> int:
+        time, height, width = self.grid
+        return time * height * width
+
+    @property
+    def patch_values(self) -> int:
+        return self.tubelet_size * self.patch_size**2 * 3
+
+    @property
+    def num_visible(self) -> int:
+        return num_visible(self.grid, self.mask_ratio, self.masking)
+
+
+def num_visible(grid: tuple[int, int, int], mask_ratio: float, masking: Masking) -> int:
+    """Visible tokens of a clip: int(N·(1-ρ)) in exact arithmetic; whole tubes or whole token frames where asked."""
+    kept = 1 - Fraction(str(mask_ratio))
+    time, height, width = grid
+    if masking == "tube":
+        return time * int(height * width * kept)
+    if masking == "frame":
+        return int(time * kept) * height * width
+    return int(time * height * width * kept)
