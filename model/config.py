@@ -31,6 +31,8 @@ SIZES = {
     "huge": Size(1280, 32, 16, 512, 4, 8),
 }
 
+SAMPLER_HEADS = 8  # at every size, SPEC §3
+
 
 @dataclass
 class ModelConfig:
@@ -42,7 +44,12 @@ class ModelConfig:
     tubelet_size: int = 2
     patch_size: int = 16
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
-    decoder_depth: int | None = None  # None: what the size says; Table 1 (c)
+    encoder_width: int | None = None  # None, here and below: what the size says
+    encoder_depth: int | None = None
+    encoder_heads: int | None = None
+    decoder_width: int | None = None
+    decoder_depth: int | None = None  # Table 1 (c)
+    decoder_heads: int | None = None
 
     masking: Masking = "adaptive"  # Table 1 (a)
     mask_ratio: float = 0.95  # Table 1 (b)
@@ -61,6 +68,10 @@ class ModelConfig:
         for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
+        for name, value in self.dimensions._asdict().items():
+            if value < 1:
+                raise InputError(f"model.{name} is {value}: give a whole number of at least 1")
+        self._check_heads()
         if self.num_frames % self.tubelet_size:
             raise InputError(
                 f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
@@ -75,10 +86,25 @@ class ModelConfig:
                 f" under {self.masking} masking: at least one must stay visible and one masked"
             )
 
+    def _check_heads(self) -> None:
+        size = self.dimensions
+        heads_of = {"encoder": size.encoder_heads, "decoder": size.decoder_heads, "sampler": SAMPLER_HEADS}
+        widths = {"encoder": size.encoder_width, "decoder": size.decoder_width, "sampler": self.sampler_dimension}
+        for part, heads in heads_of.items():
+            if widths[part] < 1 or widths[part] % heads or widths[part] % 2:
+                raise InputError(
+                    f"the {part}'s width ({widths[part]}) is not an even multiple of its {heads} heads:"
+                    f" change model.{part}_width"
+                )
+
     @property
     def dimensions(self) -> Size:
-        size = SIZES[self.size]
-        return size if self.decoder_depth is None else size._replace(decoder_depth=self.decoder_depth)
+        own = {name: getattr(self, name) for name in Size._fields}
+        return SIZES[self.size]._replace(**{name: value for name, value in own.items() if value is not None})
+
+    @property
+    def sampler_dimension(self) -> int:
+        return self.dimensions.encoder_width if self.sampler_width is None else self.sampler_width
 
     @property
     def grid(self) -> tuple[int, int, int]:

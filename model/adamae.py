@@ -1,0 +1,134 @@
+"""AdaMAE: a masked autoencoder for video that learns which tokens to show (SPEC §3 and §4)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
+from model.blocks import Block, initialize
+from model.config import ModelConfig
+from model.token_samplers import Draw, build_sampler
+from model.tokenizer import Tokenizer, position_table
+
+
+class Output(NamedTuple):
+    """What a forward pass gives; losses are fp32 whatever the autocast dtype."""
+
+    loss: Float[Tensor, ""]
+    reconstruction_loss: Float[Tensor, ""]
+    sampling_loss: Float[Tensor, ""]  # 0 where masking is not adaptive
+    pred: Float[Tensor, "B M P"]
+    loss_per_token: Float[Tensor, "B M"]
+    log_probs: Float[Tensor, "B N"] | None  # None where masking is not adaptive
+    visible_ids: Int[Tensor, "B K"]
+    masked_ids: Int[Tensor, "B M"]
+
+
+class Encoder(nn.Module):
+    """A vision transformer on the visible tokens; it has no class token."""
+
+    positions: Tensor
+
+    def __init__(self, config: ModelConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+        size = config.dimensions
+        table = position_table(config.positions, config.grid, size.encoder_width)
+        self.register_buffer("positions", table, persistent=False)
+        self.blocks = nn.ModuleList(
+            Block(size.encoder_width, size.encoder_heads, drop_path=drop_path * i / max(1, size.encoder_depth - 1))
+            for i in range(size.encoder_depth)  # deeper blocks are dropped more often
+        )
+        self.norm = nn.LayerNorm(size.encoder_width, eps=1e-6)
+
+    def forward(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
+        """`x`: tokens to which `positions` are added already."""
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """Predicts the masked patches from the encoder's features and the places of the masked tokens."""
+
+    positions: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.dimensions
+        width = size.decoder_width
+        table = position_table(config.positions, config.grid, width)
+        self.register_buffer("positions", table, persistent=False)
+        self.embed = nn.Linear(size.encoder_width, width, bias=False)
+        self.mask_token = nn.Parameter(torch.zeros(width))
+        self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, config.patch_values)
+
+    def forward(
+        self, features: Float[Tensor, "B K D"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M P"]:
+        x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
+        *first_blocks, last_block = self.blocks
+        for block in first_blocks:
+            x = block(x)
+        # Visible tokens stand first and are not read: the last block and the head work for masked ones only.
+        return self.head(self.norm(last_block(x, num_silent=visible_ids.shape[1])))
+
+
+class AdaMAE(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = Tokenizer(config.dimensions.encoder_width, config.tubelet_size, config.patch_size)
+        self.token_sampler = build_sampler(config)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.apply(initialize)
+        nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that are positions or a token, which weight decay must leave alone (SPEC §7)."""
+        return {name for name, _ in self.named_parameters() if name.endswith(("positions", "mask_token"))}
+
+    def forward(self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor) -> Output:
+        """Hide tokens, predict them, compare.
+
+        seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
+        (0-d, int64, on the clip's device) let one compiled graph serve all steps.
+        """
+        draw, visible = self._sample(clip, seed, offset)
+        pred = self.decoder(self.encoder(visible), draw.visible_ids, draw.masked_ids)
+        return self._objective(clip, pred, draw)
+
+    def _sample(
+        self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor
+    ) -> tuple[Draw, Float[Tensor, "B K D"]]:
+        """The drawn ids, and the visible tokens with their positions."""
+        if self.token_sampler.looks and not self.config.detach_sampler_input:
+            tokens = self.tokenizer(clip)
+            draw = self.token_sampler(tokens, seed, offset)
+            return draw, gather_tokens(tokens, draw.visible_ids, self.encoder.positions)
+        # No gradient comes back through hidden tokens: tokenizing the few visible ones once more costs K/N of the
+        # tokenizer and spares its backward, and the memory for it, the other tokens.
+        with torch.no_grad():
+            seen = self.tokenizer(clip) if self.token_sampler.looks else clip
+        draw = self.token_sampler(seen, seed, offset)
+        visible = self.tokenizer(clip, draw.visible_ids) + self.encoder.positions[draw.visible_ids]
+        return draw, visible
+
+    def _objective(self, clip: UInt8[Tensor, "B C T H W"], pred: Float[Tensor, "B M P"], draw: Draw) -> Output:
+        config = self.config
+        loss_per_token = masked_patch_loss(
+            pred, clip, draw.masked_ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
+        )
+        reconstruction = loss_per_token.mean()
+        if draw.log_probs is None:
+            loss, sampling = reconstruction, torch.zeros_like(reconstruction)
+        else:
+            sampling = sampling_loss(draw.log_probs, draw.masked_ids, loss_per_token)
+            loss = reconstruction + config.sampling_loss_weight * sampling
+        return Output(
+            loss, reconstruction, sampling, pred, loss_per_token, draw.log_probs, draw.visible_ids, draw.masked_ids
+        )

@@ -1,0 +1,76 @@
+"""The transformer block of encoder, decoder and token sampler: timm's MLP, and attention as VideoMAE has it."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Self-attention with a bias on queries and values but not on keys, in which the first tokens may ask nothing.
+
+    A bias on keys would add the same to all scores of a query and so change nothing but Adam's state (SPEC §3).
+    """
+
+    def __init__(self, width: int, num_heads: int, qv_bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
+        self.v_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
+        self.proj = nn.Linear(width, width)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
+        """The first `num_silent` tokens are looked at, but get no output."""
+        if num_silent:
+            q_weight, k_weight, v_weight = self.qkv.weight.chunk(3)
+            q = F.linear(x[:, num_silent:], q_weight, self.q_bias)
+            k, v = F.linear(x, k_weight), F.linear(x, v_weight, self.v_bias)
+        else:
+            q, k, v = F.linear(x, self.qkv.weight, self._qkv_bias()).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.proj_drop(self.proj(x))
+
+    def _qkv_bias(self) -> Float[Tensor, "3*D"] | None:
+        if self.q_bias is None or self.v_bias is None:
+            return None
+        return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block, MLP ratio 4."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        qv_bias: bool = True,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
+        self.attn = Attention(width, num_heads, qv_bias, dropout)
+        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
+        self.mlp = Mlp(width, 4 * width, drop=dropout)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
+        """The first `num_silent` tokens are looked at, but get no output: for a last block that is not read whole."""
+        x = x[:, num_silent:] + self.drop_path(self.attn(self.norm1(x), num_silent))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def initialize(module: nn.Module) -> None:
+    """SPEC §3: Linear weights Xavier-uniform, biases 0, LayerNorm (1, 0). For `nn.Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,83 @@
+"""Which tokens are visible: one class for each masking strategy of SPEC §5, all called the same way.
+
+    visible_ids [B, K], masked_ids [B, M], log_probs [B, N] or None = sampler(tokens [B, N, D], seed, offset)
+
+Ids are int64 and ascending. `offset` is the global position of the batch's first clip: a clip draws the same noise
+whatever batch or rank it falls into. Samplers that do not look only read the batch size and the device of `tokens`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kernels import gumbel_topk
+from model.blocks import Block
+from model.config import SAMPLER_HEADS, ModelConfig
+
+
+class Draw(NamedTuple):
+    visible_ids: Int[Tensor, "B K"]
+    masked_ids: Int[Tensor, "B M"]
+    log_probs: Float[Tensor, "B N"] | None  # fp32; None where nothing is learned
+
+
+class AdaptiveSampler(nn.Module):
+    """Draws visible tokens without replacement from a categorical distribution that it predicts from all tokens."""
+
+    looks = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        tokens_width, width = config.dimensions.encoder_width, config.sampler_dimension
+        self.num_visible = config.num_visible
+        self.positions = nn.Parameter(torch.zeros(config.num_tokens, tokens_width))
+        self.projection = nn.Identity() if width == tokens_width else nn.Linear(tokens_width, width)
+        if config.sampler == "mlp":
+            self.body = nn.Sequential(nn.Linear(width, width))
+        else:
+            self.body = nn.Sequential(
+                *(
+                    Block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5)
+                    for _ in range(config.sampler_depth)
+                )
+            )
+        self.logit = nn.Linear(width, 1)
+
+    def forward(self, tokens: Float[Tensor, "B N D"], seed: int | Tensor, offset: int | Tensor) -> Draw:
+        # fp32 throughout: the differences between log-probabilities are small for most of the training (SPEC §4).
+        with torch.autocast(tokens.device.type, enabled=False):
+            x = self.body(self.projection(tokens.float() + self.positions))
+            return Draw(*gumbel_topk(self.logit(x).squeeze(-1), self.num_visible, seed, offset))
+
+
+class UniformSampler(nn.Module):
+    """Draws without looking: single tokens, tubes (a place in all token frames) or whole token frames."""
+
+    looks = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        time, height, width = config.grid
+        self.masking = config.masking
+        self.time, self.area = time, height * width
+        self.num_choices = {"random": time * self.area, "tube": self.area, "frame": time}[config.masking]
+        self.num_chosen = config.num_visible * self.num_choices // config.num_tokens
+
+    def forward(self, tokens: Tensor, seed: int | Tensor, offset: int | Tensor) -> Draw:
+        even = torch.zeros(tokens.shape[0], self.num_choices, device=tokens.device)
+        chosen, left, _ = gumbel_topk(even, self.num_chosen, seed, offset)
+        return Draw(self._token_ids(chosen), self._token_ids(left), None)
+
+    def _token_ids(self, choices: Int[Tensor, "B X"]) -> Int[Tensor, "B K"]:
+        if self.masking == "tube":
+            frame_start = torch.arange(self.time, device=choices.device) * self.area
+            return (frame_start[:, None] + choices[:, None, :]).flatten(1)
+        if self.masking == "frame":
+            return (choices[:, :, None] * self.area + torch.arange(self.area, device=choices.device)).flatten(1)
+        return choices
+
+
+def build_sampler(config: ModelConfig) -> AdaptiveSampler | UniformSampler:
+    return AdaptiveSampler(config) if config.masking == "adaptive" else UniformSampler(config)
