@@ -1,0 +1,57 @@
+"""What a user may say about the data; every choice is checked here, with one sentence on what is wrong."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from errors import InputError
+
+Decoder = Literal["auto", "dali", "pyav"]
+
+
+@dataclass
+class DataConfig:
+    """Where clips come from and how they are cut; the defaults are the paper's pre-training on Kinetics."""
+
+    shards: str | list[str] = ""  # dataset folder or URL (s3://…); a list mixes several
+    weights: list[float] | None = None  # of the mixed datasets; None: by their number of videos
+    subset: int | None = None  # only this many videos, always the same ones and nested; None: all
+    frame_stride: int = 4  # in frames of the source video: 4 for Kinetics, 2 for SSv2
+    sampling: Literal["strided", "segments"] = "strided"  # segments: one frame from each of num_frames parts (TSN)
+    crop: Literal["multiscale", "random_resized"] = "multiscale"
+    flip: bool = True  # off for SSv2, whose labels know left from right
+    repeats: int = 1  # clips cut from one decode, with the same frames and crops of their own
+    shuffle_shards: int = 16  # shards whose videos are shuffled together
+
+    decoder: Decoder = "auto"  # auto: DALI where it knows the codec on this device, else PyAV
+    num_threads: int | None = None  # None: this process's share of the cores
+    prefetch: int = 2  # batches ready or in the making beyond the one in use
+    prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
+    cache: str = ""  # folder for shards of an object store, "": a folder in the system's temporary one
+    cache_gib: float = 50.0
+    max_bad_share: float = 0.1  # stop when more than this share of the clips could not be decoded
+    decode_timeout_s: float = 60.0  # a decode that takes longer counts as hung
+
+    def __post_init__(self) -> None:
+        for name in ("frame_stride", "repeats", "shuffle_shards", "prefetch", "prefetch_mib"):
+            self._require(name, getattr(self, name) >= 1, "give a whole number of at least 1")
+        for name in ("subset", "num_threads"):
+            value = getattr(self, name)
+            self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
+        for name in ("cache_gib", "decode_timeout_s"):
+            self._require(name, getattr(self, name) > 0, "give a number above 0")
+        self._require("max_bad_share", 0 <= self.max_bad_share < 1, "give a share from 0 to below 1")
+        if self.weights is not None:
+            fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
+            self._require("weights", fits and min(self.weights) > 0, "give one number above 0 for each of data.shards")
+
+    def _require(self, name: str, fine: bool, advice: str) -> None:
+        if not fine:
+            raise InputError(f"data.{name} is {getattr(self, name)}: {advice}")
+
+    @property
+    def threads(self) -> int:
+        """Decoding threads of this process: as asked, or the cores it may use shared among the node's processes."""
+        if self.num_threads is not None:
+            return self.num_threads
+        return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
