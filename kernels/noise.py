@@ -1,0 +1,34 @@
+"""Philox4x32-10 (Salmon et al. 2011): noise that is a pure function of (seed, row, token), the same on every device."""
+
+import torch
+from torch import Tensor
+
+ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
+LOW_32 = 0xFFFFFFFF
+
+
+def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
+    """int64 [rows, count] in [0, 2^32): word n % 4 of counter (n // 4, offset + row low, its high, 0) under key seed.
+
+    `seed` and `offset` are 0-d int64 tensors. 32-bit words are kept in int64, where a product keeps its low 64 bits.
+    """
+    words = -(-count // 4)
+    row = (offset + torch.arange(rows, device=seed.device))[:, None].expand(rows, words)
+    block = torch.arange(words, device=seed.device).expand(rows, words)
+    multipliers = torch.tensor(ROUND_MULTIPLIERS, device=seed.device).view(2, 1, 1)
+    increments = torch.tensor(KEY_INCREMENTS, device=seed.device).view(2, 1, 1)
+    keys = torch.stack([seed, seed >> 32]).view(2, 1, 1)
+    even = torch.stack([block, (row >> 32) & LOW_32])  # counter words 0 and 2
+    odd = torch.stack([row, torch.zeros_like(row)])  # counter words 1 and 3, whose upper halves are cut off in `even`
+    for step in range(NUM_ROUNDS):
+        odd, previous = (even * multipliers).flip(0), odd
+        even = ((odd >> 32) ^ previous ^ (keys + step * increments)) & LOW_32
+    return torch.stack([even[0], odd[0] & LOW_32, even[1], odd[1] & LOW_32], dim=-1).flatten(-2)[:, :count]
+
+
+def gumbel(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
+    """Standard Gumbel noise, fp32 [rows, count]: -log(-log u) with u = (23 bits + 1/2) / 2^23, so 0 < u < 1 exactly."""
+    uniform = ((philox(seed, offset, rows, count) >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
