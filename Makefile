@@ -4,7 +4,7 @@ VIDEOS ?=
 DEMO ?= demo
 BIN := .venv/bin
 
-.PHONY: demo test lint clean image bench-gpu pins
+.PHONY: demo test lint clean image image-base image-buildah bench-gpu pins
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $(DEMO) $(if $(VIDEOS),--videos "$(VIDEOS)")
@@ -36,3 +36,27 @@ pins: .venv/installed-dev  # after changing a range in pyproject.toml: install w
 clean:
 	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The training container, by Docker or, where no engine answers, by buildah (as root) on a Debian made by debootstrap.
+# The host's own pip settings and certificates, if any, are readable during the install only.
+IMAGE ?= adamae
+BUILDAH := STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot buildah
+secret = $(if $(wildcard $(2)),--secret id=$(1)$(comma)src=$(2))
+comma := ,
+SECRETS = $(call secret,pip_settings,$(or $(PIP_CONFIG_FILE),/etc/pip.conf)) \
+  $(call secret,certificates,$(or $(PIP_CERT),$(SSL_CERT_FILE),/etc/ssl/certs/ca-certificates.crt))
+
+image:
+	@if docker info >/dev/null 2>&1; then set -x; DOCKER_BUILDKIT=1 docker build --tag $(IMAGE) $(SECRETS) .; \
+	elif command -v buildah >/dev/null; then $(MAKE) --no-print-directory image-buildah; \
+	else echo "error: no Docker engine answers and there is no buildah: start one, or apt-get install buildah debootstrap" >&2; exit 1; fi
+
+image-base:
+	$(BUILDAH) inspect --type image adamae-base >/dev/null 2>&1 || { set -e; \
+	  folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  debootstrap --variant=minbase bookworm "$$folder/root"; \
+	  tar --create --directory "$$folder/root" --exclude './dev/*' --file "$$folder/root.tar" .; \
+	  printf 'FROM scratch\nADD root.tar /\n' | $(BUILDAH) bud --tag adamae-base --file - "$$folder"; }
+
+image-buildah: image-base
+	$(BUILDAH) bud --pull-never --build-arg BASE=localhost/adamae-base --tag $(IMAGE) $(SECRETS) .

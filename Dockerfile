@@ -1,0 +1,38 @@
+# Training container: Debian's Python, the wheels bring CUDA; the host brings its NVIDIA driver (NVIDIA Container Toolkit).
+# `make image` builds it with Docker, or with buildah where no Docker engine answers.
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+
+# A compiler and Python's headers: Triton and torch.compile build their launchers on the machine they run on.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
+ && useradd --create-home --uid 1000 adamae \
+ && install --directory --owner adamae --mode 1777 /adamae/runs /data
+
+# The pins alone decide this layer, so that editing the code does not download 4 GB again. Secrets are the building
+# host's package settings, where it has any: they are there during this step and in no layer.
+COPY pyproject.toml constraints.txt /adamae/
+WORKDIR /adamae
+RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
+    if [ -s /run/secrets/pip_settings ]; then export PIP_CONFIG_FILE=/run/secrets/pip_settings; fi \
+ && if [ -s /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
+ && python3 -m venv /opt/venv \
+ && python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+  | /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement /dev/stdin
+
+COPY . /adamae/
+
+# video: NVDEC, without which DALI cannot decode on the GPU. PYTHONPATH instead of an editable install.
+# The caches lie where any `--user` may write, and a user without a name has one all the same (getpass).
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,video,utility \
+    PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/adamae \
+    PYTHONUNBUFFERED=1 \
+    USER=adamae \
+    TRITON_CACHE_DIR=/tmp/triton \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor \
+    MPLCONFIGDIR=/tmp/matplotlib
+USER adamae
+ENTRYPOINT ["python", "train.py"]
