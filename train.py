@@ -1,0 +1,95 @@
+"""Pre-train on shards: `python train.py --config configs/x.yaml [section.key=value ...]`, or under torchrun.
+
+The run folder can always be started again with the same command: it goes on from its newest checkpoint, exactly.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from errors import run_command
+from training import checkpoint, distributed
+from training.config import TrainConfig, parse
+from training.interrupt import StopRequest
+from training.metrics import Metrics
+from training.objective import Pretraining
+from training.optimizer import make_optimizer, update
+from training.run_folder import RunFolder
+from training.schedule import Horizon, seed_step
+
+
+def train(config: TrainConfig) -> None:
+    process = distributed.join(config.device)
+    dataset = ShardDataset.open(config.data.shards)
+    horizon = Horizon.of(config, len(dataset.samples), process.world_size)
+    plan = Plan(dataset, config.data, config.model, config.seed, config.batch_size, process.rank, process.world_size)
+    torch.manual_seed(config.seed)
+    objective = Pretraining(config.model, config.seed)
+    optimizer = make_optimizer(objective.model.to(process.device), config.optimizer)
+
+    with RunFolder(config, process.is_first) as folder:
+        distributed.wait_for_all()
+        first_step = checkpoint.load_newest(folder.checkpoints, objective.model, optimizer, horizon.global_batch)
+        model = wrapped(objective.model, config, process)
+        stop = StopRequest()
+        with (
+            Metrics(folder, process, horizon, first_step) as metrics,
+            Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
+        ):
+            metrics.announce(config)
+            batches = loader.batches(first=first_step * config.accumulate)
+            for step in range(first_step + 1, horizon.total_steps + 1):
+                seed_step(config.seed, step, process.rank)
+                lr = horizon.schedule.lr(step - 1)
+                metrics.add(train_step(model, objective, batches, optimizer, lr, config))
+                is_last, is_log_step = step == horizon.total_steps, step % config.log_every == 0
+                stopping = stop.granted(process.device, may_talk=is_log_step)
+                if is_log_step or is_last:
+                    metrics.report(step, lr, loader.counters)
+                if process.is_first and (step % config.checkpoint_every == 0 or is_last or stopping):
+                    place = checkpoint.Place(step, horizon.global_batch)
+                    checkpoint.save(folder.checkpoints, place, objective.model, optimizer, config.keep_checkpoints)
+                if stopping:
+                    raise KeyboardInterrupt
+    distributed.leave()
+
+
+def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
+    """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
+    if config.compile:
+        model.compile()  # in place: the names of the parameters stay as they are
+    if process.world_size == 1:
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def train_step(
+    model: nn.Module,
+    objective: Pretraining,
+    batches: Iterator[Batch],
+    optimizer: torch.optim.AdamW,
+    lr: float,
+    config: TrainConfig,
+) -> dict[str, Tensor]:
+    """Forward and backward of `accumulate` batches, then AdamW. Returns scalars on the device; never waits for it."""
+    total: dict[str, Tensor] = {}
+    for micro_step in range(config.accumulate):
+        batch = next(batches)
+        with distributed.gradients_averaged(model, micro_step == config.accumulate - 1):
+            with torch.autocast(batch.clip.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                loss, metrics = objective(model, batch)
+            (loss / config.accumulate).backward()
+        for name, value in metrics.items():
+            total[name] = total.get(name, 0) + value.detach() / config.accumulate
+    total["grad_norm"] = update(optimizer, lr, config.optimizer.clip_grad_norm)
+    return total
+
+
+if __name__ == "__main__":
+    run_command(lambda: train(parse(sys.argv[1:])))

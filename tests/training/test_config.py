@@ -1,0 +1,77 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from errors import InputError
+from training.config import differences, parse, to_yaml
+
+
+def test_overrides_stand_above_the_file(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("steps: 7\nmodel:\n  size: tiny\n  mask_ratio: 0.8\n")
+    config = parse(["--config", str(file), "model.mask_ratio=0.9", "data.shards=s", "batch_size=2"])
+    assert (config.steps, config.model.size, config.model.mask_ratio, config.batch_size) == (7, "tiny", 0.9, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.foo=3", "foo"),
+        ("foo=3", "foo"),
+        ("batch_size=many", "batch_size"),
+        ("batch_size=0", "batch_size"),
+        ("model.mask_ratio=1.5", "model.mask_ratio is 1.5"),
+        ("model.mask_ratio=0", "model.mask_ratio is 0"),
+        ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
+        ("model.image_size=225", "model.image_size (225)"),
+        ("model.masking=diagonal", "masking"),
+        ("model.size=gigantic", "size"),
+        ("optimizer.base_lr=-1", "optimizer.base_lr is -1"),
+        ("optimizer.beta1=1", "optimizer.beta1 is 1"),
+        ("epochs=0", "epochs is 0"),
+        ("data.frame_stride=0", "data.frame_stride is 0"),
+        ("data.shards=", "data.shards is empty"),
+        ("precision=fp16", "precision"),
+    ],
+)
+def test_bad_values_are_one_sentence(override, says):
+    with pytest.raises(InputError) as raised:
+        parse(["data.shards=s", override])
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+def test_missing_config_file_is_named():
+    with pytest.raises(InputError, match=r"nowhere\.yaml"):
+        parse(["--config", "nowhere.yaml"])
+
+
+def test_resolved_config_reads_back_as_itself(tmp_path):
+    config = parse(["data.shards=s", "model.size=small", "optimizer.clip_grad_norm=0.5"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert parse(["--config", str(file)]) == config
+
+
+def test_only_keys_that_change_results_count_as_different():
+    config = parse(["data.shards=s"])
+    earlier = yaml.safe_load(to_yaml(config))
+    assert differences(dataclasses.replace(config, log_every=3, run="elsewhere"), earlier) == []
+    assert differences(dataclasses.replace(config, seed=1), earlier) == ["seed: 0 -> 1"]
+
+
+def test_the_recipes_hold_the_papers_numbers():
+    for name, stride, flip in (("ssv2", 2, False), ("k400", 4, True)):
+        config = parse(["--config", f"configs/{name}_pretrain.yaml", "data.shards=s"])
+        assert (config.epochs, config.batch_size, config.data.frame_stride, config.data.flip) == (800, 32, stride, flip)
+        assert config.model.num_visible == 78
+        optimizer = config.optimizer
+        assert (optimizer.base_lr, optimizer.min_lr, optimizer.warmup_lr) == (1.5e-4, 1e-5, 1e-6)
+        assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.warmup_epochs) == (
+            0.9,
+            0.95,
+            0.05,
+            40,
+        )

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
+
+
+def tiny_model() -> AdaMAE:
+    return AdaMAE(ModelConfig(size="tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5))
+
+
+def test_schedule_warms_up_linearly_then_follows_half_a_cosine():
+    config = OptimizerConfig(base_lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, warmup_epochs=2)
+    schedule = Schedule.of(config, global_batch=512, steps_per_epoch=5, total_steps=110)
+    assert schedule.warmup_steps == 10
+    assert schedule.lr(0) == pytest.approx(2e-6)
+    assert schedule.lr(5) == pytest.approx((2e-6 + 2e-3) / 2)
+    assert schedule.lr(10) == pytest.approx(2e-3)
+    assert schedule.lr(60) == pytest.approx((2e-3 + 2e-5) / 2)
+    assert schedule.lr(110) == pytest.approx(2e-5)
+    assert schedule.lr(500) == pytest.approx(2e-5)
+
+
+def test_biases_norms_positions_and_mask_token_do_not_decay():
+    model = tiny_model()
+    optimizer = make_optimizer(model, OptimizerConfig())
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decay) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        free = name.endswith(("bias", "positions", "mask_token")) or "norm" in name
+        assert decay[id(parameter)] == (0 if free else 0.05), name
+
+
+@pytest.mark.parametrize("clip_grad_norm", [None, 1.0])
+def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm):
+    model = tiny_model()
+    optimizer = make_optimizer(model, OptimizerConfig())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    model.decoder.mask_token.grad[0] = float("nan")
+    assert not update(optimizer, 1e-3, clip_grad_norm).isfinite()
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    assert update(optimizer, 1e-3, clip_grad_norm).isfinite()
+    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_clipping_scales_the_gradient_to_the_norm_asked_for():
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.AdamW([parameter], betas=(0.0, 0.0), fused=True)
+    parameter.grad = torch.full((4,), 3.0)
+    assert update(optimizer, 1e-3, clip_grad_norm=2.0).item() == pytest.approx(6.0)
+    assert optimizer.state[parameter]["exp_avg"].norm().item() == pytest.approx(2.0, rel=1e-4)

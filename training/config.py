@@ -1,0 +1,106 @@
+"""The typed configuration of a run: YAML file, then `section.key=value` overrides; unknown keys are refused."""
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveInt
+
+from errors import InputError
+from model.config import ModelConfig
+from pipeline.config import DataConfig
+from training.optimizer import OptimizerConfig
+
+
+@dataclass
+class TrainConfig:
+    """One run. The global batch is batch_size × accumulate × processes."""
+
+    data: DataConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    epochs: float = 800  # an epoch is every video once
+    steps: PositiveInt | None = None  # optimizer steps; instead of epochs
+    batch_size: PositiveInt = 32  # clips per process and forward pass
+    accumulate: PositiveInt = 1  # forward passes per optimizer step
+    seed: int = 0
+
+    run: str = "runs/adamae"  # the run folder; started again, a run goes on from its newest checkpoint
+    resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["bf16", "fp32"] = "bf16"
+    compile: bool = False  # torch.compile the model
+    log_every: PositiveInt = 10  # steps; the only moments at which the host waits for the device
+    checkpoint_every: PositiveInt = 1000  # steps
+    keep_checkpoints: PositiveInt = 3
+    figure_every: PositiveInt | None = 1000  # steps between figure panels in TensorBoard
+
+    def __post_init__(self) -> None:
+        if not self.epochs > 0:
+            raise InputError(f"epochs is {self.epochs}: give a number above 0")
+        if not self.data.shards:
+            raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
+
+
+# Keys that change how a run is executed but not what it computes: they may differ when it is started again.
+FREE_KEYS = {
+    "run", "resume", "device", "batch_size", "accumulate", "compile",
+    "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
+    "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
+    "data.max_bad_share", "data.decode_timeout_s",
+}  # fmt: skip
+
+
+def parse(arguments: list[str]) -> TrainConfig:
+    """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
+    parser = ArgumentParser(
+        prog="train.py",
+        description="Pre-train AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    parser.add_class_arguments(TrainConfig)
+    options = [f"--{a}" if re.match(r"[a-z_][\w.]*=", a) else a for a in arguments]
+    try:
+        parsed = parser.instantiate_classes(parser.parse_args(options))
+    except InputError:
+        raise
+    except Exception as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
+        raise InputError(_sentence(error)) from error
+    values = {f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**values)
+
+
+def _sentence(error: Exception) -> str:
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, InputError):
+            return str(cause)
+    return " ".join(str(error).split()) + "; `python train.py --help` lists every key"
+
+
+def to_yaml(config: TrainConfig) -> str:
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
+    """The keys, other than FREE_KEYS, in which `config` differs from an earlier run's: `key: earlier -> now`."""
+    before, now = _flat(earlier), _flat(dataclasses.asdict(config))
+    return [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if key not in FREE_KEYS and before.get(key) != now.get(key)
+    ]
+
+
+def _flat(tree: dict[str, Any] | Namespace, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return flat

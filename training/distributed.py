@@ -1,0 +1,73 @@
+"""Which process this is, on which device, and the few things processes say to each other."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a run: alone, or one of those that torchrun started."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def join(device: str) -> Process:
+    """Join the process group that torchrun describes in the environment, if any. `device` is auto, cpu or cuda."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    target = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(target)
+    if world_size > 1:
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return Process(int(os.environ.get("RANK", "0")), world_size, target)
+
+
+def leave() -> None:
+    """Part from the other processes, when all of them are here."""
+    wait_for_all()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[None]:
+    """Around forward and backward: average the gradients over processes in this backward, or in a later one."""
+    if isinstance(model, DistributedDataParallel) and not now:
+        return model.no_sync()
+    return nullcontext()
+
+
+def mean_over_processes(values: torch.Tensor) -> torch.Tensor:
+    """Mean of a tensor over all processes, in place."""
+    return _reduced(values, dist.ReduceOp.SUM).div_(dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process."""
+    if not dist.is_initialized():
+        return flag
+    return bool(_reduced(torch.tensor(float(flag), device=device), dist.ReduceOp.MAX).item())
+
+
+def _reduced(values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values, operation)
+    return values

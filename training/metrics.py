@@ -1,0 +1,111 @@
+"""What a run says about itself: a progress bar, `metrics.jsonl`, TensorBoard. Nothing here waits for the device
+except `report`, once every `log_every` steps."""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from durable import write_text
+from training.config import TrainConfig
+from training.distributed import Process, mean_over_processes
+from training.run_folder import RunFolder
+from training.schedule import Horizon
+
+
+class Metrics:
+    """Sums per-step tensors on the device; reads, averages over processes and writes them when asked."""
+
+    def __init__(self, folder: RunFolder, process: Process, horizon: Horizon, first_step: int) -> None:
+        self.process, self.horizon, self.first_step = process, horizon, first_step
+        self.sums: dict[str, Tensor] = {}
+        self.steps = 0
+        self.started = time.perf_counter()
+        self.waited = 0.0
+        self.file = self.writer = None
+        if process.is_first:
+            _forget_after(folder.metrics, first_step)
+            self.file = folder.metrics.open("a", encoding="utf-8")
+            # Steps that a killed run logged after its last checkpoint are logged again.
+            self.writer = SummaryWriter(str(folder.tensorboard), purge_step=first_step + 1)
+        slow = not sys.stderr.isatty()  # a log file needs a line now and then, not ten a second
+        self.bar = tqdm(
+            total=horizon.total_steps, initial=first_step, unit="step", disable=not process.is_first,
+            mininterval=30 if slow else 0.5, dynamic_ncols=True, file=sys.stderr,
+        )  # fmt: skip
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach().float()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.steps += 1
+        self.bar.update()
+
+    def announce(self, config: TrainConfig) -> None:
+        if self.process.is_first:
+            print(self.horizon.describe(config, self.first_step), file=sys.stderr)
+
+    def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
+        """Write the means since the last report, over all processes; `counters`: of this process's loader."""
+        names = list(self.sums)
+        means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
+        values = dict(zip(names, means.tolist(), strict=True))  # the one moment at which the host waits
+        seconds = time.perf_counter() - self.started
+        waited = counters["wait_seconds"] - self.waited
+        values |= {
+            "lr": lr,
+            "clips_per_second": self.steps * self.horizon.global_batch / seconds,
+            "step_time_ms": 1000 * seconds / self.steps,
+            "data_wait_share": waited / seconds,
+            "peak_memory_gib": peak_memory_gib(self.process.device),
+        }
+        values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
+        self._write(step, values)
+        self.sums, self.steps, self.waited = {}, 0, counters["wait_seconds"]
+        self.started = time.perf_counter()
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        if self.file is None or self.writer is None:
+            return
+        print(json.dumps({"step": step, **values}), file=self.file, flush=True)
+        for name, value in values.items():
+            self.writer.add_scalar(name if "/" in name else f"train/{name}", value, step)
+        shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
+        self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+        if self.file is not None and self.writer is not None:
+            self.file.close()
+            self.writer.close()
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of the CUDA device, or of this process where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _forget_after(file: Path, step: int) -> None:
+    """Drop the lines that a killed run wrote after its last checkpoint, which will be written again."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:
+            continue
+    write_text(file, "".join(kept))

@@ -1,0 +1,90 @@
+"""AdamW, its parameter groups, and the learning rate as a function of the step."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import Tensor, nn
+
+from errors import InputError
+from model.adamae import AdaMAE
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its schedule; the defaults are the paper's for pre-training."""
+
+    base_lr: float = 1.5e-4  # the three rates are per 256 clips: the effective ones are × global batch / 256
+    min_lr: float = 1e-5
+    warmup_lr: float = 1e-6
+    warmup_epochs: float = 40
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.05  # none on biases, norms, positions and mask token
+    clip_grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("base_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise InputError(f"optimizer.{name} is {getattr(self, name)}: give a finite number of at least 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"optimizer.{name} is {getattr(self, name)}: give a number in [0, 1)")
+        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
+            raise InputError(
+                f"optimizer.clip_grad_norm is {self.clip_grad_norm}: give a number above 0, or null for none"
+            )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then half a cosine: the learning rate is a function of the step, so nothing has to be resumed."""
+
+    peak_lr: float
+    min_lr: float
+    warmup_lr: float
+    warmup_steps: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, config: OptimizerConfig, global_batch: int, steps_per_epoch: float, total_steps: int) -> "Schedule":
+        scale = global_batch / 256
+        return cls(
+            config.base_lr * scale,
+            config.min_lr * scale,
+            config.warmup_lr * scale,
+            round(config.warmup_epochs * steps_per_epoch),
+            total_steps,
+        )
+
+    def lr(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return self.warmup_lr + (self.peak_lr - self.warmup_lr) * step / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def make_optimizer(model: AdaMAE, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Fused AdamW: one kernel a step on CUDA, and able to skip an update without asking the host (`update`)."""
+    groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=model.no_weight_decay())
+    return torch.optim.AdamW(groups, lr=config.base_lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def update(optimizer: torch.optim.AdamW, lr: float, clip_grad_norm: float | None) -> Tensor:
+    """One optimizer step with this learning rate; returns the gradient's norm, on the device.
+
+    A gradient that is not finite changes nothing: fused AdamW reads `found_inf` on the device, so there is no host
+    synchronisation, and the caller sees the norm when it logs.
+    """
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if clip_grad_norm is not None:
+        factor = (clip_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

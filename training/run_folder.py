@@ -1,0 +1,59 @@
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl`."""
+
+import fcntl
+import shutil
+from pathlib import Path
+from typing import IO
+
+import yaml
+
+from durable import write_text
+from errors import InputError
+from training.config import TrainConfig, differences, to_yaml
+
+
+class RunFolder:
+    """Holds a run's folder for one training job at a time; a context manager."""
+
+    def __init__(self, config: TrainConfig, is_first: bool) -> None:
+        """Only the first process of a job writes the configuration and holds the folder."""
+        self.path = Path(config.run)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.quarantine = self.path / "quarantine.jsonl"
+        self._lock: IO[str] | None = None
+        if is_first:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            self._check_or_write(config)
+            for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
+                shutil.rmtree(partial)
+
+    def _hold(self) -> None:
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{self.path} is in use by another training job: wait for it, or choose run=") from error
+
+    def _check_or_write(self, config: TrainConfig) -> None:
+        file = self.path / "config.yaml"
+        if not file.exists():
+            write_text(file, to_yaml(config))
+            return
+        if config.resume == "never":
+            raise InputError(f"{self.path} already holds a run and resume is never: choose another run=")
+        changed = differences(config, yaml.safe_load(file.read_text(encoding="utf-8")))
+        if changed:
+            raise InputError(
+                f"{self.path} was made with another configuration ({'; '.join(changed)}):"
+                " put these back, or choose another run="
+            )
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()

@@ -1,0 +1,48 @@
+"""How long a run is, what its learning rate is at each step, and what each step's dropout is seeded with."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.config import TrainConfig
+from training.optimizer import Schedule
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """A run's length in every unit."""
+
+    num_videos: int
+    global_batch: int  # clips per optimizer step, over all processes
+    total_steps: int
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, config: TrainConfig, num_videos: int, world_size: int) -> "Horizon":
+        global_batch = config.batch_size * config.accumulate * world_size
+        steps_per_epoch = num_videos / global_batch
+        total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
+        schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
+        return cls(num_videos, global_batch, total_steps, schedule)
+
+    def describe(self, config: TrainConfig, first_step: int) -> str:
+        schedule, epoch = self.schedule, self.num_videos / self.global_batch
+        lines = [
+            f"{config.run}: {self.num_videos} videos, {self.global_batch} clips a step,"
+            f" {self.total_steps} steps = {self.total_steps / epoch:.1f} epochs of {epoch:.1f} steps",
+            f"learning rate {config.optimizer.base_lr:g} × {self.global_batch}/256 = {schedule.peak_lr:.3g},"
+            f" warm-up {schedule.warmup_steps} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
+        ]
+        if schedule.warmup_steps >= self.total_steps:
+            lines.append(f"the run ends inside its warm-up, at a learning rate of {schedule.lr(self.total_steps):.3g}")
+        if first_step:
+            lines.append(f"going on from step {first_step}")
+        return "\n".join(lines)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators for one step, so that dropout after a resume is what it would have been without."""
+    state = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]) >> 1)
