@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
-from model.blocks import Block, initialize
+from model.blocks import Block, LayerNorm, initialize
 from model.config import ModelConfig
 from model.token_samplers import Draw, build_sampler
 from model.tokenizer import Tokenizer, position_table
@@ -40,10 +40,10 @@ class Encoder(nn.Module):
             Block(size.encoder_width, size.encoder_heads, drop_path=drop_path * i / max(1, size.encoder_depth - 1))
             for i in range(size.encoder_depth)  # deeper blocks are dropped more often
         )
-        self.norm = nn.LayerNorm(size.encoder_width, eps=1e-6)
+        self.norm: nn.Module = LayerNorm(size.encoder_width, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
-        """`x`: tokens to which `positions` are added already."""
+        """`x`: tokens to which `positions` are added already; its dtype is that of the residual stream."""
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
         self.embed = nn.Linear(size.encoder_width, width, bias=False)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.norm = LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, config.patch_values)
 
     def forward(
@@ -107,11 +107,12 @@ class AdaMAE(nn.Module):
     ) -> tuple[Draw, Float[Tensor, "B K D"]]:
         """The drawn ids, and the visible tokens with their positions."""
         if self.token_sampler.looks and not self.config.detach_sampler_input:
-            tokens = self.tokenizer(clip)
+            tokens = self.tokenizer(clip).float()
             draw = self.token_sampler(tokens, seed, offset)
             return draw, gather_tokens(tokens, draw.visible_ids, self.encoder.positions)
         # No gradient comes back through hidden tokens: tokenizing the few visible ones once more costs K/N of the
-        # tokenizer and spares its backward, and the memory for it, the other tokens.
+        # tokenizer and spares its backward, and the memory for it, the other tokens. The positions' fp32 makes the
+        # encoder's residual stream fp32 under autocast.
         with torch.no_grad():
             seen = self.tokenizer(clip) if self.token_sampler.looks else clip
         draw = self.token_sampler(seen, seed, offset)

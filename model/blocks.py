@@ -7,6 +7,14 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 
+class LayerNorm(nn.LayerNorm):
+    """Autocast would copy its input to fp32 and keep the copy for the backward; the op's own statistics are fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
 class Attention(nn.Module):
     """Self-attention with a bias on queries and values but not on keys, in which the first tokens may ask nothing.
 
@@ -53,9 +61,9 @@ class Block(nn.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
+        self.norm1 = LayerNorm(width, eps=norm_eps)
         self.attn = Attention(width, num_heads, qv_bias, dropout)
-        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
+        self.norm2 = LayerNorm(width, eps=norm_eps)
         self.mlp = Mlp(width, 4 * width, drop=dropout)
         self.drop_path = DropPath(drop_path)
 

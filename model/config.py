@@ -56,6 +56,7 @@ class ModelConfig:
     sampler: Literal["mha", "mlp"] = "mha"  # Table 1 (f)
     sampler_depth: int = 1
     sampler_width: int | None = None  # None: the encoder's width
+    sampler_autocast: bool = False  # True: only logits and what follows are fp32; halves the sampler's memory
     detach_sampler_input: bool = True  # False: as the authors' code, L_S also trains the tokenizer
 
     loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
@@ -72,6 +73,8 @@ class ModelConfig:
             if value < 1:
                 raise InputError(f"model.{name} is {value}: give a whole number of at least 1")
         self._check_heads()
+        if self.sampler == "mlp" and self.sampler_depth != 1:
+            raise InputError(f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1")
         if self.num_frames % self.tubelet_size:
             raise InputError(
                 f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
@@ -88,12 +91,15 @@ class ModelConfig:
 
     def _check_heads(self) -> None:
         size = self.dimensions
-        heads_of = {"encoder": size.encoder_heads, "decoder": size.decoder_heads, "sampler": SAMPLER_HEADS}
-        widths = {"encoder": size.encoder_width, "decoder": size.decoder_width, "sampler": self.sampler_dimension}
-        for part, heads in heads_of.items():
-            if widths[part] < 1 or widths[part] % heads or widths[part] % 2:
+        parts = {
+            "encoder": (size.encoder_width, size.encoder_heads),
+            "decoder": (size.decoder_width, size.decoder_heads),
+            "sampler": (self.sampler_dimension, SAMPLER_HEADS if self.sampler == "mha" else 1),
+        }
+        for part, (width, heads) in parts.items():
+            if width < 1 or width % heads or width % 2:  # even: positions are pairs of sine and cosine
                 raise InputError(
-                    f"the {part}'s width ({widths[part]}) is not an even multiple of its {heads} heads:"
+                    f"the {part}'s width ({width}) is not an even multiple of its {heads} heads:"
                     f" change model.{part}_width"
                 )
 

@@ -32,6 +32,7 @@ class AdaptiveSampler(nn.Module):
         super().__init__()
         tokens_width, width = config.dimensions.encoder_width, config.sampler_dimension
         self.num_visible = config.num_visible
+        self.autocast = config.sampler_autocast
         self.positions = nn.Parameter(torch.zeros(config.num_tokens, tokens_width))
         self.projection = nn.Identity() if width == tokens_width else nn.Linear(tokens_width, width)
         if config.sampler == "mlp":
@@ -46,10 +47,12 @@ class AdaptiveSampler(nn.Module):
         self.logit = nn.Linear(width, 1)
 
     def forward(self, tokens: Float[Tensor, "B N D"], seed: int | Tensor, offset: int | Tensor) -> Draw:
-        # fp32 throughout: the differences between log-probabilities are small for most of the training (SPEC §4).
-        with torch.autocast(tokens.device.type, enabled=False):
+        # Logits and what follows are always fp32: for most of the training log-probabilities differ little (SPEC §4).
+        device = tokens.device.type
+        with torch.autocast(device, enabled=self.autocast and torch.is_autocast_enabled(device)):
             x = self.body(self.projection(tokens.float() + self.positions))
-            return Draw(*gumbel_topk(self.logit(x).squeeze(-1), self.num_visible, seed, offset))
+        with torch.autocast(device, enabled=False):
+            return Draw(*gumbel_topk(self.logit(x.float()).squeeze(-1), self.num_visible, seed, offset))
 
 
 class UniformSampler(nn.Module):

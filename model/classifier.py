@@ -1,0 +1,39 @@
+"""The encoder as a classifier of actions: all tokens, mean pooling, LayerNorm, Linear (SPEC §7)."""
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from model.adamae import Encoder
+from model.blocks import LayerNorm, initialize
+from model.config import ModelConfig
+from model.loading import load_weights
+from model.tokenizer import Tokenizer
+
+
+class VideoClassifier(nn.Module):
+    def __init__(self, config: ModelConfig, num_classes: int, drop_path: float = 0.0) -> None:
+        super().__init__()
+        width = config.dimensions.encoder_width
+        self.config = config
+        self.tokenizer = Tokenizer(width, config.tubelet_size, config.patch_size)
+        self.encoder = Encoder(config, drop_path)
+        self.encoder.norm = nn.Identity()  # the features are normalised after pooling instead
+        self.norm = LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, num_classes)
+        self.apply(initialize)
+        with torch.no_grad():
+            self.head.weight.mul_(0.001)
+
+    def forward(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B classes"]:
+        return self.head(self.features(clip))
+
+    def features(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B D"]:
+        """What the last linear layer sees."""
+        return self.norm(self.encoder(self.tokenizer(clip) + self.encoder.positions).mean(dim=1))
+
+    def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
+        """Start from a pre-trained AdaMAE: take its tokenizer and encoder blocks."""
+        parts = ("tokenizer.", "encoder.blocks.")
+        own = {name: value for name, value in self.state_dict().items() if not name.startswith(parts)}
+        load_weights(self, own | {name: value for name, value in state_dict.items() if name.startswith(parts)})
