@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,22 @@ def shared_folder() -> Path | None:
     """Real clips and reference values kept beside the repository, or None where there are none."""
     folder = Path(os.environ.get("ADAMAE_TEST_VIDEOS", Path(__file__).parents[2] / "shared"))
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen drawn videos of two classes, 64×64, with their motion sidecars."""
+    folder = tmp_path_factory.mktemp("videos")
+    script = Path(__file__).parents[1] / "shard_tools" / "synthetic_videos.py"
+    arguments = ["--num-videos", "16", "--size", "64", "--num-frames", "32", "--classes", "2"]
+    subprocess.run([sys.executable, script, folder, *arguments], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:
+    """The drawn videos as shards, every second frame kept."""
+    folder = tmp_path_factory.mktemp("shards") / "shards"
+    script = Path(__file__).parents[1] / "shard_tools" / "make_shards.py"
+    subprocess.run([sys.executable, script, synthetic_videos, folder, "--frame-stride", "2"], check=True)
+    return folder

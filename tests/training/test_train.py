@@ -1,0 +1,157 @@
+"""The loop as users run it: as a process of its own, on shards made from drawn videos."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
+    "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "optimizer.base_lr=0.06",
+    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "figure_every=null",
+]  # fmt: skip
+
+
+def command(shards: Path, run: Path, *overrides: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *TINY, f"data.shards={shards}", f"run={run}", *overrides]
+
+
+def run(arguments: list[str], code: int = 0) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == code, done.stderr
+    assert code == 0 or "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def logged(run_folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run_folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run_folder / f"checkpoints/step-{step:08d}/model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path, step: int) -> None:
+    ours, theirs = weights(one, step), weights(other, step)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory, synthetic_shards) -> Path:
+    """Six uninterrupted steps."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(command(synthetic_shards, folder, "checkpoint_every=3"))
+    return folder
+
+
+def test_a_run_folder_holds_config_checkpoints_and_metrics(whole_run):
+    assert [p.name for p in sorted((whole_run / "checkpoints").iterdir())] == ["step-00000003", "step-00000006"]
+    assert (whole_run / "config.yaml").is_file()
+    assert list((whole_run / "tensorboard").glob("events*"))
+    lines = logged(whole_run)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for name in ("reconstruction_loss", "sampling_loss", "sampler_entropy", "lr", "grad_norm", "clips_per_second",
+                 "data_wait_share", "peak_memory_gib"):  # fmt: skip
+        assert all(line[name] == line[name] and name in line for line in lines), name
+    assert lines[-1]["reconstruction_loss"] < lines[0]["reconstruction_loss"]
+
+
+def test_killed_at_any_moment_a_run_ends_with_the_same_weights(tmp_path, synthetic_shards, whole_run):
+    folder = tmp_path / "run"
+    arguments = command(synthetic_shards, folder, "checkpoint_every=1")
+    process = subprocess.Popen(
+        arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints/step-00000002").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    assert not (folder / "checkpoints/step-00000006").exists(), "killed too late to prove anything"
+    run(arguments)
+    assert_same_weights(folder, whole_run, 6)
+    assert [line["step"] for line in logged(folder)] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in logged(folder)] == [line["loss"] for line in logged(whole_run)]
+
+
+def test_sigterm_saves_stops_and_goes_on(tmp_path, synthetic_shards, whole_run):
+    folder = tmp_path / "run"
+    arguments = command(synthetic_shards, folder)
+    process = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "goes on from there" in said
+    run(arguments)
+    assert_same_weights(folder, whole_run, 6)
+
+
+def test_a_finished_run_started_again_changes_nothing(synthetic_shards, whole_run):
+    before = weights(whole_run, 6)
+    run(command(synthetic_shards, whole_run, "checkpoint_every=3"))
+    assert all(torch.equal(before[name], value) for name, value in weights(whole_run, 6).items())
+
+
+def test_another_configuration_in_the_same_folder_is_refused(synthetic_shards, whole_run):
+    said = run(command(synthetic_shards, whole_run, "model.mask_ratio=0.5"), code=2)
+    assert "model.mask_ratio: 0.75 -> 0.5" in said
+
+
+def test_the_split_into_micro_batches_does_not_change_the_loss(tmp_path, synthetic_shards):
+    losses = []
+    for batch_size, accumulate in ((4, 1), (2, 2), (1, 4)):
+        folder = tmp_path / f"{batch_size}x{accumulate}"
+        overrides = (f"batch_size={batch_size}", f"accumulate={accumulate}", "steps=1", "model.masking=random")
+        run(command(synthetic_shards, folder, *overrides))
+        losses.append((logged(folder)[0]["loss"], logged(folder)[0]["grad_norm"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_two_processes_see_disjoint_clips_and_the_loss_of_one(tmp_path, synthetic_shards):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    run(command(synthetic_shards, alone, "model.masking=random", "steps=3"))
+    arguments = command(synthetic_shards, together, "model.masking=random", "steps=3", "batch_size=2")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run([*launcher, *arguments[1:]])
+    for one, two in zip(logged(alone), logged(together), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)  # the same four clips, two a process
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.shards=/nowhere", "/nowhere"),
+        ("model.num_frames=5", "model.tubelet_size"),
+        ("model.mask_rate=0.9", "mask_rate"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, synthetic_shards, override, says):
+    said = run(command(synthetic_shards, tmp_path / "run", override), code=2)
+    assert says in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_of_another_schema_version_are_refused(tmp_path, synthetic_shards):
+    info = json.loads((synthetic_shards / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**info, "schema_version": 99}))
+    assert "schema version 99" in run(command(tmp_path, tmp_path / "run"), code=2)
