@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from pipeline.dataset import ShardDataset
-from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from errors import run_command
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.config import TrainConfig, parse
 from training.interrupt import StopRequest
@@ -27,8 +27,11 @@ from training.schedule import Horizon, seed_step
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device)
     dataset = ShardDataset.open(config.data.shards)
-    horizon = Horizon.of(config, len(dataset.samples), process.world_size)
-    plan = Plan(dataset, config.data, config.model, config.seed, config.batch_size, process.rank, process.world_size)
+    plan = Plan(
+        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size,
+        seed=config.seed, batch_size=config.batch_size, rank=process.rank, world_size=process.world_size,
+    )  # fmt: skip
+    horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
     torch.manual_seed(config.seed)
     objective = Pretraining(config.model, config.seed)
     optimizer = make_optimizer(objective.model.to(process.device), config.optimizer)

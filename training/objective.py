@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from pipeline.loader import Batch
 from torch import Tensor, nn
 
 from model.adamae import AdaMAE, Output
 from model.config import ModelConfig
+from pipeline.loader import Batch
 
 
 class StepResult(NamedTuple):

@@ -14,23 +14,23 @@ from training.optimizer import Schedule
 class Horizon:
     """A run's length in every unit."""
 
-    num_videos: int
+    clips_per_epoch: int
     global_batch: int  # clips per optimizer step, over all processes
     total_steps: int
     schedule: Schedule
 
     @classmethod
-    def of(cls, config: TrainConfig, num_videos: int, world_size: int) -> "Horizon":
+    def of(cls, config: TrainConfig, clips_per_epoch: int, world_size: int) -> "Horizon":
         global_batch = config.batch_size * config.accumulate * world_size
-        steps_per_epoch = num_videos / global_batch
+        steps_per_epoch = clips_per_epoch / global_batch
         total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
         schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
-        return cls(num_videos, global_batch, total_steps, schedule)
+        return cls(clips_per_epoch, global_batch, total_steps, schedule)
 
     def describe(self, config: TrainConfig, first_step: int) -> str:
-        schedule, epoch = self.schedule, self.num_videos / self.global_batch
+        schedule, epoch = self.schedule, self.clips_per_epoch / self.global_batch
         lines = [
-            f"{config.run}: {self.num_videos} videos, {self.global_batch} clips a step,"
+            f"{config.run}: {self.clips_per_epoch} clips an epoch, {self.global_batch} a step,"
             f" {self.total_steps} steps = {self.total_steps / epoch:.1f} epochs of {epoch:.1f} steps",
             f"learning rate {config.optimizer.base_lr:g} × {self.global_batch}/256 = {schedule.peak_lr:.3g},"
             f" warm-up {schedule.warmup_steps} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
