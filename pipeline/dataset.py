@@ -1,0 +1,84 @@
+"""A folder of shards, or a mix of several, opened as one list of samples."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from errors import InputError
+from pipeline.shards import DatasetInfo, Sample, read_dataset_info, read_samples
+
+
+@dataclass(frozen=True)
+class ShardDataset:
+    """Samples of all shards in tar order; sample i is in shard `shard_of[i]`, shard s in dataset `part_of[s]`."""
+
+    folder: Path  # of the first dataset
+    info: DatasetInfo  # of all together; shards carry their own names
+    samples: list[Sample]
+    shard_of: Int[np.ndarray, " samples"]
+    shards: list[Path]
+    part_of: Int[np.ndarray, " shards"]
+
+    @classmethod
+    def open(cls, folders: str | Path | Sequence[str | Path]) -> "ShardDataset":
+        """Read the descriptions (not the videos) of one or several dataset folders.
+
+        Class ids of a mix run over the union of the datasets' class names.
+        Raises InputError if a folder is missing, broken, empty, or if labelled and unlabelled datasets are mixed.
+        """
+        paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+        if not paths or any(not str(path) or path == Path() for path in paths):
+            raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
+        infos = [read_dataset_info(path) for path in paths]
+        classes = sorted({name for info in infos for name in info.classes})
+        if len(infos) == 1:
+            classes = infos[0].classes  # their order is the user's own: ids must not change
+
+        samples: list[Sample] = []
+        shard_of: list[int] = []
+        shards: list[Path] = []
+        part_of: list[int] = []
+        for part, (path, info) in enumerate(zip(paths, infos, strict=True)):
+            for shard in info.shards:
+                table = _relabelled(read_samples(path, shard), info.classes, classes)
+                if len(table) != shard.num_samples:
+                    raise InputError(
+                        f"{path / shard.samples_name} lists {len(table)} samples where dataset.json says"
+                        f" {shard.num_samples}: run `python shard_tools/check_shards.py {path}`"
+                    )
+                samples += table
+                shard_of += [len(shards)] * len(table)
+                shards.append(path / shard.name)
+                part_of.append(part)
+            if part not in part_of or shard_of[-1:] == [] or part_of[shard_of[-1]] != part:
+                raise InputError(f"{path} holds no video: see its rejected.jsonl")
+        return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of))
+
+    def shard_path(self, sample: int) -> Path:
+        return self.shards[self.shard_of[sample]]
+
+    def where(self, sample: int) -> str:
+        """Name of a sample for messages: shard:offset:key."""
+        return f"{self.shard_path(sample)}:{self.samples[sample].offset}:{self.samples[sample].key}"
+
+
+def _relabelled(samples: Iterable[Sample], own: list[str], union: list[str]) -> list[Sample]:
+    if own == union:
+        return list(samples)
+    ids = [union.index(name) for name in own]
+    return [sample if sample.label is None else replace(sample, label=ids[sample.label]) for sample in samples]
+
+
+def _merged(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
+    return replace(
+        infos[0],
+        num_samples=sum(info.num_samples for info in infos),
+        num_frames=sum(info.num_frames for info in infos),
+        num_bytes=sum(info.num_bytes for info in infos),
+        num_rejected=sum(info.num_rejected for info in infos),
+        classes=classes,
+        shards=[shard for info in infos for shard in info.shards],
+    )

@@ -1,0 +1,38 @@
+"""Random numbers that are a pure function of (seed, purpose, place): no generator is carried from step to step.
+
+Philox's raw 64-bit words are used and turned into numbers here, because NumPy promises that only the raw stream of a
+bit generator stays the same between its versions.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+from jaxtyping import Int, UInt64
+
+
+class Purpose(IntEnum):
+    """What a draw is for; each has a stream of its own."""
+
+    SHARD_ORDER = 1
+    SAMPLE_ORDER = 2
+    MIX_ORDER = 3
+    FRAMES = 4
+    CROP = 5
+    REPLACEMENT = 6
+
+
+def raw(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> UInt64[np.ndarray, " count"]:
+    """`count` words; streams of different places do not overlap (fewer than 2^66 words are drawn from one)."""
+    counter = np.array([0, *place], dtype=np.uint64)
+    key = np.array([seed % 2**64, purpose], dtype=np.uint64)
+    return np.random.Philox(counter=counter, key=key).random_raw(count)
+
+
+def uniforms(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> list[float]:
+    """`count` numbers in [0, 1)."""
+    return [word / 2**53 for word in (raw(seed, purpose, place, count) >> np.uint64(11)).tolist()]
+
+
+def order(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> Int[np.ndarray, " count"]:
+    """A permutation of 0..count-1."""
+    return np.argsort(raw(seed, purpose, place, count), kind="stable")

@@ -1,0 +1,261 @@
+"""Which clip stands at which place of the run: video, frames, crop and flip, as pure functions of (seed, position).
+
+Training clips form one endless stream of positions 0, 1, 2, …; epochs follow each other without padding or dropping.
+Batch m of rank r holds positions (m · world_size + r) · batch_size + 0, 1, …: every world size with the same global
+batch sees the same order, and going on after a restart takes nothing but m.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from errors import InputError
+from pipeline import crops, draws
+from pipeline.config import DataConfig
+from pipeline.crops import Crop
+from pipeline.dataset import ShardDataset
+from pipeline.draws import Purpose
+from pipeline.shards import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One clip."""
+
+    position: int  # in the stream
+    epoch: int
+    sample: int  # index into ShardDataset.samples
+    frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
+    crop: Crop  # in stored pixels
+    flip: bool  # left to right
+
+    @property
+    def start_frame(self) -> int:
+        return self.frames[0]
+
+
+class ClipPlan(Protocol):
+    """What a Loader needs of a plan. `views` neighbouring rows share one decode."""
+
+    num_frames: int
+    image_size: int
+    batch_size: int
+    views: int
+
+    def batch(self, index: int) -> list[PlanRow]:
+        """The clips of this process's batch `index`; none when the plan has ended."""
+
+    def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
+        """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+
+
+class Plan:
+    """Endless stream of training clips."""
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int,
+        seed: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises InputError if the batch cannot hold whole groups of repeats or a stride does not fit the shards."""
+        if batch_size % config.repeats:
+            raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
+        self.num_frames, self.image_size, self.batch_size, self.views = (
+            num_frames,
+            image_size,
+            batch_size,
+            config.repeats,
+        )
+        self._dataset, self._config, self._seed = dataset, config, seed
+        self._rank, self._world_size = rank, world_size
+        self._strides = stored_strides(dataset, config.frame_stride)
+        self._mix = _Mix(dataset, config, seed)
+        self._order = lru_cache(maxsize=2)(self._mix.order)  # this epoch's and the next one's
+
+    @property
+    def clips_per_epoch(self) -> int:
+        return self._mix.per_epoch * self.views
+
+    def batch(self, index: int) -> list[PlanRow]:
+        first = (index * self._world_size + self._rank) * self.batch_size
+        return [self.row(position) for position in range(first, first + self.batch_size)]
+
+    def row(self, position: int) -> PlanRow:
+        draw = position // self.views
+        epoch, place = divmod(draw, self._mix.per_epoch)
+        return self._cut(position, epoch, int(self._order(epoch)[place]), attempt=0)
+
+    def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
+        """Another video of the same dataset, drawn for this position and attempt."""
+        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (row.position // self.views, attempt, 0), 1)[0]
+        sample = self._mix.other(row.sample, share)
+        return self._cut(row.position, row.epoch, sample, attempt)
+
+    def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
+        config, video = self._config, self._dataset.samples[sample]
+        cut = crops.multiscale if config.crop == "multiscale" else crops.random_resized
+        when = draws.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
+        where = draws.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
+        if config.sampling == "segments":
+            frames = segment_frames(video.num_frames, when)
+        else:
+            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
+        return PlanRow(
+            position, epoch, sample, frames, cut(video.width, video.height, where[1:]), config.flip and where[0] < 0.5
+        )
+
+
+class ViewPlan:
+    """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
+
+    The views of a video follow each other; positions end with the dataset, so the last batches may be short or empty
+    and no clip is counted twice at any world size. A video that does not decode is an error: nothing is replaced.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int,
+        batch_size: int,
+        num_temporal: int = 1,
+        num_spatial: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
+        if batch_size % num_spatial:
+            raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
+        self.num_frames, self.image_size, self.batch_size, self.views = num_frames, image_size, batch_size, num_spatial
+        self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
+        self._rank, self._world_size = rank, world_size
+        self._strides = stored_strides(dataset, config.frame_stride)
+        self._chosen = subset(dataset, np.arange(len(dataset.samples)), config.subset)
+
+    def __len__(self) -> int:
+        """Clips of all ranks together."""
+        return len(self._chosen) * self._num_temporal * self.views
+
+    def batch(self, index: int) -> list[PlanRow]:
+        first = (index * self._world_size + self._rank) * self.batch_size
+        return [self.row(position) for position in range(first, min(first + self.batch_size, len(self)))]
+
+    def row(self, position: int) -> PlanRow:
+        rest, spatial = divmod(position, self.views)
+        place, temporal = divmod(rest, self._num_temporal)
+        sample = int(self._chosen[place])
+        video = self._dataset.samples[sample]
+        share = (temporal + 0.5) / self._num_temporal
+        if self._config.sampling == "segments":
+            frames = segment_frames(video.num_frames, [share] * self.num_frames)
+        else:
+            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
+        crop = crops.across(video.width, video.height, spatial, self.views)
+        return PlanRow(position, 0, sample, frames, crop, flip=False)
+
+    def replacement(self, row: PlanRow, attempt: int) -> None:
+        return None
+
+
+def stored_strides(dataset: ShardDataset, frame_stride: int) -> dict[int, int]:
+    """Stored frames a step for each way in which the shards were thinned; InputError where that is no whole number."""
+    thinned = {sample.frame_stride for sample in dataset.samples}
+    for stride in thinned:
+        if frame_stride % stride:
+            raise InputError(
+                f"data.frame_stride is {frame_stride}, but {dataset.folder} keeps every {stride}th frame of its videos:"
+                f" give a multiple of {stride}, or make the shards with --frame-stride {frame_stride}"
+            )
+    return {stride: frame_stride // stride for stride in thinned}
+
+
+def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
+    """`wanted` frames `stride` apart; `share` in [0, 1) says where between the first and the last possible start."""
+    start = int(share * max(1, available - (wanted - 1) * stride))
+    return tuple(min(start + step * stride, available - 1) for step in range(wanted))
+
+
+def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
+    """One frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
+    return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))
+
+
+def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], count: int | None) -> Int[np.ndarray, " m"]:
+    """`count` of the samples in their order, chosen by content: the same videos however they were sharded, and nested.
+
+    Raises InputError if there are fewer.
+    """
+    if count is None:
+        return samples
+    if count > len(samples):
+        raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
+    chosen: Callable[[int], Sample] = dataset.samples.__getitem__
+    by_content = sorted(samples.tolist(), key=lambda index: (chosen(index).sha256, chosen(index).key))
+    return np.sort(np.array(by_content[:count]))
+
+
+class _Mix:
+    """Order of the samples of one or several datasets, epoch by epoch.
+
+    In each epoch of the mix, a dataset has a fixed number of places; it fills them from its own endless shuffled
+    stream, so that a small dataset comes round more often than the mix, and each of its own rounds is complete.
+    """
+
+    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int) -> None:
+        self._dataset, self._config, self._seed = dataset, config, seed
+        part_of_sample = dataset.part_of[dataset.shard_of]
+        members = [np.flatnonzero(part_of_sample == part) for part in range(int(dataset.part_of.max()) + 1)]
+        if config.subset is not None and len(members) > 1:
+            raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
+        self._members = [subset(dataset, part, config.subset) for part in members]
+        sizes = np.array([len(part) for part in self._members])
+        weights = np.array(config.weights or sizes, dtype=np.float64)
+        # Rounding up gives every dataset at least one place.
+        self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
+        self.per_epoch = int(self._places.sum())
+        self._round = lru_cache(maxsize=2 * len(members))(self._shuffled)
+
+    def order(self, epoch: int) -> Int[np.ndarray, " per_epoch"]:
+        """Sample at every place of an epoch; 40 ms for 240,000 samples."""
+        parts = np.repeat(np.arange(len(self._members)), self._places)
+        if len(self._members) > 1:
+            parts = parts[draws.order(self._seed, Purpose.MIX_ORDER, (epoch, 0, 0), self.per_epoch)]
+        samples = np.empty(self.per_epoch, dtype=np.int64)
+        for part, places in enumerate(self._places.tolist()):
+            samples[parts == part] = self._stream(part, epoch * places, (epoch + 1) * places)
+        return samples
+
+    def other(self, sample: int, share: float) -> int:
+        """Sample number `share` in [0, 1) of the dataset that `sample` is in."""
+        members = self._members[self._dataset.part_of[self._dataset.shard_of[sample]]]
+        return int(members[int(share * len(members))])
+
+    def _stream(self, part: int, first: int, end: int) -> Int[np.ndarray, " n"]:
+        size = len(self._members[part])
+        rounds = range(first // size, (end - 1) // size + 1)
+        return np.concatenate([self._round(part, number) for number in rounds])[first - rounds[0] * size :][
+            : end - first
+        ]
+
+    def _shuffled(self, part: int, number: int) -> Int[np.ndarray, " size"]:
+        """Shards in random order, and within every `shuffle_shards` of them the samples in random order."""
+        members = self._members[part]
+        shards, shard_of = np.unique(self._dataset.shard_of[members], return_inverse=True)
+        place = (number, part, 0)
+        turn = np.empty(len(shards), dtype=np.int64)
+        turn[draws.order(self._seed, Purpose.SHARD_ORDER, place, len(shards))] = np.arange(len(shards))
+        window = turn[shard_of] // self._config.shuffle_shards
+        return members[np.lexsort((draws.raw(self._seed, Purpose.SAMPLE_ORDER, place, len(members)), window))]

@@ -1,0 +1,170 @@
+"""Exact frames of a video with PyAV: frame k is the k-th that decodes from the start, whatever container and codec say.
+
+Going to a frame through the nearest keyframe relies on timestamps. They are checked against each other and against the
+known number of frames; where anything does not fit (no timestamps, hidden frames, edit lists that lie), decoding starts
+at the first frame and counts.
+"""
+
+import io
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import av.error
+import numpy as np
+from av.video.frame import VideoFrame
+from jaxtyping import UInt8
+
+
+class VideoError(Exception):
+    """A video cannot be decoded; the message is the reason."""
+
+
+class Keyframe(NamedTuple):
+    pts: int
+    dts: int
+
+
+class Index(NamedTuple):
+    """Timestamps of all frames in the order of presentation, and of the keyframes."""
+
+    pts: list[int]
+    keyframes: list[Keyframe]
+
+    def keyframe_before(self, number: int) -> int:
+        """Place in `keyframes` of the last one that is shown no later than frame `number`; -1: there is none."""
+        return bisect_right(self.keyframes, self.pts[number], key=lambda keyframe: keyframe.pts) - 1
+
+
+class Video:
+    """An open video. Decodes in the calling thread; close it, or use it as a context manager."""
+
+    def __init__(self, source: bytes | Path, num_frames: int | None = None) -> None:
+        """`num_frames`, where known, guards the way through keyframes. Raises VideoError if this is no video."""
+        self._source, self._num_frames = source, num_frames
+        self.frames_decoded = 0
+        try:
+            self._open()
+        except (av.error.FFmpegError, IndexError, ValueError) as error:
+            raise VideoError(f"cannot be opened: {_reason(error)}") from error
+
+    def _open(self) -> None:
+        file = io.BytesIO(self._source) if isinstance(self._source, bytes) else str(self._source)
+        self._container = av.open(file, mode="r")
+        self._stream = self._container.streams.video[0]
+        self._stream.codec_context.thread_count = 1  # clips are decoded side by side, one a thread
+
+    def __enter__(self) -> "Video":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._container.close()
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
+        """The frames with these numbers, each once, in ascending order; raises VideoError if one does not decode."""
+        wanted = sorted(set(numbers))
+        if not wanted or wanted[0] < 0:
+            raise ValueError(f"frame numbers must not be negative or none at all, got {list(numbers)}")
+        given: set[int] = set()
+        try:
+            for way in (self._through_keyframes, self._from_the_start):
+                for number, frame in way([number for number in wanted if number not in given]):
+                    given.add(number)
+                    yield number, frame
+                if len(given) == len(wanted):
+                    return
+        except (av.error.FFmpegError, ValueError) as error:
+            raise VideoError(_reason(error)) from error
+        raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
+
+    def _through_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+        """What of `numbers` can surely be had by decoding from the nearest keyframes, and no further than needed."""
+        index = self._read_index()
+        if index is None or numbers[-1] >= len(index.pts):
+            return
+        run: list[int] = []
+        for number in numbers:
+            # Whole groups of pictures between two wanted frames are jumped over.
+            if run and index.keyframe_before(number) > index.keyframe_before(run[-1]) + 1:
+                yield from self._decode_run(index, run)
+                run = []
+            run.append(number)
+        yield from self._decode_run(index, run)
+
+    def _decode_run(self, index: Index, run: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+        nearest = index.keyframe_before(run[0])
+        packets = self._packets_from(index.keyframes[nearest]) if nearest >= 0 else None
+        if packets is None:
+            return
+        numbers = {index.pts[number]: number for number in run}
+        to_send = len(numbers)
+        decoder = self._stream.codec_context
+        for packet in packets:
+            # Frames that nobody refers to and nobody asked for (most B-frames) are not decoded.
+            decoder.skip_frame = "DEFAULT" if packet.pts in numbers else "NONREF"
+            to_send -= packet.pts in numbers
+            # Once the last wanted packet is in, what the decoder holds back for reordering is drained.
+            for frame in [*decoder.decode(packet), *(decoder.decode(None) if to_send == 0 else ())]:
+                self.frames_decoded += 1
+                if frame.is_corrupt:
+                    return
+                if frame.pts in numbers:
+                    yield numbers[frame.pts], frame
+            if to_send == 0:
+                return
+
+    def _packets_from(self, keyframe: Keyframe) -> Iterator[av.Packet] | None:
+        """Packets from this keyframe or an earlier one on; None if the container does not go there."""
+        for timestamp in keyframe:  # some containers seek by presentation, some by decoding time
+            self._container.seek(timestamp, stream=self._stream)
+            packets = self._container.demux(self._stream)
+            first = next(packets, None)
+            if first is not None and first.is_keyframe and first.pts is not None and first.pts <= keyframe.pts:
+                return chain([first], packets)
+        return None
+
+    def _read_index(self) -> Index | None:
+        """Timestamps of all packets; None if they do not tell which frame is which."""
+        packets = [packet for packet in self._container.demux(self._stream) if packet.size]
+        timed = [(p.pts, p.dts, p) for p in packets if p.pts is not None and p.dts is not None]
+        shown = sorted(pts for pts, _, packet in timed if not packet.is_discard)
+        fits = self._num_frames is None or len(shown) == self._num_frames
+        if len(timed) < len(packets) or not fits or len(set(shown)) < len(shown):
+            return None
+        return Index(shown, sorted(Keyframe(pts, dts) for pts, dts, packet in timed if packet.is_keyframe))
+
+    def _from_the_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+        self._container.close()
+        self._open()
+        wanted = set(numbers)
+        for number, frame in enumerate(self._container.decode(self._stream)):
+            self.frames_decoded += 1
+            if number in wanted:
+                yield number, frame
+            if number >= numbers[-1]:
+                return
+
+
+def decode_frames(
+    source: bytes | Path, numbers: Sequence[int], num_frames: int | None = None
+) -> UInt8[np.ndarray, "T H W 3"]:
+    """The frames with these numbers, in the order given, as RGB, upright; `num_frames` of the video if it is known.
+
+    Raises VideoError if one of them does not decode.
+    """
+    decoded: dict[int, np.ndarray] = {}
+    with Video(source, num_frames) as video:
+        for number, frame in video.frames(numbers):
+            rgb = frame.to_ndarray(format="rgb24")
+            decoded[number] = np.rot90(rgb, frame.rotation // 90)
+    return np.stack([decoded[number] for number in numbers])
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
