@@ -93,21 +93,19 @@ def to_videomae(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
 
 def from_adamae(state_dict: StateDict) -> StateDict:
     """From the layout of the authors' published checkpoints; raises InputError on keys or shapes that do not fit."""
-    if "encoder.pos_embed_probs" not in state_dict and not any("get_token_probs" in name for name in state_dict):
-        state = _translate(state_dict, _VIDEOMAE)
-        return _checked(state, has_sampler=_is_pretraining(state))
-    stages = {int(name.split(".")[2]) for name in state_dict if name.startswith("encoder.get_token_probs.")}
-    layout = _with_sampler(max(stages, default=1))
-    return _checked(_translate(state_dict, layout), has_sampler=True)
+    stages = [int(name.split(".")[2]) for name in state_dict if name.startswith("encoder.get_token_probs.")]
+    state = _translate(state_dict, _with_sampler(max(stages, default=1)))
+    return _checked(state, has_sampler=_is_pretraining(state))
 
 
 def to_adamae(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
-    """To the authors' layout; raises InputError for a sampler narrower than the encoder, which they do not publish."""
+    """To the authors' layout; raises InputError where the token sampler is none that they publish."""
     if any(name.startswith("token_sampler.projection.") for name in state_dict):
         raise InputError("the authors' layout has no place for a token sampler with a width of its own")
-    stages = {int(name.split(".")[2]) for name in state_dict if name.startswith("token_sampler.body.")}
-    layout = _with_sampler(len(stages)) if stages else _VIDEOMAE
-    return _translate_back(state_dict, layout, tubelet_size)
+    stages = {name.split(".")[2] for name in state_dict if name.startswith("token_sampler.body.")}
+    if _is_pretraining(state_dict) and not stages:
+        raise InputError("these weights have no token sampler, which the authors' layout asks for: use VideoMAE's")
+    return _translate_back(state_dict, _with_sampler(len(stages)), tubelet_size)
 
 
 def from_huggingface(state_dict: StateDict) -> StateDict:

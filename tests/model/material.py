@@ -1,0 +1,46 @@
+"""What the tests of this room build their models from."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+# 4 frames of 32×32 in patches of 2×8×8 are 2·4·4 = 32 tokens: a model that runs in milliseconds.
+SMALL: dict[str, Any] = {
+    "encoder_width": 48,
+    "encoder_depth": 2,
+    "encoder_heads": 3,
+    "decoder_width": 32,
+    "decoder_depth": 2,
+    "decoder_heads": 2,
+    "num_frames": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "mask_ratio": 0.75,
+}
+
+
+def small(**changes: Any) -> ModelConfig:
+    return ModelConfig(**(SMALL | changes))
+
+
+def random_clip(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> Tensor:
+    shape = (batch_size, 3, config.num_frames, config.image_size, config.image_size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def random_ids(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """visible_ids, masked_ids: ascending, of a random split of the tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.stack([torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)])
+    return order[:, : config.num_visible].sort().values, order[:, config.num_visible :].sort().values
+
+
+def randomize(module: nn.Module, seed: int = 0) -> None:
+    """Leave nothing at its neutral start: with biases of 0 and norms of 1 mistakes would not show."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(torch.randn(value.shape, generator=generator) * 0.1)

@@ -1,0 +1,208 @@
+import pytest
+import torch
+from material import random_clip, random_ids, randomize, small
+from torch import Tensor
+
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.weights import to_adamae
+
+MASKINGS = ["adaptive", "random", "tube", "frame"]
+SAMPLER = "token_sampler."
+
+
+def gradient_names(model: torch.nn.Module, loss: Tensor) -> set[str]:
+    """The parameters that `loss` moves."""
+    model.zero_grad(set_to_none=True)
+    loss.backward(retain_graph=True)
+    return {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "total", "without_sampler"),
+    [({}, 102_501_505, 94_210_944), ({"masking": "tube"}, 94_210_944, 94_210_944)],
+)
+def test_parameter_count(changes, total, without_sampler) -> None:
+    """The paper's 102.5 M, of which 94.2 M are no sampler's (SPEC §3)."""
+    with torch.device("meta"):
+        model = AdaMAE(ModelConfig(**changes))
+    count = sum(value.numel() for value in model.parameters())
+    assert count == total
+    assert count - sum(value.numel() for value in model.token_sampler.parameters()) == without_sampler
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize("detach", [True, False])
+def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> None:
+    config = small(masking=masking, detach_sampler_input=detach, mask_ratio=0.5)
+    model = AdaMAE(config).eval()
+    features = []
+    model.encoder.register_forward_hook(lambda module, inputs, output: features.append(output))
+    clip = random_clip(config)
+    first = model(clip, 3, 0)
+    if masking == "adaptive":  # the sampler does see all pixels: hold its draw
+        given_ids(first.visible_ids, first.masked_ids)
+
+    is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, 1, *config.grid)
+    is_masked = is_masked.repeat_interleave(2, 2).repeat_interleave(8, 3).repeat_interleave(8, 4).bool()
+    other = torch.where(is_masked, 255 - clip, clip)
+    assert not torch.equal(other, clip)
+    second = model(other, 3, 0)
+    assert torch.equal(features[0], features[1])
+    assert torch.equal(first.pred, second.pred)
+    assert not torch.equal(first.loss_per_token, second.loss_per_token)
+
+    model(255 - clip, 3, 0)
+    assert not torch.equal(features[0], features[2])
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_gradients_reach_only_what_they_should(detach) -> None:
+    config = small(detach_sampler_input=detach)
+    model = AdaMAE(config)
+    randomize(model)
+    output = model(random_clip(config), 0, 0)
+    everything = {name for name, _ in model.named_parameters()}
+    sampler = {name for name in everything if name.startswith(SAMPLER)}
+    tokenizer = {name for name in everything if name.startswith("tokenizer.")}
+
+    by_sampling = gradient_names(model, output.sampling_loss)
+    # A bias shared by all logits does not change a softmax: its gradient is rounding at most.
+    assert by_sampling - {"token_sampler.logit.bias"} == (
+        sampler - {"token_sampler.logit.bias"} | (set() if detach else tokenizer)
+    )
+    assert gradient_names(model, output.reconstruction_loss) == everything - sampler
+    assert gradient_names(model, output.loss) >= everything - {"token_sampler.logit.bias"}
+
+
+@pytest.mark.parametrize("masking", ["random", "tube", "frame"])
+def test_without_a_sampler_the_loss_is_the_reconstruction_loss(masking) -> None:
+    config = small(masking=masking, mask_ratio=0.5)
+    model = AdaMAE(config)
+    output = model(random_clip(config), 0, 0)
+    assert output.log_probs is None
+    assert output.sampling_loss == 0
+    assert torch.equal(output.loss, output.reconstruction_loss)
+    assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
+
+
+def test_loss_is_the_weighted_sum() -> None:
+    config = small(sampling_loss_weight=0.5)
+    output = AdaMAE(config)(random_clip(config), 0, 0)
+    torch.testing.assert_close(output.loss, output.reconstruction_loss + 0.5 * output.sampling_loss)
+    torch.testing.assert_close(output.reconstruction_loss, output.loss_per_token.mean())
+
+
+def test_both_ways_to_tokenize_agree() -> None:
+    """Detached, visible tokens are made a second time instead of gathered: the same values."""
+    clip = random_clip(small())
+    outputs = []
+    for detach in (True, False):
+        torch.manual_seed(0)
+        outputs.append(AdaMAE(small(detach_sampler_input=detach)).eval()(clip, 0, 0))
+    for name in ("visible_ids", "masked_ids"):
+        assert torch.equal(getattr(outputs[0], name), getattr(outputs[1], name))
+    torch.testing.assert_close(outputs[0].pred, outputs[1].pred, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler_autocast", [False, True])
+def test_autocast_leaves_log_probs_and_losses_in_fp32(sampler_autocast, given_ids) -> None:
+    config = small(sampler_autocast=sampler_autocast)
+    model = AdaMAE(config).eval()
+    randomize(model)
+    given_ids(*random_ids(config))
+    plain = model(random_clip(config), 0, 0)
+    dtypes = []
+    model.token_sampler.body[0].attn.proj.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(random_clip(config), 0, 0)
+    assert output.pred.dtype == torch.bfloat16
+    for name in ("loss", "reconstruction_loss", "sampling_loss", "loss_per_token", "log_probs"):
+        assert getattr(output, name).dtype == torch.float32, name
+    assert dtypes == [torch.bfloat16 if sampler_autocast else torch.float32]
+    torch.testing.assert_close(output.loss, plain.loss, rtol=0.02, atol=0)
+    output.loss.backward()
+    assert all(value.grad.dtype == torch.float32 for value in model.parameters())
+
+
+def test_clips_draw_the_same_in_any_batch() -> None:
+    config = small()
+    model = AdaMAE(config).eval()
+    clip = random_clip(config, batch_size=4)
+    together = model(clip, 7, 100)
+    for row in range(4):
+        alone = model(clip[row : row + 1], 7, 100 + row)
+        assert torch.equal(alone.visible_ids[0], together.visible_ids[row])
+        torch.testing.assert_close(alone.pred[0], together.pred[row], rtol=1e-4, atol=1e-5)
+
+
+def test_a_clip_of_any_strides() -> None:
+    config = small()
+    model = AdaMAE(config).eval()
+    clip = random_clip(config)
+    channels_last = clip.permute(0, 2, 3, 4, 1).contiguous().permute(0, 4, 1, 2, 3)
+    assert torch.equal(model(clip, 0, 0).pred, model(channels_last, 0, 0).pred)
+
+
+@pytest.mark.parametrize("masking", ["adaptive", "tube"])
+def test_compiles_whole_and_once(masking) -> None:
+    torch._dynamo.reset()
+    config = small(masking=masking)
+    model = AdaMAE(config).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    clip = random_clip(config)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in (1, 2):
+            numbers = torch.tensor(seed), torch.tensor(10 * seed)
+            expected, output = model(clip, *numbers), compiled(clip, *numbers)
+            assert torch.equal(output.visible_ids, expected.visible_ids)
+            torch.testing.assert_close(output.loss, expected.loss)
+
+
+def test_weight_decay_leaves_positions_and_mask_token_alone() -> None:
+    assert AdaMAE(small()).no_weight_decay() == {"token_sampler.positions", "decoder.mask_token"}
+
+
+def test_state_dict_holds_no_fixed_positions() -> None:
+    model = AdaMAE(small())
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+def test_initialization() -> None:
+    model = AdaMAE(ModelConfig(size="tiny"))
+    for name, value in model.named_parameters():
+        if name.endswith("bias") or name == "token_sampler.positions":
+            assert not value.any(), name
+        elif "norm" in name:
+            assert (value == 1).all(), name
+        elif name == "decoder.mask_token":
+            assert 0.01 < value.std() < 0.03
+        else:
+            bound = (6 / sum(value.shape)) ** 0.5  # Xavier-uniform
+            assert 0.9 * bound < value.abs().max() <= bound, name
+
+
+def test_classifier_starts_from_a_pretrained_encoder() -> None:
+    config = small()
+    torch.manual_seed(0)
+    pretrained, classifier = AdaMAE(config), VideoClassifier(config, num_classes=5)
+    randomize(pretrained)
+    head = classifier.head.weight.clone()
+    assert head.abs().max() <= 0.001 * (6 / (48 + 5)) ** 0.5
+    classifier.load_encoder(pretrained.state_dict())
+    state = to_adamae(pretrained.state_dict())
+    assert torch.equal(classifier.encoder.blocks[1].attn.q_bias, state["encoder.blocks.1.attn.q_bias"])
+    assert torch.equal(classifier.tokenizer.projection.bias, state["encoder.patch_embed.proj.bias"])
+    assert torch.equal(classifier.head.weight, head)
+    assert classifier(random_clip(config)).shape == (2, 5)
+
+
+def test_drop_path_grows_with_depth_and_acts_in_training_only() -> None:
+    config = small(encoder_depth=3)
+    classifier = VideoClassifier(config, num_classes=5, drop_path=0.4)
+    assert [block.drop_path.drop_prob for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
+    clip = random_clip(config)
+    assert not torch.equal(classifier.features(clip), classifier.features(clip))
+    classifier.eval()
+    assert torch.equal(classifier.features(clip), classifier.features(clip))

@@ -1,0 +1,74 @@
+"""Values computed with the authors' published code are reproduced to 1e-5, through `from_adamae`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.weights import from_adamae, to_adamae
+
+CONFIG = ModelConfig(
+    encoder_width=64, encoder_depth=2, encoder_heads=4, decoder_width=32, decoder_depth=2, decoder_heads=2,
+    image_size=32, mask_ratio=0.75,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["adamae_pretrain", "adamae_classifier"])
+def golden(request, shared_folder: Path | None) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    path = shared_folder and shared_folder / "golden" / f"{request.param}.safetensors"
+    if path is None or not path.is_file():
+        pytest.skip("the reference values are not beside the repository")
+    values = load_file(path)
+    return request.param, values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
+
+
+def close(value: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(value, reference, rtol=0, atol=1e-5 * reference.abs().max().item())
+
+
+def test_golden(golden, given_ids) -> None:
+    which, values, published = golden
+    (pretraining if which == "adamae_pretrain" else classifier)(values, published, given_ids)
+
+
+def pretraining(golden, published, given_ids) -> None:
+    model = AdaMAE(CONFIG).eval()
+    model.load_state_dict(from_adamae(published))
+    given_ids(golden["visible_ids"], golden["masked_ids"])
+    output = model(golden["clip"], 0, 0)
+
+    close(output.log_probs.exp(), golden["probabilities"])
+    close(output.pred, golden["pred"])
+    close(output.loss_per_token, golden["loss_per_token"])
+    for kind in ("reconstruction", "sampling"):
+        loss = getattr(output, f"{kind}_loss")
+        close(loss, golden[f"{kind}_loss"])
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        gradients = {
+            name: torch.zeros_like(value) if value.grad is None else value.grad
+            for name, value in model.named_parameters()
+        }
+        for name, gradient in to_adamae(gradients).items():
+            if f"grad_{kind}.{name}" in golden:
+                close(gradient, golden[f"grad_{kind}.{name}"])
+    # The target only shows in the loss: predicted exactly, it leaves none.
+    assert model._objective(golden["clip"], golden["target"], output).reconstruction_loss < 1e-9
+
+
+def classifier(golden, published, given_ids) -> None:
+    model = VideoClassifier(CONFIG, num_classes=7).eval()
+    model.load_state_dict(from_adamae(published))
+    close(model.features(golden["clip"]), golden["features"])
+    close(model(golden["clip"]), golden["logits"])
+
+
+def test_the_published_layout_survives_the_way_through_ours(golden) -> None:
+    _, _, published = golden
+    again = to_adamae(from_adamae(published))
+    assert again.keys() == published.keys()
+    assert all(torch.equal(again[name], published[name]) for name in published)

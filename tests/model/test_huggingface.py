@@ -1,0 +1,102 @@
+"""Parity with Hugging Face's VideoMAE on shared random weights: outputs, losses and gradients to 1e-5."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from material import random_clip, random_ids, randomize, small
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification
+
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.weights import from_huggingface, to_huggingface
+
+CONFIG = small(masking="random")
+MEAN, STD = (torch.tensor(x).view(3, 1, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+
+def huggingface_config(**changes) -> VideoMAEConfig:
+    return VideoMAEConfig(
+        image_size=32, patch_size=8, num_frames=4, tubelet_size=2, hidden_size=48, num_hidden_layers=2,
+        num_attention_heads=3, intermediate_size=192, decoder_hidden_size=32, decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=2, decoder_intermediate_size=128, layer_norm_eps=1e-6, **changes,
+    )  # fmt: skip
+
+
+def pixel_values(clip: Tensor) -> Tensor:
+    """Hugging Face's input: frames first, floats already normalised."""
+    return ((clip / 255 - MEAN) / STD).transpose(1, 2)
+
+
+def close(value: Tensor, expected: Tensor, name: str = "") -> None:
+    atol = 1e-5 * max(expected.abs().max().item(), 1e-3)
+    torch.testing.assert_close(value, expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.fixture
+def pretraining() -> VideoMAEForPreTraining:
+    theirs = VideoMAEForPreTraining(huggingface_config(use_mean_pooling=False)).eval()
+    theirs.decoder.norm.eps = 1e-6  # theirs is 1e-5 whatever their configuration says
+    randomize(theirs)
+    return theirs
+
+
+@pytest.fixture
+def classification() -> VideoMAEForVideoClassification:
+    theirs = VideoMAEForVideoClassification(huggingface_config(num_labels=7)).eval()
+    theirs.fc_norm.eps = 1e-6
+    randomize(theirs)
+    return theirs
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.grad for name, value in model.named_parameters()}
+
+
+def test_pretraining(pretraining, given_ids) -> None:
+    ours = AdaMAE(CONFIG)
+    ours.load_state_dict(from_huggingface(pretraining.state_dict()))
+    clip, (visible_ids, masked_ids) = random_clip(CONFIG), random_ids(CONFIG)
+    given_ids(visible_ids, masked_ids)
+    is_masked = torch.ones(2, CONFIG.num_tokens, dtype=torch.bool).scatter(1, visible_ids, False)
+
+    expected = pretraining(pixel_values(clip), is_masked)
+    output = ours(clip, 0, 0)
+    close(output.pred, expected.logits)
+    close(output.loss, expected.loss)
+
+    expected.loss.backward()
+    output.loss.backward()
+    theirs = from_huggingface(gradients(pretraining))
+    for name, gradient in gradients(ours).items():
+        close(gradient, theirs[name], name)
+
+
+def test_classification(classification) -> None:
+    ours = VideoClassifier(CONFIG, num_classes=7)
+    ours.load_state_dict(from_huggingface(classification.state_dict()))
+    clip, labels = random_clip(CONFIG), torch.tensor([3, 5])
+    expected = classification(pixel_values(clip), labels=labels)
+    logits = ours(clip)
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    close(logits, expected.logits)
+    close(loss, expected.loss)
+
+    expected.loss.backward()
+    loss.backward()
+    theirs = from_huggingface(gradients(classification))
+    for name, gradient in gradients(ours).items():
+        close(gradient, theirs[name], name)
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "classification"])
+def test_their_library_loads_what_we_save(kind: str, request, tmp_path: Path) -> None:
+    theirs = request.getfixturevalue(kind)
+    theirs.config.save_pretrained(tmp_path)
+    save_file(to_huggingface(from_huggingface(theirs.state_dict())), tmp_path / "model.safetensors")
+    again, report = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
