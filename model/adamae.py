@@ -1,16 +1,23 @@
 """AdaMAE: a masked autoencoder for video that learns which tokens to show (SPEC §3 and §4)."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
 from model.config import ModelConfig
+from model.loading import load_weights
 from model.token_samplers import Draw, build_sampler
 from model.tokenizer import Tokenizer, position_table
+
+if TYPE_CHECKING:
+    from model.maps import Maps
 
 
 class Output(NamedTuple):
@@ -24,6 +31,11 @@ class Output(NamedTuple):
     log_probs: Float[Tensor, "B N"] | None  # None where masking is not adaptive
     visible_ids: Int[Tensor, "B K"]
     masked_ids: Int[Tensor, "B M"]
+
+
+class Features(NamedTuple):
+    pooled: Float[Tensor, "B D"]  # mean over tokens
+    tokens: Float[Tensor, "B N D"]
 
 
 class Encoder(nn.Module):
@@ -101,6 +113,42 @@ class AdaMAE(nn.Module):
         draw, visible = self._sample(clip, seed, offset)
         pred = self.decoder(self.encoder(visible), draw.visible_ids, draw.masked_ids)
         return self._objective(clip, pred, draw)
+
+    @torch.no_grad()
+    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+        """What the encoder makes of the whole clip, nothing hidden."""
+        tokens = self.encoder(self.tokenizer(clip) + self.encoder.positions)
+        return Features(tokens.mean(dim=1), tokens)
+
+    def reconstruct(self, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> "Maps":
+        """Mask the clip once, predict what is hidden, and map what happened: see `model.maps.Maps`."""
+        from model.maps import reconstruct
+
+        return reconstruct(self, clip, seed)
+
+    def remasked(self, **changes: Any) -> "AdaMAE":
+        """The same model, sharing its weights, with another `masking` or `mask_ratio`."""
+        with torch.device("meta"):
+            other = AdaMAE(replace(self.config, **changes))
+        other.tokenizer, other.encoder, other.decoder = self.tokenizer, self.encoder, self.decoder
+        if other.token_sampler.looks:
+            if not self.token_sampler.looks:
+                raise InputError(f"this model has no token sampler: it was trained with {self.config.masking} masking")
+            other.token_sampler.load_state_dict(self.token_sampler.state_dict(keep_vars=True), assign=True)
+        return other.train(self.training)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, **changes: Any) -> "AdaMAE":
+        """The model in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
+
+        `changes` of its configuration, such as mask_ratio=0.9. Raises InputError where the weights are not whole.
+        """
+        from model.pretrained import load
+
+        state, config = load(path)
+        model = cls(config)
+        load_weights(model, state)
+        return (model.remasked(**changes) if changes else model).eval()
 
     def _sample(
         self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor

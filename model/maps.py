@@ -1,0 +1,76 @@
+"""What a model makes of a clip, as maps over space and time: for figures, reports and notebooks."""
+
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor
+
+from model.adamae import AdaMAE
+
+EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC §4)
+
+
+class Maps(NamedTuple):
+    """t, h, w: places in the token grid."""
+
+    frames: UInt8[Tensor, "B C T H W"]
+    reconstruction: UInt8[Tensor, "B C T H W"]  # visible patches as they are, masked ones as predicted
+    error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
+    probability: Float[Tensor, "B t h w"] | None  # None where masking is not adaptive
+    is_masked: Bool[Tensor, "B t h w"]
+
+
+@torch.no_grad()
+def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> Maps:
+    """Mask `clip` once and predict what is hidden.
+
+    A model that predicts normalised patches knows neither their brightness nor their contrast: both are taken from the
+    patch itself, as the field's figures do.
+    """
+    config = model.config
+    was_training = model.training
+    try:
+        output = model.eval()(clip, seed, 0)
+    finally:
+        model.train(was_training)
+    patches = to_patches(clip, config.tubelet_size, config.patch_size)
+    pred = output.pred.float().unflatten(-1, (-1, 3))
+    if config.normalize_target:
+        rows = torch.arange(len(clip), device=clip.device)[:, None]
+        hidden = patches[rows, output.masked_ids].float() / 255
+        pred = pred * (hidden.std(dim=2, keepdim=True) + EPSILON) + hidden.mean(dim=2, keepdim=True)
+    pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
+    shown = patches.scatter(1, output.masked_ids[..., None, None].expand_as(pixels), pixels)
+    return Maps(
+        frames=clip,
+        reconstruction=from_patches(shown, config.grid, config.tubelet_size, config.patch_size),
+        error=_grid_of(output.masked_ids, output.loss_per_token, torch.nan, config.grid),
+        probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
+        is_masked=_grid_of(output.masked_ids, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
+    )
+
+
+def to_patches(clip: UInt8[Tensor, "B C T H W"], tubelet_size: int, patch_size: int) -> UInt8[Tensor, "B N V C"]:
+    """V: the pixels of a patch, in (t, h, w) order."""
+    return rearrange(
+        clip, "b c (t pt) (h ph) (w pw) -> b (t h w) (pt ph pw) c", pt=tubelet_size, ph=patch_size, pw=patch_size
+    )
+
+
+def from_patches(
+    patches: UInt8[Tensor, "B N V C"], grid: tuple[int, int, int], tubelet_size: int, patch_size: int
+) -> UInt8[Tensor, "B C T H W"]:
+    t, h, w = grid
+    return rearrange(
+        patches, "b (t h w) (pt ph pw) c -> b c (t pt) (h ph) (w pw)",
+        t=t, h=h, w=w, pt=tubelet_size, ph=patch_size, pw=patch_size,
+    )  # fmt: skip
+
+
+def _grid_of(ids: Tensor, values: Tensor, elsewhere: float, grid: tuple[int, int, int]) -> Tensor:
+    """`values` at their tokens and `elsewhere` at the others, [B, t, h, w]."""
+    time, height, width = grid
+    flat = values.new_full((len(ids), time * height * width), elsewhere)
+    return flat.scatter(1, ids, values).unflatten(1, grid)
