@@ -1,61 +1,183 @@
 """Sampling without replacement from softmax(logits): the k largest of logits + Gumbel noise."""
 
+from typing import Any
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from errors import InputError
-from kernels.noise import gumbel
+from kernels.launch import check, rows_contiguous, runs_triton, wrap_triton
+from kernels.noise import gumbel, gumbel_row
 
+MAX_TOKENS = 16384  # one program holds a row in its registers
 SMALLEST_FINITE = -3.0e38  # keys of finite logits end here, above those of -inf
 SMALLEST = torch.finfo(torch.float32).min
+NOTHING_TO_DRAW = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
 
 def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Draw k of N tokens a row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
 
-    Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Raises where a row holds NaN or +inf, or
-    nothing but -inf. Gradients flow through log_probs.
+    Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Gradients flow through log_probs.
+    A row with NaN, with +inf, or of nothing but -inf raises RuntimeError: at once on the CPU; on CUDA as a device-side
+    assertion, which costs no wait here and ends the process at its next one, as CUDA has it.
     """
-    return definition(logits, k, as_scalar(seed, logits.device), as_scalar(offset, logits.device))
+    check(logits.ndim == 2, f"logits have shape {tuple(logits.shape)}: give [B, N]")
+    check(logits.is_floating_point(), f"logits are {logits.dtype}: give floating-point numbers")
+    tokens = logits.shape[1]
+    check(0 < tokens <= MAX_TOKENS, f"logits have {tokens} tokens a row: give 1 to {MAX_TOKENS}")
+    check(0 <= k <= tokens, f"k is {k}: give a number from 0 to the {tokens} tokens there are")
+    draw = gumbel_topk_op if runs_triton(logits) else definition
+    return draw(logits, k, as_scalar("seed", seed, logits), as_scalar("offset", offset, logits))
 
 
-def as_scalar(value: int | Tensor, device: torch.device) -> Tensor:
+def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
     """A 0-d int64 tensor, made by a fill rather than a copy from the host, which would wait for the device."""
     if isinstance(value, Tensor):
+        check(
+            value.ndim == 0 and value.dtype == torch.int64 and value.device == like.device,
+            f"{name} is {value.dtype} {tuple(value.shape)} on {value.device}: give a 0-d int64 on {like.device}",
+        )
         return value
-    return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)
+    return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
 
 
 def definition(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
-    logits = logits.float()
-    log_probs = torch.log_softmax(logits, dim=-1)
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     with torch.no_grad():
+        logits = logits.float()
         largest = logits.amax(dim=-1, keepdim=True)
-        if not torch.isfinite(largest).all():
-            raise InputError("logits hold NaN or +inf, or a row of nothing but -inf: nothing can be drawn from them")
+        torch._assert_async(torch.isfinite(largest).all(), NOTHING_TO_DRAW)
         key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
-        visible = largest_keys(key.masked_fill(logits == -torch.inf, SMALLEST), k)
-        ids = partition(visible, k)
-    return ids[:, :k], ids[:, k:], log_probs
+        key = key.masked_fill(logits == -torch.inf, SMALLEST)
+        visible_ids = largest_keys(key, k)
+        return visible_ids, complement(visible_ids, tokens), log_probs
 
 
 def largest_keys(key: Tensor, k: int) -> Tensor:
-    """bool [B, N]: the k largest of each row, of equal keys those with the smaller index."""
-    tokens = key.shape[1]
-    if k == 0:
-        return torch.zeros_like(key, dtype=torch.bool)
+    """Where each row's k largest keys are, int64 [B, k] ascending; of equal keys those with the smaller index."""
     bits = (key + 0.0).view(torch.int32)  # + 0 makes -0 and +0 the same
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the floats
-    unique = (ordered << 32) + torch.arange(tokens - 1, -1, -1, device=key.device)  # the index decides between equals
-    threshold = unique.kthvalue(tokens - k + 1, dim=-1, keepdim=True).values
-    return unique >= threshold
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers in the order of the floats
+    unique = (ordered << 32) - torch.arange(key.shape[1], device=key.device)  # the index decides between equals
+    return unique.topk(k, dim=-1, sorted=False).indices.sort(dim=-1).values
 
 
-def partition(visible: Tensor, k: int) -> Tensor:
-    """int64 [B, N]: the indices of True ascending, then those of False ascending; every row holds k times True."""
-    rows, tokens = visible.shape
-    index = torch.arange(tokens, device=visible.device).expand(rows, tokens)
-    rank = visible.cumsum(dim=-1)  # visible tokens up to and with this one
-    place = torch.where(visible, rank - 1, k + index - rank)
-    return torch.empty_like(place).scatter_(1, place, index)
+def complement(ids: Tensor, tokens: int) -> Tensor:
+    """int64 [B, N - k]: the tokens that `ids` [B, k] leaves out, ascending. The m-th of them is m plus the number of
+    ids before it, and the j-th id has ids[j] - j of them before it."""
+    rows, k = ids.shape
+    left = ids - torch.arange(k, device=ids.device)
+    before = ids.new_zeros(rows, tokens - k + 1).scatter_add_(1, left, torch.ones_like(left))
+    return before.cumsum(dim=-1)[:, :-1] + torch.arange(tokens - k, device=ids.device)
+
+
+@triton.jit
+def ordered_bits(key):
+    """uint32 in the order of the fp32 keys."""
+    bits = (key + 0.0).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr, seed_ptr, offset_ptr, visible_ptr, masked_ptr, log_probs_ptr, drawn_ptr, stride, tokens, k,
+    QUARTER: tl.constexpr,
+):  # fmt: skip
+    """One program a row: log-softmax, keys, the k-th largest key by bisection on its bits, both id lists."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, 4 * QUARTER)
+    inside = n < tokens
+    logits = tl.load(logits_ptr + row * stride + n, mask=inside, other=-float("inf")).to(tl.float32)
+    shifted = logits - tl.max(logits, axis=0)
+    total = tl.sum(tl.exp(shifted), axis=0)
+    tl.store(log_probs_ptr + row * tokens + n, shifted - tl.log(total), mask=inside)
+    tl.store(drawn_ptr + row, total == total)  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
+
+    key = shifted + gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
+    key = tl.where(key > -3.0e38, key, -3.0e38)  # SMALLEST_FINITE, also for NaN
+    key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)  # SMALLEST
+    bits = tl.where(inside, ordered_bits(key), 0)  # below every key there is
+
+    threshold = tl.zeros((), tl.uint32)
+    for position in tl.static_range(31, -1, -1):
+        candidate = threshold | (1 << position)
+        threshold = tl.where(tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold)
+
+    # One scan counts both: keys above the threshold in the low half, keys equal to it in the high half.
+    above = (bits > threshold).to(tl.int32)
+    equal = ((bits == threshold) & inside).to(tl.int32)
+    counts = tl.cumsum(above + (equal << 16), axis=0)
+    free = k - tl.sum(above, axis=0)  # places for those that are equal, the smaller indices first
+    visible = (above != 0) | ((equal != 0) & ((counts >> 16) <= free))
+    rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, free)  # visible tokens up to and with n
+    tl.store(visible_ptr + row * k + rank - 1, n.to(tl.int64), mask=visible)
+    tl.store(masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=inside & (visible == 0))
+
+
+@triton.jit
+def log_softmax_backward_kernel(grad_ptr, log_probs_ptr, out_ptr, stride, tokens, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    inside = n < tokens
+    grad = tl.load(grad_ptr + row * stride + n, mask=inside, other=0.0)
+    log_probs = tl.load(log_probs_ptr + row * tokens + n, mask=inside, other=-float("inf"))
+    out = grad - tl.exp(log_probs) * tl.sum(grad, axis=0)
+    tl.store(out_ptr + row * tokens + n, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def num_warps(tokens: int) -> int:
+    """8 tokens a thread up to 4,096 tokens, then 16 and 32."""
+    return min(16, max(1, triton.next_power_of_2(tokens) // 256))
+
+
+@torch.library.triton_op("adamae::gumbel_topk", mutates_args=())
+def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, tokens = logits.shape
+    logits = rows_contiguous(logits)
+    visible_ids = logits.new_empty(rows, k, dtype=torch.int64)
+    masked_ids = logits.new_empty(rows, tokens - k, dtype=torch.int64)
+    log_probs = logits.new_empty(rows, tokens, dtype=torch.float32)
+    drawn = logits.new_empty(rows, dtype=torch.bool)
+    wrap_triton(draw_kernel)[(rows,)](
+        logits, seed, offset, visible_ids, masked_ids, log_probs, drawn, logits.stride(0), tokens, k,
+        QUARTER=max(1, triton.next_power_of_2(tokens) // 4), num_warps=num_warps(tokens),
+    )  # fmt: skip
+    torch._assert_async(drawn.all(), NOTHING_TO_DRAW)
+    return visible_ids, masked_ids, log_probs
+
+
+@torch.library.triton_op("adamae::gumbel_topk_backward", mutates_args=())
+def gumbel_topk_backward_op(grad: Tensor, log_probs: Tensor, dtype: torch.dtype) -> Tensor:
+    rows, tokens = log_probs.shape
+    grad = rows_contiguous(grad)
+    out = log_probs.new_empty(rows, tokens, dtype=dtype)
+    wrap_triton(log_softmax_backward_kernel)[(rows,)](
+        grad, log_probs, out, grad.stride(0), tokens,
+        BLOCK=triton.next_power_of_2(tokens), num_warps=num_warps(tokens),
+    )  # fmt: skip
+    return out
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.dtype = inputs[0].dtype
+    ctx.save_for_backward(output[2])
+
+
+def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
+    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None
+
+
+gumbel_topk_op.register_autograd(_backward, setup_context=_setup)
+
+
+def num_bytes(rows: int, tokens: int, itemsize: int) -> int:
+    """What a draw has to move: logits in, ids and log-probabilities out."""
+    return rows * tokens * (itemsize + 8 + 4)
+
+
+@register_flop_formula(torch.ops.adamae.gumbel_topk)
+def _flops(logits_shape: tuple[int, int], *_args: Any, **_kwargs: Any) -> int:
+    return 8 * logits_shape[0] * logits_shape[1]  # shift, exp, sum, log-prob; two logs, key; integers don't count

@@ -1,6 +1,14 @@
 """The loss that teaches the token sampler to hide what is hard to reconstruct."""
 
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.launch import check, check_ids, rows_contiguous, runs_triton, wrap_triton
 
 
 def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
@@ -8,8 +16,69 @@ def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor)
 
     - mean over clips and masked tokens of log P_i · loss_i; loss_per_token is a constant, it gets no gradient.
     """
+    check(log_probs.ndim == 2, f"log_probs have shape {tuple(log_probs.shape)}: give [B, N]")
+    check_ids("masked_ids", masked_ids, log_probs, log_probs.shape[1])
+    check(masked_ids.numel() > 0, "masked_ids are empty: there is no loss without a masked token")
+    check(
+        loss_per_token.shape == masked_ids.shape,
+        f"loss_per_token has shape {tuple(loss_per_token.shape)}, masked_ids {tuple(masked_ids.shape)}: give one shape",
+    )
+    if runs_triton(log_probs):
+        return sampling_loss_op(log_probs, masked_ids, loss_per_token.detach())[0]
     return definition(log_probs, masked_ids, loss_per_token)
 
 
 def definition(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
     return -(log_probs.gather(1, masked_ids) * loss_per_token.detach()).mean()
+
+
+@triton.jit
+def sampling_loss_kernel(
+    log_probs_ptr, ids_ptr, loss_ptr, partial_ptr, slope_ptr, stride, N, M, weight, BLOCK: tl.constexpr
+):
+    """One program a clip: its share of the loss, and in passing the loss's derivative by its log-probabilities."""
+    b = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + b * M + m, mask=m < M, other=0)
+    slope = tl.load(loss_ptr + b * M + m, mask=m < M, other=0).to(tl.float32) * weight
+    log_probs = tl.load(log_probs_ptr + b * stride + ids, mask=m < M, other=0).to(tl.float32)
+    tl.store(partial_ptr + b, tl.sum(log_probs * slope, axis=0))
+    tl.store(slope_ptr + b * N + ids, slope, mask=m < M)
+
+
+@torch.library.triton_op("adamae::sampling_loss", mutates_args=())
+def sampling_loss_op(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> tuple[Tensor, Tensor]:
+    """-> the loss, a scalar, and its derivative by log_probs, fp32 [B, N]; the ids of a row are all different."""
+    (batch, tokens), count = log_probs.shape, masked_ids.shape[1]
+    log_probs = rows_contiguous(log_probs)
+    partial = log_probs.new_empty(batch, dtype=torch.float32)
+    slope = log_probs.new_zeros(batch, tokens, dtype=torch.float32)
+    block = triton.next_power_of_2(count)
+    wrap_triton(sampling_loss_kernel)[(batch,)](
+        log_probs, masked_ids.contiguous(), loss_per_token.contiguous(), partial, slope,
+        log_probs.stride(0), tokens, count, -1.0 / (batch * count),
+        BLOCK=block, num_warps=min(16, max(1, block // 256)),
+    )  # fmt: skip
+    return partial.sum(), slope
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    ctx.dtype = inputs[0].dtype
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _slope: Any) -> tuple:
+    return (grad * ctx.saved_tensors[0]).to(ctx.dtype), None, None
+
+
+sampling_loss_op.register_autograd(_backward, setup_context=_setup)
+
+
+def num_bytes(batch: int, tokens: int, count: int) -> tuple[int, int]:
+    """What forward and backward have to move."""
+    return batch * (count * 16 + tokens * 4), batch * tokens * 8
+
+
+@register_flop_formula(torch.ops.adamae.sampling_loss)
+def _flops(_log_probs_shape: Any, ids_shape: Any, *_args: Any, **_kwargs: Any) -> int:
+    return 3 * ids_shape[0] * ids_shape[1]

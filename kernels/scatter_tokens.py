@@ -1,7 +1,17 @@
 """The decoder's input: visible features, then mask tokens, each with its position, not un-shuffled (SPEC §3)."""
 
+from typing import Any
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.gather_tokens import ROWS, take_rows
+from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, wrap_triton
+
+MAX_PARTS = 256  # partial sums of the mask token's gradient: 256 x 3 blocks of 128 keep 132 multiprocessors busy
 
 
 def scatter_tokens(
@@ -9,14 +19,115 @@ def scatter_tokens(
 ) -> Tensor:
     """features [B, K, E], mask_token [E], table [N, E], ids int64 [B, K] and [B, M] -> [B, K + M, E].
 
-    Row j is features[b, j] + table[visible_ids[b, j]] for j < K, then mask_token + table[masked_ids[b, j - K]].
+    Row j is features[b, j] + table[visible_ids[b, j]] for j < K, then mask_token + table[masked_ids[b, j - K]], in
+    features' dtype. The table is fixed: it gets no gradient.
     """
-    return definition(features, mask_token, table, visible_ids, masked_ids)
+    check(features.ndim == 3, f"features have shape {tuple(features.shape)}: give [B, K, E]")
+    width = features.shape[2]
+    check(mask_token.shape == (width,), f"the mask token has shape {tuple(mask_token.shape)}: give [{width}]")
+    check(table.ndim == 2 and table.shape[1] == width, f"the table has shape {tuple(table.shape)}: give [N, {width}]")
+    check(not table.requires_grad, "the table of positions is fixed: give one that requires no gradient")
+    check_ids("visible_ids", visible_ids, features, table.shape[0])
+    check_ids("masked_ids", masked_ids, features, table.shape[0])
+    check(
+        visible_ids.shape[1] == features.shape[1],
+        f"there are {features.shape[1]} features a clip and {visible_ids.shape[1]} visible_ids",
+    )
+    scatter = scatter_tokens_op if runs_triton(features) else definition
+    return scatter(features, mask_token, table, visible_ids, masked_ids)
 
 
 def definition(features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor) -> Tensor:
-    batch, _, width = features.shape
-    table = table.to(features.dtype)
-    visible = features + table.index_select(0, visible_ids.flatten()).view(batch, -1, width)
-    masked = mask_token.to(features.dtype) + table.index_select(0, masked_ids.flatten()).view(batch, -1, width)
-    return torch.cat([visible, masked], dim=1)
+    positions = take_rows(table.to(features.dtype), torch.cat([visible_ids, masked_ids], dim=1))
+    masked = mask_token.to(features.dtype).expand(masked_ids.shape[0], masked_ids.shape[1], -1)
+    return torch.cat([features, masked], dim=1) + positions
+
+
+@triton.jit
+def scatter_kernel(
+    features_ptr, mask_token_ptr, table_ptr, visible_ptr, masked_ptr, out_ptr, stride_b, stride_k, K, M, E,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    programs = tl.cdiv(K + M, ROWS)
+    b = (tl.program_id(0) // programs).to(tl.int64)
+    j = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
+    d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    visible = j < K
+    masked = (j >= K) & (j < K + M)
+    ids = tl.load(visible_ptr + b * K + j, mask=visible, other=0)
+    ids += tl.load(masked_ptr + b * M + j - K, mask=masked, other=0)
+    inside = (j < K + M)[:, None] & (d < E)
+    feature = tl.load(features_ptr + b * stride_b + j[:, None] * stride_k + d, mask=visible[:, None] & (d < E), other=0)
+    token = tl.load(mask_token_ptr + d, mask=d < E, other=0)
+    row = tl.where(visible[:, None], feature.to(tl.float32), token.to(tl.float32))
+    row += tl.load(table_ptr + ids[:, None] * E + d, mask=inside).to(tl.float32)
+    tl.store(out_ptr + (b * (K + M) + j[:, None]) * E + d, row.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def mask_token_gradient_kernel(
+    grad_ptr, partial_ptr, stride_b, stride_j, B, K, M, E, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program p sums the masked rows p·ROWS…, (p + parts)·ROWS…, … : the same order every time."""
+    d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(tl.program_id(0) * ROWS, B * M, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        address = (row // M).to(tl.int64) * stride_b + (K + row % M) * stride_j
+        inside = (row < B * M)[:, None] & (d < E)
+        total += tl.load(grad_ptr + address[:, None] + d, mask=inside, other=0.0).to(tl.float32)
+    out = tl.sum(total, axis=0)[None, :]
+    tl.store(partial_ptr + tl.program_id(0) * E + d, out, mask=d < E)
+
+
+@torch.library.triton_op("adamae::scatter_tokens", mutates_args=())
+def scatter_tokens_op(
+    features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
+) -> Tensor:
+    (batch, count, width), masked = features.shape, masked_ids.shape[1]
+    features = rows_contiguous(features)
+    out = features.new_empty(batch, count + masked, width)
+    block = block_width(width)
+    wrap_triton(scatter_kernel)[(batch * triton.cdiv(count + masked, ROWS), triton.cdiv(width, block))](
+        features, mask_token.contiguous(), table.contiguous(), visible_ids.contiguous(), masked_ids.contiguous(), out,
+        features.stride(0), features.stride(1), count, masked, width, ROWS=ROWS, BLOCK=block,
+    )  # fmt: skip
+    return out
+
+
+@torch.library.triton_op("adamae::mask_token_gradient", mutates_args=())
+def mask_token_gradient_op(grad: Tensor, num_visible: int, dtype: torch.dtype) -> Tensor:
+    """The sum over clips and masked rows of grad [B, K + M, E], in fp32 and without atomics -> [E]."""
+    batch, rows, width = grad.shape
+    grad = rows_contiguous(grad)
+    masked = rows - num_visible
+    parts = max(1, min(MAX_PARTS, triton.cdiv(batch * masked, ROWS)))
+    block = block_width(width)
+    partial = grad.new_empty(parts, width, dtype=torch.float32)
+    wrap_triton(mask_token_gradient_kernel)[(parts, triton.cdiv(width, block))](
+        grad, partial, grad.stride(0), grad.stride(1), batch, num_visible, masked, width, ROWS=ROWS, BLOCK=block
+    )
+    return partial.sum(dim=0).to(dtype)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.num_visible, ctx.dtype = inputs[0].shape[1], inputs[1].dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    features = grad[:, : ctx.num_visible]  # a view: nothing is moved
+    return features, mask_token_gradient_op(grad, ctx.num_visible, ctx.dtype), None, None, None
+
+
+scatter_tokens_op.register_autograd(_backward, setup_context=_setup)
+
+
+def num_bytes(batch: int, tokens: int, num_visible: int, width: int, itemsize: int) -> tuple[int, int]:
+    """What forward and backward have to move (the table stays in the cache)."""
+    row = batch * width * itemsize
+    return row * (num_visible + tokens), row * (tokens - num_visible)
+
+
+@register_flop_formula(torch.ops.adamae.scatter_tokens)
+def _flops(features_shape: Any, _token: Any, _table: Any, visible_shape: Any, masked_shape: Any, **_kwargs: Any) -> int:
+    return features_shape[0] * (visible_shape[1] + masked_shape[1]) * features_shape[2]

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Before the first import of kernels/: its Triton functions then run in the interpreter, on tensors of the CPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests run wherever there is a CUDA device; elsewhere they are left out, not counted as passed."""

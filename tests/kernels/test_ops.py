@@ -1,0 +1,169 @@
+"""Every op's Triton path, forward and backward, against its definition: interpreted on a CPU, compiled on a GPU."""
+
+import itertools
+
+import pytest
+import torch
+
+from kernels import gather_tokens, gumbel_topk, launch, masked_patch_loss, patchify, sampling_loss, scatter_tokens
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CLIP_LAYOUTS = ("planar", "pixels first", "cropped")
+
+
+def plain(op, *args, **options):
+    """The op's definition, on the CPU."""
+    before, launch.triton_on_cpu = launch.triton_on_cpu, False
+    try:
+        return op(*(arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in args), **options)
+    finally:
+        launch.triton_on_cpu = before
+
+
+def draw_ids(batch, tokens, k, device):
+    order = torch.rand(batch, tokens, generator=torch.Generator().manual_seed(tokens)).argsort(dim=1)
+    return order[:, :k].sort(dim=1).values.to(device), order[:, k:].sort(dim=1).values.to(device)
+
+
+def draw_clip(layout, shape, device):
+    batch, channels, frames, height, width = shape
+    generator = torch.Generator().manual_seed(3)
+    if layout == "planar":
+        clip = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    else:
+        clip = torch.randint(
+            0, 256, (batch, frames, height + 3, width + 5, channels), dtype=torch.uint8, generator=generator
+        )
+        clip = (
+            clip[:, :, 1 : 1 + height, 2 : 2 + width]
+            if layout == "cropped"
+            else clip[:, :, :height, :width].contiguous()
+        )
+        clip = clip.permute(0, 4, 1, 2, 3)
+    return clip.to(device)
+
+
+def assert_as_good(got, low, exact):
+    """`got` errs at most twice as much as the same computation in plain low precision does, both against fp32."""
+    floor = 1e-6 * exact.abs().max().clamp(min=1)
+    times = 2 if got.is_cuda else 4  # the interpreter cuts bf16 off where a GPU rounds it
+    error, allowed = (got.cpu().float() - exact).abs().max(), times * (low.float() - exact).abs().max() + floor
+    assert error <= allowed, f"{error} > {allowed}"
+
+
+@pytest.mark.parametrize(("batch", "tokens", "k"), [(3, 37, 5), (1, 2, 1), (2, 129, 129), (2, 200, 0), (2, 1568, 78)])
+def test_gumbel_topk(device, batch, tokens, k):
+    logits = torch.randn(batch, 2 * tokens, device=device)[:, :tokens].requires_grad_()  # rows are not contiguous
+    weight = torch.randn(batch, tokens, device=device)
+    reference = logits.detach().cpu().clone().requires_grad_()
+    visible, masked, log_probs = gumbel_topk(logits, k, -7, 2**32 - 2)
+    expected = plain(gumbel_topk, reference, k, -7, 2**32 - 2)
+    assert torch.equal(visible.cpu(), expected[0])
+    assert torch.equal(masked.cpu(), expected[1])
+    torch.testing.assert_close(log_probs.cpu(), expected[2])
+    (log_probs * weight).sum().backward()
+    (expected[2] * weight.cpu()).sum().backward()
+    torch.testing.assert_close(logits.grad.cpu(), reference.grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gumbel_topk_takes_any_float_and_orders_ties_and_infinities(device, dtype):
+    logits = torch.tensor([[-torch.inf, 3e4, -torch.inf, -3e4, 3e4, 0.0]] * 4, device=device).to(dtype)
+    visible, masked, log_probs = gumbel_topk(logits, 5, 0, 0)
+    assert visible.tolist() == [[0, 1, 3, 4, 5]] * 4  # four finite ones, then the first of the -inf
+    assert masked.tolist() == [[2]] * 4
+    torch.testing.assert_close(log_probs.cpu(), torch.log_softmax(logits.float().cpu(), dim=-1))
+    assert gumbel_topk(torch.zeros(2, 1, device=device, dtype=dtype), 1, 0, 0)[0].tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 20, 7), (3, 40, 17, 768)])
+def test_gather_tokens(device, dtype, batch, tokens, k, width):
+    x = torch.randn(batch, tokens, width, device=device)
+    ids, _ = draw_ids(batch, tokens, k, device)
+    table = torch.randn(tokens, width, device=device)
+    weight = torch.randn(batch, k, width, device=device)
+    for positions in (None, table):
+        got, low, exact = (x.to(kind).detach().requires_grad_() for kind in (dtype, dtype, torch.float32))
+        low, exact = low.detach().cpu().requires_grad_(), exact.detach().cpu().requires_grad_()
+        out = gather_tokens(got, ids, positions)
+        assert out.dtype == dtype
+        out_low, out_exact = plain(gather_tokens, low, ids, positions), plain(gather_tokens, exact, ids, positions)
+        assert_as_good(out, out_low, out_exact)
+        (out * weight).sum().backward()
+        (out_low * weight.cpu()).sum().backward()
+        assert torch.equal(got.grad.cpu(), low.grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 19, 7), (3, 70, 2, 384)])
+def test_scatter_tokens(device, dtype, batch, tokens, k, width):
+    visible, masked = draw_ids(batch, tokens, k, device)
+    table = torch.randn(tokens, width, device=device)
+    weight = torch.randn(batch, tokens, width, device=device)
+    features, mask_token = torch.randn(batch, 2 * k, width, device=device)[:, :k], torch.randn(width, device=device)
+
+    def run(op, kind, where):
+        inputs = [value.detach().to(where, kind).requires_grad_() for value in (features, mask_token)]
+        out = op(*inputs, table.to(where), visible, masked)
+        assert out.dtype == kind
+        out.backward(weight.to(out))
+        return out, *(value.grad for value in inputs)
+
+    got = run(scatter_tokens, dtype, device)
+    low = run(lambda *args: plain(scatter_tokens, *args), dtype, "cpu")
+    exact = run(lambda *args: plain(scatter_tokens, *args), torch.float32, "cpu")
+    for name, *values in zip(("out", "features", "mask_token"), got, low, exact, strict=True):
+        assert_as_good(*values), name
+
+
+@pytest.mark.parametrize("layout", CLIP_LAYOUTS)
+@pytest.mark.parametrize(("dtype", "tubelet", "patch", "some"), [
+    (torch.float32, 2, 8, True), (torch.bfloat16, 2, 16, False), (torch.float16, 1, 7, True),
+])  # fmt: skip
+def test_patchify(device, layout, dtype, tubelet, patch, some):
+    clip = draw_clip(layout, (2, 3, 2 * tubelet, 2 * patch, 3 * patch), device)
+    ids = draw_ids(2, 12, 5, device)[0] if some else None
+    got = patchify(clip, ids, tubelet, patch, dtype)
+    assert got.dtype == dtype
+    low, exact = (plain(patchify, clip, ids, tubelet, patch, kind) for kind in (dtype, torch.float32))
+    assert_as_good(got, low, exact)
+
+
+@pytest.mark.parametrize("layout", CLIP_LAYOUTS)
+@pytest.mark.parametrize(("dtype", "tubelet", "patch", "channels"), [
+    (torch.float32, 2, 8, 3), (torch.bfloat16, 2, 16, 3), (torch.float16, 1, 7, 1),
+])  # fmt: skip
+def test_masked_patch_loss(device, layout, dtype, tubelet, patch, channels):
+    clip = draw_clip(layout, (2, channels, 2 * tubelet, 2 * patch, 3 * patch), device)
+    clip[0, :, :tubelet, :patch, :patch] = 77  # a flat patch
+    ids = draw_ids(2, 12, 7, device)[1]
+    pred = torch.randn(2, 5, tubelet * patch**2 * channels, device=device)
+    weight = torch.randn(2, 5, device=device)
+    for kind, normalize in itertools.product(("mse", "l1"), (True, False)):
+
+        def run(op, prediction, kind=kind, normalize=normalize):
+            prediction = prediction.detach().requires_grad_()
+            loss = op(prediction, clip, ids, tubelet, patch, kind, normalize)
+            assert loss.dtype == torch.float32
+            loss.backward(weight.to(loss))
+            return loss.detach(), prediction.grad
+
+        loss, grad = run(masked_patch_loss, pred.to(dtype))
+        expected = run(lambda *args: plain(masked_patch_loss, *args), pred.to(dtype).cpu())
+        torch.testing.assert_close(loss.cpu(), expected[0], rtol=1e-5, atol=1e-6)
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.cpu(), expected[1], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-7)
+
+
+def test_sampling_loss(device):
+    log_probs = torch.log_softmax(torch.randn(3, 80, device=device), dim=-1)[:, :41].requires_grad_()
+    reference = log_probs.detach().cpu().clone().requires_grad_()
+    _, ids = draw_ids(3, 41, 11, device)
+    losses = torch.rand(3, 30, device=device, requires_grad=True)
+    loss, expected = sampling_loss(log_probs, ids, losses), plain(sampling_loss, reference, ids, losses)
+    torch.testing.assert_close(loss.cpu(), expected)
+    (2 * loss).backward()
+    (2 * expected).backward()
+    assert losses.grad is None
+    torch.testing.assert_close(log_probs.grad.cpu(), reference.grad)
