@@ -1,0 +1,83 @@
+"""The DALI way from bytes to clips: decode, crop, flip, scale, on the GPU (NVDEC) or, for a few codecs, on the CPU."""
+
+from typing import Any
+
+import numpy as np
+import nvidia.dali.fn as fn
+import torch
+from jaxtyping import UInt8
+from nvidia.dali import Pipeline
+from nvidia.dali.types import DALIDataType, DALIInterpType
+from torch import Tensor
+
+from pipeline.plan import ClipPlan, PlanRow
+
+# What fn.decoders.video takes in DALI 2.4, as FFmpeg names codecs.
+CPU_CODECS = {"vp8", "vp9", "mjpeg"}
+GPU_CODECS = CPU_CODECS | {"h264", "hevc", "av1", "mpeg4"}
+
+
+class Graph:
+    """A DALI pipeline that is fed batches by hand and gives them back in the same order.
+
+    Any number of batches may be fed before the first is taken; DALI works on them in its own threads meanwhile. An
+    error of one batch ends the whole graph: build another.
+    """
+
+    def __init__(self, device: torch.device, plan: ClipPlan, max_videos: int, num_threads: int) -> None:
+        self._views = plan.views
+        on_gpu = device.type == "cuda"
+        self._pipeline = Pipeline(
+            batch_size=max_videos,
+            num_threads=num_threads,
+            device_id=(device.index or 0) if on_gpu else None,
+            prefetch_queue_depth=1,  # one run a feed; several may still be under way
+        )
+        with self._pipeline:
+            encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
+            numbers = fn.external_source(name="frames", dtype=DALIDataType.INT32, ndim=1)
+            boxes = [
+                fn.external_source(name=f"box{view}", dtype=DALIDataType.FLOAT, ndim=2) for view in range(plan.views)
+            ]
+            frames = fn.decoders.video(encoded, frames=numbers, device="mixed" if on_gpu else "cpu")
+            clips: list[Any] = [
+                fn.resize(
+                    frames,
+                    # DALI mirrors an axis whose region starts behind its end: a flip costs nothing.
+                    roi_start=box[0],
+                    roi_end=box[1],
+                    size=[plan.image_size, plan.image_size],
+                    interp_type=DALIInterpType.INTERP_LINEAR,
+                    antialias=True,
+                )
+                for box in boxes
+            ]
+            self._pipeline.set_outputs(fn.stack(*clips, axis=0) if plan.views > 1 else clips[0])
+        self._pipeline.build()
+
+    def feed(self, videos: list[bytes], views: list[list[PlanRow]]) -> None:
+        """Start on a batch; `views[i]` are the clips to cut from `videos[i]`, which share their frames."""
+        feed = self._pipeline.feed_input
+        feed("encoded", [np.frombuffer(video, np.uint8) for video in videos])
+        feed("frames", [np.array(rows[0].frames, np.int32) for rows in views])
+        for view in range(self._views):
+            feed(f"box{view}", [_box(rows[view]) for rows in views])
+        self._pipeline.schedule_run()
+
+    def take(self) -> UInt8[Tensor, "B T H W C"]:
+        """The clips of the batch that was fed first, views of a video side by side, without a copy.
+
+        DALI's dynamic executor leaves the memory to the tensor for as long as it lives. Raises RuntimeError if a video
+        of the batch does not decode.
+        """
+        (clips,) = self._pipeline.share_outputs()
+        tensor = torch.from_dlpack(clips.as_tensor())
+        self._pipeline.release_outputs()
+        return tensor.flatten(0, 1) if self._views > 1 else tensor
+
+
+def _box(row: PlanRow) -> np.ndarray:
+    """[[top, left], [bottom, right]] of the crop, left and right exchanged for a flip."""
+    x, y, width, height = row.crop
+    left, right = (x + width, x) if row.flip else (x, x + width)
+    return np.array([[y, left], [y + height, right]], np.float32)

@@ -1,0 +1,223 @@
+"""Batches of clips on the device, ready before they are asked for."""
+
+import atexit
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.graph import Graph
+from pipeline.making import ClipMaker, Group
+from pipeline.plan import ClipPlan, PlanRow
+from pipeline.workers import Task, Workers
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips of one micro-step, all on the device."""
+
+    clip: UInt8[Tensor, "B C T H W"]  # RGB; a view of [B, T, H, W, C] memory, so not contiguous
+    labels: Int64[Tensor, " B"]  # -1 where a video has none
+    keys: list[str]  # of the videos that are shown
+    positions: list[int]  # in the plan's stream
+
+
+@dataclass
+class _Job:
+    """A batch in the making."""
+
+    groups: list[Group]
+    tasks: list[Task]
+    clips: UInt8[Tensor, "B T H W C"] | None  # where PyAV writes; None: DALI does everything
+    num_bytes: int  # held until the batch is out
+    fed: list[Group] | None = None  # what the DALI graph is working on; None: not handed over yet
+
+
+class Loader:
+    """Reads, decodes and cuts the clips of a plan in background threads; a context manager."""
+
+    def __init__(
+        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
+    ) -> None:
+        """`quarantine`: file that gets a line for every video that cannot be decoded; None: they are only counted.
+
+        Raises InputError if data.decoder is dali and the shards hold a codec that DALI does not know on this device.
+        """
+        self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
+        self._maker = ClipMaker(dataset, plan, device, config, quarantine)
+        self._workers = Workers(config.threads, "clips")
+        self._graph: Graph | None = None
+        self._handed_out: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all threads; the frame that each is decoding is let finish."""
+        atexit.unregister(self.close)
+        self._workers.close()
+        self._graph = None
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Sums since the start, of this process."""
+        counts = self._maker.counts
+        return {name: float(counts[name]) for name in COUNTERS}
+
+    def batches(self, first: int) -> Iterator[Batch]:
+        """The plan's batches from number `first` on; endless if the plan is.
+
+        Clips from DALI lie in DALI's memory: use them on the stream that is current when the next batch is asked for,
+        or copy them. Raises InputError if too many videos are bad.
+        """
+        numbers = iter(range(first, 2**62))
+        jobs: deque[_Job] = deque()
+        self._top_up(jobs, numbers)
+        while jobs:
+            started = time.perf_counter()
+            job = jobs.popleft()
+            clips = self._finish(job, jobs)
+            self._top_up(jobs, numbers)
+            self._feed_ready(jobs)
+            self._maker.count(wait_seconds=time.perf_counter() - started)
+            yield self._batch(job, clips)
+            self._hold(clips)
+
+    def _top_up(self, jobs: deque[_Job], numbers: Iterator[int]) -> None:
+        """Have `prefetch` batches in the making, fewer if they are large."""
+        limit = self._config.prefetch_mib * 2**20
+        while len(jobs) < self._config.prefetch and (not jobs or sum(job.num_bytes for job in jobs) < limit):
+            rows = self._plan.batch(next(numbers))
+            if not rows:
+                return
+            jobs.append(self._start(rows))
+
+    def _start(self, rows: list[PlanRow]) -> _Job:
+        views = self._plan.views
+        groups = [Group(first, rows[first : first + views]) for first in range(0, len(rows), views)]
+        clips = None if self._maker.all_by_dali and not self._maker.pyav_only else self._empty(len(rows))
+        encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
+        cut = len(rows) * self._plan.num_frames * self._plan.image_size**2 * 3
+        return _Job(groups, [self._submit(group, clips) for group in groups], clips, encoded + cut)
+
+    def _empty(self, count: int) -> UInt8[Tensor, "B T H W C"]:
+        side = self._plan.image_size
+        pinned = self._device.type == "cuda"  # so that the copy to the device does not hold up the host
+        return torch.empty((count, self._plan.num_frames, side, side, 3), dtype=torch.uint8, pin_memory=pinned)
+
+    def _submit(self, group: Group, clips: Tensor | None) -> Task:
+        return self._workers.submit(lambda task: self._maker.make(task, group, clips))
+
+    def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
+        """Wait for a batch and put it on the device."""
+        self._feed(job)
+        if job.fed and self._graph is not None:
+            try:
+                decoded = self._graph.take()
+            except RuntimeError:
+                self._rescue(job, later)
+            else:
+                return decoded if len(job.fed) == len(job.groups) else self._merged(job, decoded)
+        assert job.clips is not None
+        return job.clips.to(self._device, non_blocking=True)
+
+    def _wait_for(self, job: _Job) -> None:
+        """Wait until all videos of a batch are read and PyAV's part of it is cut."""
+        for place in range(len(job.groups)):
+            while True:
+                try:
+                    self._workers.result(job.tasks[place], self._config.decode_timeout_s)
+                    break
+                except TimeoutError:
+                    self._maker.count(hung=1)
+                    # The thread that hangs may still change the old group.
+                    group = job.groups[place] = replace(job.groups[place])
+                    self._maker.replace(group, f"decoding took more than {self._config.decode_timeout_s:g} s")
+                    job.tasks[place] = self._submit(group, job.clips)
+
+    def _batch(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> Batch:
+        rows = [row for group in job.groups for row in group.rows]
+        samples = [self._dataset.samples[row.sample] for row in rows]
+        labels = torch.tensor([-1 if sample.label is None else sample.label for sample in samples])
+        self._maker.delivered(len(rows))
+        return Batch(
+            clips.permute(0, 4, 1, 2, 3),
+            labels.to(self._device, non_blocking=True),
+            [sample.key for sample in samples],
+            [row.position for row in rows],
+        )
+
+    def _hold(self, clips: Tensor) -> None:
+        """Keep DALI's memory until the device has done what the user has queued on it, then let DALI have it back."""
+        if self._device.type != "cuda":
+            return
+        event = torch.cuda.Event()
+        event.record()
+        self._handed_out.append((event, clips))
+        while self._handed_out and self._handed_out[0][0].query():
+            self._handed_out.popleft()
+
+    def _feed_ready(self, jobs: Sequence[_Job]) -> None:
+        """Hand over what has been read, in order, so that DALI decodes it while the step runs."""
+        for job in jobs:
+            if not all(task.future.done() for task in job.tasks):
+                return
+            self._feed(job)
+
+    def _feed(self, job: _Job) -> None:
+        """Give DALI the videos of a batch that are for it."""
+        if job.fed is not None:
+            return
+        self._wait_for(job)
+        job.fed = [group for group in job.groups if group.data]
+        if not job.fed:
+            return
+        if self._graph is None:
+            self._graph = Graph(
+                self._device, self._plan, self._plan.batch_size // self._plan.views, self._config.threads
+            )
+        self._graph.feed([group.data for group in job.fed], [group.rows for group in job.fed])
+
+    def _merged(self, job: _Job, decoded: Tensor) -> UInt8[Tensor, "B T H W C"]:
+        """A batch of which DALI has cut one part and PyAV the other."""
+        assert job.clips is not None
+        assert job.fed is not None
+        clips = job.clips.to(self._device, non_blocking=True)
+        places = [group.first + view for group in job.fed for view in range(len(group.rows))]
+        clips[torch.tensor(places, device=clips.device)] = decoded
+        return clips
+
+    def _rescue(self, job: _Job, later: Sequence[_Job]) -> None:
+        """After an error of DALI's, PyAV cuts this batch, and finds the video that is bad, if one is.
+
+        DALI does not name the culprit, so all videos of the batch go to PyAV from now on. The graph is not valid any
+        more; the batches that it was working on are fed to a new one.
+        """
+        self._graph = None
+        for other in later:
+            other.fed = None
+        job.clips = self._empty(sum(len(group.rows) for group in job.groups)) if job.clips is None else job.clips
+        for place, group in enumerate(job.groups):
+            if group.data:
+                self._maker.pyav_only.add(group.rows[0].sample)
+                self._maker.count(rescued_clips=len(group.rows))
+                group.data = b""
+                job.tasks[place] = self._submit(group, job.clips)
+        self._wait_for(job)
+
+
+COUNTERS = (
+    *("clips", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
+    *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
+)

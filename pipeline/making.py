@@ -1,0 +1,124 @@
+"""What worker threads do for a batch: read a video, cut its clips or leave that to DALI, replace it if it is bad."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from errors import InputError
+from pipeline.config import DataConfig
+from pipeline.cutting import cut_views
+from pipeline.dataset import ShardDataset
+from pipeline.graph import CPU_CODECS, GPU_CODECS
+from pipeline.plan import ClipPlan, PlanRow
+from pipeline.quarantine import Quarantine
+from pipeline.reader import Reader
+from pipeline.video import VideoError
+from pipeline.workers import Task
+
+MAX_ATTEMPTS = 100  # videos tried in a row for one clip
+
+
+@dataclass
+class Group:
+    """Clips cut from one video with one decode."""
+
+    first: int  # place of the first one in the batch
+    rows: list[PlanRow]
+    attempt: int = 0  # how many videos before this one could not be decoded
+    data: bytes = b""  # for DALI: the encoded video, kept until the clips are out
+
+
+class ClipMaker:
+    """Safe to use from many threads."""
+
+    def __init__(
+        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
+    ) -> None:
+        self._dataset, self._plan, self._reader = dataset, plan, Reader(dataset)
+        self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
+        self._by_dali = _codecs_for_dali(dataset, device, config)
+        self.pyav_only: set[int] = set()  # samples that DALI has failed at
+        self.all_by_dali = self._by_dali >= {sample.codec for sample in dataset.samples}
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Counter[str]:
+        with self._lock:
+            return Counter(self._counts)
+
+    def count(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
+
+    def make(self, task: Task, group: Group, clips: UInt8[Tensor, "B T H W C"] | None) -> None:
+        """Read the group's video; write its clips to `clips`, or leave the bytes in `group.data` for DALI.
+
+        A video that does not decode is replaced as the plan says. Raises InputError if too many do not, or if the
+        plan allows none. Where `clips` is None, everything goes to DALI.
+        """
+        while not task.abandoned:
+            sample = group.rows[0].sample
+            try:
+                data = self._reader.read(sample)
+                self.count(videos_read=1, bytes_read=len(data))
+                if clips is None or self._goes_to_dali(sample):
+                    group.data = data
+                else:
+                    self._cut(task, group, data, clips)
+                return
+            except VideoError as error:
+                if not task.abandoned:
+                    self.replace(group, str(error))
+
+    def replace(self, group: Group, reason: str) -> None:
+        """Put another video in the place of one that cannot be decoded, and write that one down."""
+        sample = group.rows[0].sample
+        group.attempt += 1
+        rows = [self._plan.replacement(row, group.attempt) for row in group.rows]
+        found = [row for row in rows if row is not None]
+        if len(found) < len(rows) or group.attempt > MAX_ATTEMPTS:
+            raise InputError(f"{self._dataset.where(sample)} cannot be decoded: {reason}")
+        self.count(bad_clips=len(rows))
+        self._quarantine.add(sample, reason, len(rows))
+        group.rows = found
+
+    def delivered(self, clips: int) -> None:
+        """Tell that a batch of so many clips is out."""
+        self._quarantine.delivered(clips)
+        self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
+
+    def _goes_to_dali(self, sample: int) -> bool:
+        return self._dataset.samples[sample].codec in self._by_dali and sample not in self.pyav_only
+
+    def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
+        images = clips.numpy()
+
+        def store(view: int, time: int, image: UInt8[np.ndarray, "H W C"]) -> None:
+            with task.lock:
+                if not task.abandoned:
+                    images[group.first + view, time] = image
+
+        sample = self._dataset.samples[group.rows[0].sample]
+        self.count(frames_decoded=cut_views(data, sample, group.rows, self._plan.image_size, store))
+
+
+def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataConfig) -> set[str]:
+    """On the CPU, PyAV is the faster one for every codec, so DALI decodes there only if asked to."""
+    known = GPU_CODECS if device.type == "cuda" else CPU_CODECS
+    present = {sample.codec for sample in dataset.samples}
+    if config.decoder == "pyav" or (config.decoder == "auto" and device.type != "cuda"):
+        return set()
+    if config.decoder == "dali" and present - known:
+        raise InputError(
+            f"data.decoder is dali, which does not decode {', '.join(sorted(present - known))} on {device.type},"
+            f" and {dataset.folder} holds it: set data.decoder to auto"
+        )
+    return known

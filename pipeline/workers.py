@@ -1,0 +1,78 @@
+"""Threads that read and decode. Threads, not processes: FFmpeg and hashing release the interpreter's lock, and nothing
+is left behind, no process and no shared memory, however the program ends."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class Task:
+    """A call under way or waiting; `future` gets its result."""
+
+    def __init__(self, call: Callable[["Task"], Any]) -> None:
+        self.call = call
+        self.future: Future[Any] = Future()
+        self.started: float | None = None
+        self.lock = threading.Lock()  # held while the task writes what others will read
+        self.abandoned = False  # whoever asked has given up: write nothing any more
+
+
+class Workers:
+    """A fixed number of daemon threads; one whose task hangs is replaced."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._name, self._numbers = name, iter(range(10**9))
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        for _ in range(count):
+            self._start_thread()
+
+    def submit(self, call: Callable[[Task], Any]) -> Task:
+        """Queue `call`, which is given its Task."""
+        task = Task(call)
+        self._tasks.put(task)
+        return task
+
+    def result(self, task: Task, timeout: float) -> Any:
+        """Wait for a task; raises TimeoutError, and replaces its thread, if it has been running for `timeout` s."""
+        while True:
+            try:
+                return task.future.result(timeout=min(1.0, timeout / 4))
+            except TimeoutError:
+                if task.future.done():
+                    raise  # the call itself has raised it
+                if task.started is not None and time.monotonic() - task.started > timeout:
+                    with task.lock:
+                        task.abandoned = True
+                    self._start_thread()
+                    raise
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Drop waiting tasks and wait for the running ones, `timeout` seconds at most."""
+        self._closed = True
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{next(self._numbers)}", daemon=True)
+        self._threads = [running for running in self._threads if running.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self) -> None:
+        while not self._closed and (task := self._tasks.get()) is not None:
+            if self._closed:
+                return
+            task.started = time.monotonic()
+            try:
+                task.future.set_result(task.call(task))
+            except BaseException as error:  # handed on: whoever waits for the result raises it
+                task.future.set_exception(error)
+            if task.abandoned:
+                return  # another thread has taken this one's place

@@ -1,0 +1,101 @@
+"""Small videos and shards made on the spot: every frame's number can be read from its pixels, also after a crop."""
+
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from pipeline.shards import DatasetInfo, Sample, ShardInfo
+
+LEVELS = 22  # grey levels that survive any codec and any scaling
+
+
+def grey(number: int) -> int:
+    return 20 + 10 * (number % LEVELS)
+
+
+def read_number(image: np.ndarray) -> int:
+    """Number modulo LEVELS of a frame [H, W, 3] drawn by `encode`."""
+    return round((float(image.mean()) - 20) / 10) % LEVELS
+
+
+def encode(
+    num_frames: int,
+    *,
+    codec: str = "libx264",
+    container: str = "mp4",
+    width: int = 64,
+    height: int = 48,
+    options: dict[str, str] | None = None,
+    first: int = 0,
+    pattern: bool = False,
+) -> bytes:
+    """Frame k is flat grey that tells `first` + k; with `pattern`, a ramp and colours lie over it (not readable)."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=Fraction(8))
+        stream.width, stream.height = width, height
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.options = options or {}
+        for number in range(first, first + num_frames):
+            image = np.full((height, width, 3), grey(number), np.uint8)
+            if pattern:
+                image[..., 0] = np.linspace(0, 255, width)
+                image[..., 1] = np.linspace(0, 255, height)[:, None]
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None = None) -> Sample:
+    with av.open(io.BytesIO(data)) as video:
+        stream = video.streams.video[0]
+        count = sum(1 for _ in video.decode(stream))
+        context = stream.codec_context
+        return Sample(
+            key, container, context.name, count, 8.0, 1, context.width, context.height, label,
+            f"{key}.{container}", hashlib.sha256(data).hexdigest(),
+        )  # fmt: skip
+
+
+def write_shards(
+    folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4"
+) -> Path:
+    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`."""
+    folder.mkdir(parents=True)
+    samples = [
+        sample_of(key, data, container, i % classes if classes else None) for i, (key, data) in enumerate(videos)
+    ]
+    shards = []
+    for number, start in enumerate(range(0, len(videos), per_shard)):
+        name = f"shard-{number:06d}.tar"
+        offsets = {}
+        with tarfile.open(folder / name, "w") as tar:
+            for key, data in videos[start : start + per_shard]:
+                entry = tarfile.TarInfo(f"{key}.{container}")
+                entry.size = len(data)
+                offsets[key] = tar.offset + 512
+                tar.addfile(entry, io.BytesIO(data))
+        placed = [
+            replace(sample, offset=offsets[sample.key], size=len(data))
+            for sample, (_, data) in zip(samples, videos, strict=True)
+            if sample.key in offsets
+        ]
+        (folder / name.replace(".tar", ".samples.jsonl")).write_text(
+            "".join(json.dumps(asdict(sample)) + "\n" for sample in placed)
+        )
+        content = (folder / name).read_bytes()
+        shards.append(ShardInfo(name, len(placed), len(content), hashlib.sha256(content).hexdigest()))
+    info = DatasetInfo(
+        len(videos), sum(sample.num_frames for sample in samples), sum(len(data) for _, data in videos),
+        [f"class {i}" for i in range(classes)], {}, shards,
+    )  # fmt: skip
+    (folder / "dataset.json").write_text(json.dumps(info.to_json()))
+    return folder
