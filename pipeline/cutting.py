@@ -69,13 +69,9 @@ class Scaler:
             ("format", "rgb24"),
             ("buffersink", ""),
         ]
-        # Time stands still here: the graph passes frames through one by one.
-        last = graph.add_buffer(
-            width=frame.width,
-            height=frame.height,
-            format=frame.format.name,
-            time_base=frame.time_base,  # type: ignore[arg-type]
-        )
+        # The graph passes frames through one by one: it never looks at their time.
+        source = f"{frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
+        last = graph.add("buffer", f"video_size={source}")
         for name, options in steps:
             step = graph.add(name, options or None)
             last.link_to(step)
