@@ -23,7 +23,8 @@ class Reader:
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
         video = self._dataset.samples[sample]
-        data = os.pread(self._file(int(self._dataset.shard_of[sample])).fileno(), video.size, video.offset)
+        file = self._file(int(self._dataset.shard_of[sample]))  # held here: another thread may push it out of the cache
+        data = os.pread(file.fileno(), video.size, video.offset)
         if len(data) < video.size:
             raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
         if hashlib.sha256(data).hexdigest() != video.sha256:
