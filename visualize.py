@@ -1,0 +1,148 @@
+"""What a model makes of videos: `python visualize.py RUN VIDEO... [--output FOLDER]`.
+
+Writes for each video the paper's figure (frames, reconstruction, error, probability, mask) as PNG and GIF. A VIDEO is a
+file, a folder of files or a folder of shards; RUN is a run folder, one of its checkpoints, or any file of weights that
+model/pretrained.py reads.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from PIL import Image
+from tqdm import tqdm
+
+from durable import write_aside, write_text
+from errors import InputError, run_command
+from figures import drawing
+from figures.clips import Clip, read_clips
+from figures.drawing import Row
+from figures.report import Sheet, page
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from model.maps import Maps
+
+REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    run = Path(options.run)
+    model = AdaMAE.from_pretrained(run, **({} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}))
+    config = model.config
+    output = Path(options.output or (run / "figures" if run.is_dir() else "figures"))
+    output.mkdir(parents=True, exist_ok=True)
+    stride = options.frame_stride or stride_of(run)
+    clips = read_clips(
+        [Path(video) for video in options.videos], config.num_frames, config.image_size, stride, options.clips
+    )
+    report = []
+    for clip in tqdm(clips, desc="figures", unit="clip"):
+        write_figure(output / clip.name, drawing.five_rows(reconstruct(model, clip, options.seed)), config)
+        if options.strategies:
+            rows = strategy_rows(model, clip, options.seed)
+            write_picture(output / f"{clip.name}.strategies.png", rows, config)
+        if options.checkpoints:
+            rows = checkpoint_rows(run, config, clip, options.seed)
+            write_picture(output / f"{clip.name}.checkpoints.png", rows, config)
+        if options.html:
+            report.append((clip.name, list(sheets(model, clip, options.seed))))
+    if report:
+        write_text(output / "report.html", page(f"AdaMAE: {run}", report))
+    print(f"figures are in {output}")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or file of weights")
+    parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
+    parser.add_argument("--output", metavar="FOLDER", help="default: figures/ in the run folder")
+    parser.add_argument("--mask-ratio", type=float, metavar="R", help="share to hide; default: the one trained with")
+    parser.add_argument(
+        "--frame-stride", type=int, metavar="N", help="frames of the source; default: the run's, else 4"
+    )
+    parser.add_argument("--clips", type=int, default=8, metavar="N", help="videos shown of each folder (default 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the masks")
+    parser.add_argument("--strategies", action="store_true", help="also the masking strategies below each other")
+    parser.add_argument("--checkpoints", action="store_true", help="also the same clip over the run's checkpoints")
+    parser.add_argument("--html", action="store_true", help="also report.html, with sliders over frames and ratios")
+    options = parser.parse_args(arguments)
+    for name in ("frame_stride", "clips"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
+    return options
+
+
+def stride_of(run: Path) -> int:
+    """The stride in source frames that a run was trained with; 4 where `run` is no run folder."""
+    file = run / "config.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))["data"]["frame_stride"] if file.is_file() else 4
+
+
+def reconstruct(model: AdaMAE, clip: Clip, seed: int) -> Maps:
+    return model.reconstruct(clip.frames[None], seed)
+
+
+def strategy_rows(model: AdaMAE, clip: Clip, seed: int) -> list[Row]:
+    """One model under each way of masking, at the model's ratio."""
+    rows = [drawing.frames_row(reconstruct(model, clip, seed))]
+    for masking in ("adaptive", "random", "tube", "frame"):
+        if masking == "adaptive" and not model.token_sampler.looks:
+            continue
+        ratio = model.config.mask_ratio
+        if masking == "frame":  # at least one token frame has to stay
+            ratio = min(ratio, 1 - 1 / model.config.grid[0])
+        maps = reconstruct(model.remasked(masking=masking, mask_ratio=ratio), clip, seed)
+        shown = [drawing.mask_row(maps), drawing.reconstruction_row(maps), drawing.error_row(maps)]
+        rows += labelled(masking, shown)
+    return rows
+
+
+def checkpoint_rows(run: Path, config: ModelConfig, clip: Clip, seed: int) -> list[Row]:
+    """The same clip and the same noise, as training went on."""
+    folders = sorted(run.glob("checkpoints/step-*"))
+    if not folders:
+        raise InputError(f"{run} has no checkpoints/: --checkpoints needs a run folder")
+    rows: list[Row] = []
+    for folder in folders:
+        maps = reconstruct(AdaMAE.from_pretrained(folder, mask_ratio=config.mask_ratio), clip, seed)
+        shown = [] if maps.probability is None else [drawing.probability_row(maps)]
+        step = int(folder.name.removeprefix("step-"))
+        rows = rows or [drawing.frames_row(maps)]
+        rows += labelled(f"step {step}", [*shown, drawing.reconstruction_row(maps)])
+    return rows
+
+
+def labelled(title: str, rows: list[Row]) -> list[Row]:
+    return [row._replace(label=f"{title}:\n{row.label}") for row in rows]
+
+
+def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:
+    """The five rows at every ratio at which this clip shape leaves something visible."""
+    for ratio in sorted({*REPORT_RATIOS, model.config.mask_ratio}):
+        try:
+            replace(model.config, mask_ratio=ratio)
+        except InputError:  # too few tokens, or token frames, for this ratio
+            continue
+        yield Sheet(ratio, drawing.five_rows(reconstruct(model.remasked(mask_ratio=ratio), clip, seed)))
+
+
+def write_figure(stem: Path, rows: list[Row], config: ModelConfig) -> None:
+    write_picture(stem.with_name(stem.name + ".png"), rows, config)
+    first, *others = drawing.animation(rows)
+    with write_aside(stem.with_name(stem.name + ".gif")) as aside:
+        first.save(aside, "GIF", save_all=True, append_images=others, duration=160, loop=0)
+
+
+def write_picture(path: Path, rows: list[Row], config: ModelConfig) -> None:
+    picture: Image.Image = drawing.picture(rows, config.tubelet_size)
+    with write_aside(path) as aside:
+        picture.save(aside, "PNG")
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

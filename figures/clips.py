@@ -1,0 +1,126 @@
+"""Clips to draw: out of plain video files, folders of them, and shards."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+import torch
+import torch.nn.functional as F
+from av.error import FFmpegError
+from jaxtyping import UInt8
+from torch import Tensor
+
+from errors import InputError
+from pipeline.dataset import ShardDataset
+from pipeline.shards import DATASET_FILE
+from pipeline.video import VideoError, decode_frames
+
+VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
+
+
+class Clip(NamedTuple):
+    name: str  # of the video, made unique
+    frames: UInt8[Tensor, "C T H W"]
+
+
+class Source(NamedTuple):
+    """A video that has not been opened yet."""
+
+    name: str
+    video: Path  # the file itself, or the tar that it is in
+    offset: int = 0
+    size: int | None = None  # None: the file itself
+    stored_stride: int = 1  # source frames per stored frame
+    num_frames: int | None = None  # None: not known
+
+
+def read_clips(
+    paths: Sequence[Path], num_frames: int, image_size: int, frame_stride: int, limit: int
+) -> Iterator[Clip]:
+    """A clip from the middle of each video, every `frame_stride`-th frame, shorter side scaled, centre cropped.
+
+    Of the videos in a folder or in shards, `limit` evenly spread ones; there, a video that does not decode is named on
+    stderr and left out. Raises InputError for a path that holds no video, and for a file that does not decode.
+    """
+    used: Counter[str] = Counter()
+    for path in paths:
+        found = list(_sources(path))
+        if not found:
+            raise InputError(f"{path} holds no video: give a video file, a folder of videos or a folder of shards")
+        for source in found[:: -(-len(found) // limit)]:
+            try:
+                frames = _read(source, num_frames, image_size, frame_stride)
+            except (VideoError, FFmpegError) as error:
+                if path.is_file():
+                    raise InputError(f"{path} cannot be shown: {error}") from error
+                print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
+                continue
+            used[source.name] += 1
+            yield Clip(source.name if used[source.name] == 1 else f"{source.name}-{used[source.name]}", frames)
+
+
+def _sources(path: Path) -> Iterator[Source]:
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
+    if path.is_file():
+        yield Source(path.stem, path)
+    elif (path / DATASET_FILE).is_file():
+        dataset = ShardDataset.open(path)
+        for index, sample in enumerate(dataset.samples):
+            yield Source(
+                sample.key.replace("/", "_"), dataset.shard_path(index), sample.offset, sample.size,
+                sample.frame_stride, sample.num_frames,
+            )  # fmt: skip
+    else:
+        for file in sorted(path.rglob("*")):
+            if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
+                yield Source("_".join(file.relative_to(path).with_suffix("").parts), file)
+
+
+def _read(source: Source, num_frames: int, image_size: int, frame_stride: int) -> UInt8[Tensor, "C T H W"]:
+    if frame_stride % source.stored_stride:
+        raise InputError(
+            f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
+            f" give a --frame-stride that is a multiple of {source.stored_stride}"
+        )
+    stride = frame_stride // source.stored_stride
+    video: bytes | Path = source.video
+    if source.size is not None:
+        with source.video.open("rb") as file:
+            file.seek(source.offset)
+            video = file.read(source.size)
+    count = source.num_frames or _count_frames(source.video)
+    return fit(decode_frames(video, middle(count, num_frames, stride), source.num_frames), image_size)
+
+
+def middle(count: int, num_frames: int, stride: int) -> list[int]:
+    """Frame numbers of the clip in the middle of `count` frames; the last frame repeats where they are too few."""
+    start = max(0, (count - (num_frames - 1) * stride - 1) // 2)
+    return [min(start + i * stride, count - 1) for i in range(num_frames)]
+
+
+def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, "C T S S"]:
+    """Scale the shorter side to `image_size` and cut out the centre."""
+    images = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
+    height, width = images.shape[2:]
+    scale = image_size / min(height, width)
+    size = max(image_size, round(height * scale)), max(image_size, round(width * scale))
+    images = F.interpolate(images, size, mode="bilinear", antialias=True)
+    top, left = (size[0] - image_size) // 2, (size[1] - image_size) // 2
+    images = images[:, :, top : top + image_size, left : left + image_size]
+    return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
+
+
+def _count_frames(video: Path) -> int:
+    """Frames that decode. What a container says of itself is not always true."""
+    with av.open(str(video)) as container:
+        if not container.streams.video:
+            raise VideoError("it has no video track")
+        count = sum(1 for _ in container.decode(video=0))
+    if not count:
+        raise VideoError("none of its frames decodes")
+    return count

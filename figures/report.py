@@ -1,0 +1,96 @@
+"""One HTML file, complete in itself, with the maps of clips under sliders over frames and masking ratios."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from figures.drawing import CELL, Row
+
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>TITLE</title>
+<style>
+  body { font: 14px sans-serif; margin: 2em; }
+  .maps { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0 2em; }
+  .map { width: CELLpx; height: CELLpx; image-rendering: pixelated; }
+  figure { margin: 0; } figcaption { height: 3em; white-space: pre-line; font-size: 12px; }
+  .sliders { position: sticky; top: 0; background: white; padding: 8px 0; }
+  input { width: 20em; vertical-align: middle; }
+</style>
+<h1>TITLE</h1>
+<p>Red is high. Grey: visible, so not predicted. Black: masked. Probabilities are multiples of the uniform one.</p>
+<div class="sliders">
+  <label>frame <input id="frame" type="range" min="0" value="0"> <output id="frame-value"></output></label>
+  <label>hidden <input id="ratio" type="range" min="0" value="0"> <output id="ratio-value"></output></label>
+</div>
+<div id="clips"></div>
+<script>
+const clips = CLIPS, cell = CELL;
+function element(name, parent, properties) {
+  return parent.appendChild(Object.assign(document.createElement(name), properties));
+}
+const frame = document.getElementById("frame"), ratio = document.getElementById("ratio");
+frame.max = clips[0].num_frames - 1;
+ratio.max = clips[0].sheets.length - 1;
+ratio.value = ratio.max;
+const views = clips.map(clip => {
+  element("h2", document.getElementById("clips"), {textContent: clip.name});
+  const box = element("div", document.getElementById("clips"), {className: "maps"});
+  return clip.sheets[0].labels.map(() => {
+    const figure = element("figure", box, {});
+    return {caption: element("figcaption", figure, {}), map: element("div", figure, {className: "map"})};
+  });
+});
+function show() {
+  clips.forEach((clip, c) => {
+    const sheet = clip.sheets[ratio.value];
+    views[c].forEach((view, row) => {
+      view.caption.textContent = sheet.labels[row];
+      view.map.style.backgroundImage = `url(${sheet.image})`;
+      view.map.style.backgroundPosition = `${-frame.value * cell}px ${-row * cell}px`;
+    });
+  });
+  document.getElementById("frame-value").textContent = frame.value;
+  document.getElementById("ratio-value").textContent = clips[0].sheets[ratio.value].hidden;
+}
+frame.oninput = ratio.oninput = show;
+show();
+</script>
+"""
+
+
+class Sheet(NamedTuple):
+    """The rows of a clip at one masking ratio."""
+
+    mask_ratio: float
+    rows: list[Row]
+
+
+def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]]) -> str:
+    """clips: name and sheets of each, the same ratios for all, in ascending order."""
+    described = [
+        {
+            "name": name,
+            "num_frames": len(sheets[0].rows[0].cells),
+            "sheets": [_sheet(sheet) for sheet in sheets],
+        }
+        for name, sheets in clips
+    ]
+    # "</" would end the script element from within a video's name.
+    data = json.dumps(described).replace("</", "<\\\\/")
+    return PAGE.replace("TITLE", html.escape(title)).replace("CELL", str(CELL)).replace("CLIPS", data)
+
+
+def _sheet(sheet: Sheet) -> dict[str, Any]:
+    """All frames of all rows in one picture: a row a map, a column a frame."""
+    pixels = np.concatenate([np.concatenate(list(row.cells), axis=1) for row in sheet.rows])
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "WEBP", quality=85)
+    image = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"hidden": f"{sheet.mask_ratio:.0%}", "labels": [row.label for row in sheet.rows], "image": image}

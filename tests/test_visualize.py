@@ -1,0 +1,151 @@
+"""The figures show what the model did: colours, masks and pictures are read back from the files."""
+
+import json
+import re
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import visualize
+from errors import InputError
+from figures import drawing
+from figures.clips import fit, middle, read_clips
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+
+CONFIG = {
+    "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
+    "mask_ratio": 0.75,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder as train.py leaves it, with two checkpoints."""
+    folder = tmp_path / "run"
+    for step in (5, 10):
+        torch.manual_seed(step)
+        (folder / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+        weights = AdaMAE(ModelConfig(**CONFIG)).state_dict()
+        save_file(weights, folder / f"checkpoints/step-{step:08d}/model.safetensors")
+    (folder / "config.yaml").write_text(json.dumps({"model": CONFIG, "data": {"frame_stride": 2}}))  # JSON is YAML
+    return folder
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Two videos, 64×48, in which frame k is a grey of 4·k; and a file that is none."""
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for name in ("a.mp4", "b.mkv"):
+        with av.open(str(folder / name), "w") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 1_000_000
+            for k in range(40):
+                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 4 * k, np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    (folder / "c.mp4").write_bytes(b"not a video")
+    return folder
+
+
+def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) -> None:
+    visualize.main([str(run), str(videos), "--strategies", "--checkpoints", "--html"])
+    written = {path.name for path in (run / "figures").iterdir()}
+    expected = {f"{name}{kind}" for name in "ab" for kind in (".png", ".gif", ".strategies.png", ".checkpoints.png")}
+    assert written == expected | {"report.html"}
+    assert "left out: c cannot be shown" in capsys.readouterr().err
+
+    picture = Image.open(run / "figures/a.png")
+    side = drawing.CELL + drawing.GAP
+    assert picture.size == (drawing.LABEL + 4 * side, 5 * side)  # 4 token frames, five rows
+    assert Image.open(run / "figures/a.gif").n_frames == 8
+    assert Image.open(run / "figures/a.strategies.png").height == (1 + 4 * 3) * side
+    assert Image.open(run / "figures/a.checkpoints.png").height == (1 + 2 * 2) * side
+
+
+def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path: Path) -> None:
+    visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--mask-ratio", "0.5", "--seed", "3"])
+    clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
+    is_masked = AdaMAE.from_pretrained(run, mask_ratio=0.5).reconstruct(clip.frames[None], seed=3).is_masked[0]
+    assert is_masked.float().mean() == 0.5
+
+    picture = np.asarray(Image.open(tmp_path / "a.png"))
+    side, token = drawing.CELL + drawing.GAP, drawing.CELL // 4
+    for t in range(4):
+        corner = drawing.LABEL + t * side
+        cell = picture[4 * side : 4 * side + drawing.CELL, corner : corner + drawing.CELL, 0]
+        assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
+
+
+def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
+    visualize.main([str(run), str(videos / "a.mp4"), "--html"])
+    text = (run / "figures/report.html").read_text()
+    assert not re.search(r"https?://|src=", text)
+    clips = json.loads(re.search(r"const clips = (\[.*\]), cell", text)[1])
+    assert clips[0]["name"] == "a"
+    assert [sheet["hidden"] for sheet in clips[0]["sheets"]] == ["50%", "75%", "85%", "90%", "95%", "98%"]
+    assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
+    assert len(clips[0]["sheets"][0]["labels"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere", "a.mp4"], "nowhere does not exist"),
+        (["run", "nowhere.mp4"], "nowhere.mp4 does not exist"),
+        (["run", "c.mp4"], "c.mp4 cannot be shown"),
+        (["run", "empty"], "empty holds no video"),
+        (["empty", "a.mp4"], "empty holds no checkpoint yet"),
+        (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
+        (["run", "a.mp4", "--clips", "0"], "--clips is 0"),
+    ],
+    ids=str,
+)
+def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str) -> None:
+    (videos / "empty").mkdir()
+    (videos / "run").symlink_to(run)
+    monkeypatch.chdir(videos)
+    with pytest.raises(InputError) as error:
+        visualize.main(arguments)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(40, [9, 12, 15, 18, 21, 24, 27, 30]), (22, [0, 3, 6, 9, 12, 15, 18, 21]), (5, [0, 3, 4, 4, 4, 4, 4, 4])],
+)
+def test_a_clip_is_from_the_middle(count: int, expected: list[int]) -> None:
+    assert middle(count, num_frames=8, stride=3) == expected
+
+
+def test_clips_show_the_frames_they_say(videos: Path) -> None:
+    clip = next(read_clips([videos / "b.mkv"], 8, 32, frame_stride=3, limit=1))
+    assert clip.frames.shape == (3, 8, 32, 32)
+    means = clip.frames.float().mean(dim=(0, 2, 3))
+    assert torch.allclose(means, 4 * torch.tensor(middle(40, 8, 3)).float(), atol=3)
+
+
+def test_fit_keeps_shapes_and_the_centre() -> None:
+    frames = np.zeros((1, 40, 100, 3), np.uint8)
+    frames[:, :, 30:70] = 255  # the middle square
+    assert (fit(frames, 20)[:, :, :, 2:-2] == 255).all()
+    assert (fit(frames, 80)[:, :, :, 5:-5] == 255).all()
+
+
+def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> None:
+    for i in range(10):
+        (tmp_path / f"many{i}.mp4").write_bytes((videos / "a.mp4").read_bytes())
+    (videos / "a.mp4").unlink()
+    names = [clip.name for clip in read_clips([tmp_path], 8, 32, 1, limit=3)]
+    assert len(names) == 3
+    assert names[0] == "many0"
+
+
+def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
+    assert [clip.name for clip in read_clips([videos / "a.mp4"] * 2, 8, 32, 1, limit=1)] == ["a", "a-2"]
