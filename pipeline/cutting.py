@@ -65,7 +65,7 @@ class Scaler:
             *UPRIGHT[frame.rotation % 360],
             ("crop", "{}:{}:{}:{}:exact=1".format(*box)),
             *([("hflip", "")] if self._flip else []),
-            ("scale", f"{self._size}:{self._size}:flags=bilinear:in_color_matrix=bt601"),
+            ("scale", f"{self._size}:{self._size}:flags=bilinear+full_chroma_int:in_color_matrix=bt601"),
             ("format", "rgb24"),
             ("buffersink", ""),
         ]

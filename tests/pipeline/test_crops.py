@@ -1,0 +1,60 @@
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import crops
+
+sides = st.integers(1, 2000)
+draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)
+
+
+@pytest.mark.parametrize("cut", [crops.multiscale, crops.random_resized])
+@given(width=sides, height=sides, numbers=draws)
+def test_boxes_lie_in_the_frame(
+    cut: Callable[[int, int, list[float]], crops.Crop], width: int, height: int, numbers: list[float]
+) -> None:
+    box = cut(width, height, numbers)
+    assert box.width >= 1
+    assert box.height >= 1
+    assert 0 <= box.x <= width - box.width
+    assert 0 <= box.y <= height - box.height
+
+
+def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
+    """By hand for 340×256: scales of 256, neighbours at most one step apart, offsets in quarters."""
+    rng = np.random.default_rng(0)
+    boxes = [crops.multiscale(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
+    steps = [256, 224, 192, 168]
+    sizes = Counter((box.width, box.height) for box in boxes)
+    assert set(sizes) == {(w, h) for i, w in enumerate(steps) for j, h in enumerate(steps) if abs(i - j) <= 1}
+    assert len(sizes) == 10
+    assert min(sizes.values()) > 380, "all equally likely: 500 each"
+    places = {(box.x, box.y) for box in boxes if (box.width, box.height) == (192, 224)}
+    across, down = (340 - 192) // 4, (256 - 224) // 4
+    assert places == {
+        (0, 0), (4 * across, 0), (0, 4 * down), (4 * across, 4 * down), (2 * across, 2 * down),
+        (0, 2 * down), (4 * across, 2 * down), (2 * across, 4 * down), (2 * across, 0),
+        (across, down), (3 * across, down), (across, 3 * down), (3 * across, 3 * down),
+    }  # fmt: skip
+
+
+def test_random_resized_keeps_area_and_ratio() -> None:
+    rng = np.random.default_rng(0)
+    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist()) for _ in range(2000)]
+    areas = [box.width * box.height / 120000 for box in boxes]
+    ratios = [box.width / box.height for box in boxes]
+    assert 0.49 < min(areas) < 0.51
+    assert max(areas) > 0.98
+    assert 0.74 < min(ratios) < 0.77
+    assert 1.31 < max(ratios) < 1.35
+    assert crops.random_resized(1000, 10, [0.5] * crops.DRAWS) == (493, 0, 13, 10), "none fits: the centre"
+
+
+def test_across_covers_the_longer_side() -> None:
+    assert [crops.across(100, 60, i, 3) for i in range(3)] == [(0, 0, 60, 60), (20, 0, 60, 60), (40, 0, 60, 60)]
+    assert [crops.across(60, 100, i, 3).y for i in range(3)] == [0, 20, 40]
+    assert crops.across(100, 60, 0, 1) == (20, 0, 60, 60)

@@ -1,0 +1,269 @@
+"""The plan is arithmetic: its promises are checked over many seeds, sizes and world sizes."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errors import InputError
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
+from pipeline.shards import DatasetInfo, Sample
+
+
+def table(
+    counts: list[int], num_frames: int = 40, frame_stride: int = 1, parts: list[int] | None = None
+) -> ShardDataset:
+    """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s]."""
+    samples = [
+        Sample(
+            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4", f"{i * 7919 % 10007:05d}"
+        )
+        for i in range(sum(counts))
+    ]
+    shard_of = np.repeat(np.arange(len(counts)), counts)
+    info = DatasetInfo(len(samples), 0, 0, [], {}, [])
+    shards = [Path(f"shard-{s}.tar") for s in range(len(counts))]
+    return ShardDataset(Path("made"), info, samples, shard_of, shards, np.array(parts or [0] * len(counts)))
+
+
+def plan_of(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> Plan:
+    settings = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 4, **others}
+    return Plan(dataset, config or DataConfig(frame_stride=1), **settings)
+
+
+def stream(plans: list[Plan], batches: range) -> list[PlanRow]:
+    """The global order that the ranks of one run see together."""
+    return [row for index in batches for plan in plans for row in plan.batch(index)]
+
+
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    seed=st.integers(0, 2**64 - 1),
+    world=st.sampled_from([1, 2, 3, 4, 6]),
+    window=st.integers(1, 4),
+    repeats=st.sampled_from([1, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_world_size_sees_the_same_global_order(
+    counts: list[int], seed: int, world: int, window: int, repeats: int
+) -> None:
+    dataset, config = table(counts), DataConfig(frame_stride=1, shuffle_shards=window, repeats=repeats)
+    alone = stream([plan_of(dataset, config, seed=seed, batch_size=12)], range(4))
+    ranks = (
+        [
+            plan_of(dataset, config, seed=seed, batch_size=12 // world, rank=rank, world_size=world)
+            for rank in range(world)
+        ]
+        if 12 // world % repeats == 0
+        else [plan_of(dataset, config, seed=seed, batch_size=12)]
+    )
+    assert stream(ranks, range(4)) == alone
+    assert [row.position for row in alone] == list(range(48))
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), seed=st.integers(0, 10**6), window=st.integers(1, 8))
+@settings(max_examples=40, deadline=None)
+def test_an_epoch_shows_every_video_once(counts: list[int], seed: int, window: int) -> None:
+    dataset = table(counts)
+    plan = plan_of(dataset, DataConfig(frame_stride=1, shuffle_shards=window), seed=seed)
+    size = sum(counts)
+    assert plan.clips_per_epoch == size
+    for epoch in range(3):
+        rows = [plan.row(position) for position in range(epoch * size, (epoch + 1) * size)]
+        assert sorted(row.sample for row in rows) == list(range(size))
+        assert {row.epoch for row in rows} == {epoch}
+
+
+@pytest.mark.parametrize("trial", range(100))
+def test_going_on_anywhere_at_another_world_size_is_going_on(trial: int) -> None:
+    draw = np.random.default_rng(trial)
+    dataset = table(draw.integers(1, 9, size=int(draw.integers(1, 6))).tolist())
+    stop = int(draw.integers(0, 30))
+    worlds = [int(world) for world in draw.choice([1, 2, 3, 4, 6, 12], size=2)]
+    whole = stream([plan_of(dataset, seed=trial, batch_size=12)], range(60))
+    before, after = (
+        [plan_of(dataset, seed=trial, batch_size=12 // world, rank=rank, world_size=world) for rank in range(world)]
+        for world in worlds
+    )
+    assert stream(before, range(stop)) + stream(after, range(stop, 60)) == whole
+
+
+def test_samples_are_shuffled_within_windows_of_shards_only() -> None:
+    dataset = table([5] * 12)
+    plan = plan_of(dataset, DataConfig(frame_stride=1, shuffle_shards=3))
+    for epoch in range(3):
+        shards = [int(dataset.shard_of[plan.row(p).sample]) for p in range(60 * epoch, 60 * (epoch + 1))]
+        windows = [set(shards[start : start + 15]) for start in range(0, 60, 15)]
+        assert all(len(window) == 3 for window in windows)
+        assert sum(map(len, windows)) == 12
+        assert any(a != b for a, b in pairwise(shards[:15]))
+
+
+def test_every_place_of_the_order_is_equally_likely() -> None:
+    dataset, size = table([2, 2, 2]), 6
+    counts = np.zeros((size, size))
+    for seed in range(1200):
+        plan = plan_of(dataset, seed=seed)
+        for place in range(size):
+            counts[place, plan.row(place).sample] += 1
+    expected = 1200 / size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 52.6, "25 degrees of freedom: p < 0.001"
+
+
+def test_epochs_seeds_and_positions_differ() -> None:
+    dataset = table([8] * 4)
+    orders = [tuple(plan_of(dataset, seed=seed).row(p).sample for p in range(64)) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+    assert orders[0][:32] != orders[0][32:]
+    rows = [plan_of(dataset).row(position) for position in range(400)]
+    starts = Counter(row.start_frame for row in rows)
+    assert set(starts) == set(range(37)), "every start from 0 to 40 - 4"
+    assert 150 < sum(row.flip for row in rows) < 250
+    assert len({row.crop for row in rows}) > 60
+
+
+def test_repeats_share_frames_and_differ_in_crops() -> None:
+    plan = plan_of(table([8] * 2), DataConfig(frame_stride=1, repeats=4), batch_size=8)
+    rows = [row for index in range(8) for row in plan.batch(index)]
+    groups = [rows[start : start + 4] for start in range(0, len(rows), 4)]
+    assert all(len({(row.sample, row.frames) for row in group}) == 1 for group in groups)
+    assert sum(len({(row.crop, row.flip) for row in group}) for group in groups) > 3 * len(groups)
+    assert plan.clips_per_epoch == 64
+    with pytest.raises(InputError, match="not a multiple of data.repeats"):
+        plan_of(table([8]), DataConfig(frame_stride=1, repeats=3))
+
+
+@given(
+    available=st.integers(1, 200),
+    wanted=st.integers(1, 32),
+    stride=st.integers(1, 8),
+    share=st.floats(0, 1, exclude_max=True),
+)
+def test_strided_frames_are_in_the_video(available: int, wanted: int, stride: int, share: float) -> None:
+    frames = strided_frames(available, wanted, stride, share)
+    assert len(frames) == wanted
+    assert frames[0] >= 0
+    assert frames[-1] <= available - 1
+    if available > (wanted - 1) * stride:
+        assert {b - a for a, b in pairwise(frames)} <= {stride}
+    else:
+        assert frames == tuple(min(step * stride, available - 1) for step in range(wanted)), "padded by the last one"
+
+
+@given(available=st.integers(1, 200), shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=32))
+def test_segment_frames_come_one_from_each_part(available: int, shares: list[float]) -> None:
+    frames = segment_frames(available, shares)
+    assert list(frames) == sorted(frames)
+    for part, frame in enumerate(frames):
+        assert int(part * available / len(shares)) <= frame <= min((part + 1) * available / len(shares), available - 1)
+
+
+def test_strides_are_counted_in_source_frames() -> None:
+    plan = plan_of(table([4], frame_stride=4), DataConfig(frame_stride=8))
+    assert {b - a for a, b in pairwise(plan.row(0).frames)} == {2}
+    with pytest.raises(InputError, match="keeps every 4th frame"):
+        plan_of(table([4], frame_stride=4), DataConfig(frame_stride=2))
+
+
+def test_a_mix_keeps_its_weights_and_comes_round() -> None:
+    dataset = table([30, 6], parts=[0, 1])
+    config = DataConfig(shards=["a", "b"], weights=[1.0, 1.0], frame_stride=1)
+    plan = plan_of(dataset, config)
+    assert plan.clips_per_epoch == 36
+    samples = [plan.row(position).sample for position in range(3 * 36)]
+    small = [sample for sample in samples if sample >= 30]
+    assert len(small) == 3 * 18
+    for start in range(0, len(small), 6):
+        assert sorted(small[start : start + 6]) == list(range(30, 36)), "each round of the small dataset is complete"
+    large = [sample for sample in samples if sample < 30]
+    assert sorted(large[:30]) == list(range(30))
+
+
+def test_a_mix_without_weights_is_by_size() -> None:
+    plan = plan_of(table([30, 6], parts=[0, 1]), DataConfig(shards=["a", "b"], frame_stride=1))
+    assert sorted(plan.row(position).sample for position in range(36)) == list(range(36))
+
+
+def test_subsets_are_fixed_and_nested() -> None:
+    dataset = table([10, 10])
+
+    def shown(count: int, seed: int) -> set[int]:
+        plan = plan_of(dataset, DataConfig(frame_stride=1, subset=count), seed=seed)
+        assert plan.clips_per_epoch == count
+        return {plan.row(position).sample for position in range(2 * count)}
+
+    assert shown(7, seed=0) == shown(7, seed=5)
+    assert len(shown(7, seed=0)) == 7
+    assert shown(3, seed=0) < shown(7, seed=0)
+    with pytest.raises(InputError, match="holds only 20"):
+        plan_of(dataset, DataConfig(frame_stride=1, subset=21))
+
+
+def test_a_replacement_is_another_video_and_always_the_same() -> None:
+    dataset = table([20, 20], parts=[0, 1])
+    plan = plan_of(dataset, DataConfig(shards=["a", "b"], frame_stride=1))
+    rows = [plan.row(position) for position in range(40)]
+    others = [plan.replacement(row, 1) for row in rows]
+    assert others == [plan.replacement(row, 1) for row in rows]
+    assert [row.position for row in others] == list(range(40))
+    assert all((row.sample < 20) == (other.sample < 20) for row, other in zip(rows, others, strict=True)), (
+        "same dataset"
+    )
+    assert len({other.sample for other in others}) > 15
+    assert [plan.replacement(row, 2).sample for row in rows] != [other.sample for other in others]
+
+
+@given(size=st.integers(1, 13), world=st.integers(1, 4), temporal=st.integers(1, 5), spatial=st.sampled_from([1, 3]))
+@settings(max_examples=40, deadline=None)
+def test_views_are_shown_exactly_once_at_any_world_size(size: int, world: int, temporal: int, spatial: int) -> None:
+    plans = [
+        ViewPlan(
+            table([size]), DataConfig(frame_stride=2), num_frames=4, image_size=32, batch_size=6,
+            num_temporal=temporal, num_spatial=spatial, rank=rank, world_size=world,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    total = size * temporal * spatial
+    assert len(plans[0]) == total
+    rows = stream(plans, range(total // 6 + 2))
+    assert [row.position for row in rows] == list(range(total))
+    assert len({(row.sample, row.frames, row.crop) for row in rows}) == total
+    assert not any(row.flip for row in rows)
+    assert Counter(row.sample for row in rows) == dict.fromkeys(range(size), temporal * spatial)
+    assert plans[0].replacement(rows[0], 1) is None
+
+
+def test_views_lie_evenly_over_the_video() -> None:
+    dataset = table([1], num_frames=40)
+    plan = ViewPlan(
+        dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=6, num_temporal=2, num_spatial=3
+    )
+    rows = plan.batch(0)
+    assert [row.start_frame for row in rows] == [9, 9, 9, 27, 27, 27]
+    assert [row.crop for row in rows[:3]] == [(0, 0, 48, 48), (8, 0, 48, 48), (16, 0, 48, 48)]
+    one = ViewPlan(dataset, DataConfig(frame_stride=1, sampling="segments"), num_frames=4, image_size=32, batch_size=1)
+    assert one.batch(0)[0].frames == (5, 15, 25, 35)
+
+
+def test_finding_the_place_takes_no_longer_far_into_the_run() -> None:
+    plan = plan_of(table([50] * 4), batch_size=4)
+    far = 10**12
+    assert [row.position for row in plan.batch(far)] == [4 * far + i for i in range(4)]
+    assert plan.batch(far) == plan_of(table([50] * 4), batch_size=4).batch(far)
+
+
+def test_samples_replaced_by_hand_do_not_change_the_rest() -> None:
+    """Frames, crop and flip hang on the position alone, not on what was drawn before."""
+    dataset = table([10])
+    shorter = replace(dataset, samples=[replace(sample, num_frames=12) for sample in dataset.samples])
+    for position in range(20):
+        a, b = plan_of(dataset).row(position), plan_of(shorter).row(position)
+        assert (a.sample, a.crop, a.flip) == (b.sample, b.crop, b.flip)
