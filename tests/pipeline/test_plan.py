@@ -46,7 +46,7 @@ def stream(plans: list[Plan], batches: range) -> list[PlanRow]:
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     seed=st.integers(0, 2**64 - 1),
-    world=st.sampled_from([1, 2, 3, 4, 6]),
+    world=st.sampled_from([1, 2, 3, 6]),
     window=st.integers(1, 4),
     repeats=st.sampled_from([1, 2]),
 )
@@ -56,14 +56,10 @@ def test_every_world_size_sees_the_same_global_order(
 ) -> None:
     dataset, config = table(counts), DataConfig(frame_stride=1, shuffle_shards=window, repeats=repeats)
     alone = stream([plan_of(dataset, config, seed=seed, batch_size=12)], range(4))
-    ranks = (
-        [
-            plan_of(dataset, config, seed=seed, batch_size=12 // world, rank=rank, world_size=world)
-            for rank in range(world)
-        ]
-        if 12 // world % repeats == 0
-        else [plan_of(dataset, config, seed=seed, batch_size=12)]
-    )
+    ranks = [
+        plan_of(dataset, config, seed=seed, batch_size=12 // world, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
     assert stream(ranks, range(4)) == alone
     assert [row.position for row in alone] == list(range(48))
 
@@ -137,7 +133,7 @@ def test_repeats_share_frames_and_differ_in_crops() -> None:
     assert all(len({(row.sample, row.frames) for row in group}) == 1 for group in groups)
     assert sum(len({(row.crop, row.flip) for row in group}) for group in groups) > 3 * len(groups)
     assert plan.clips_per_epoch == 64
-    with pytest.raises(InputError, match="not a multiple of data.repeats"):
+    with pytest.raises(InputError, match=r"not a multiple of data\.repeats"):
         plan_of(table([8]), DataConfig(frame_stride=1, repeats=3))
 
 
