@@ -20,6 +20,7 @@ from training.interrupt import StopRequest
 from training.metrics import Metrics
 from training.objective import Pretraining
 from training.optimizer import make_optimizer, update
+from training.panel import FigurePanel
 from training.run_folder import RunFolder
 from training.schedule import Horizon, seed_step
 
@@ -46,6 +47,7 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
         ):
             metrics.announce(config)
+            panel = FigurePanel(objective.model, config, metrics.writer)
             batches = loader.batches(first=first_step * config.accumulate)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
@@ -55,6 +57,7 @@ def train(config: TrainConfig) -> None:
                 stopping = stop.granted(process.device, may_talk=is_log_step)
                 if is_log_step or is_last:
                     metrics.report(step, lr, loader.counters)
+                panel.draw_if_due(step)
                 if process.is_first and (step % config.checkpoint_every == 0 or is_last or stopping):
                     place = checkpoint.Place(step, horizon.global_batch)
                     checkpoint.save(folder.checkpoints, place, objective.model, optimizer, config.keep_checkpoints)

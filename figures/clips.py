@@ -1,8 +1,10 @@
 """Clips to draw: out of plain video files, folders of them, and shards."""
 
+import io
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from errors import InputError
 from pipeline.dataset import ShardDataset
+from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
 from pipeline.video import VideoError, decode_frames
 
@@ -25,15 +28,15 @@ VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg
 class Clip(NamedTuple):
     name: str  # of the video, made unique
     frames: UInt8[Tensor, "C T H W"]
+    video: Path  # the file, or the tar that it is in
+    numbers: list[int]  # of the frames in the video as stored
 
 
 class Source(NamedTuple):
     """A video that has not been opened yet."""
 
     name: str
-    video: Path  # the file itself, or the tar that it is in
-    offset: int = 0
-    size: int | None = None  # None: the file itself
+    open: Callable[[], bytes | Path]
     stored_stride: int = 1  # source frames per stored frame
     num_frames: int | None = None  # None: not known
 
@@ -53,35 +56,38 @@ def read_clips(
             raise InputError(f"{path} holds no video: give a video file, a folder of videos or a folder of shards")
         for source in found[:: -(-len(found) // limit)]:
             try:
-                frames = _read(source, num_frames, image_size, frame_stride)
+                frames, numbers = _read(source, num_frames, image_size, frame_stride)
             except (VideoError, FFmpegError) as error:
                 if path.is_file():
                     raise InputError(f"{path} cannot be shown: {error}") from error
                 print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
                 continue
             used[source.name] += 1
-            yield Clip(source.name if used[source.name] == 1 else f"{source.name}-{used[source.name]}", frames)
+            name = source.name if used[source.name] == 1 else f"{source.name}-{used[source.name]}"
+            yield Clip(name, frames, source.video, numbers)
 
 
 def _sources(path: Path) -> Iterator[Source]:
     if not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
     if path.is_file():
-        yield Source(path.stem, path)
+        yield Source(path.stem, lambda: path)
     elif (path / DATASET_FILE).is_file():
         dataset = ShardDataset.open(path)
+        reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            yield Source(
-                sample.key.replace("/", "_"), dataset.shard_path(index), sample.offset, sample.size,
-                sample.frame_stride, sample.num_frames,
-            )  # fmt: skip
+            name = sample.key.replace("/", "_")
+            yield Source(name, partial(reader.read, index), sample.frame_stride, sample.num_frames)
     else:
         for file in sorted(path.rglob("*")):
             if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
-                yield Source("_".join(file.relative_to(path).with_suffix("").parts), file)
+                name = "_".join(file.relative_to(path).with_suffix("").parts)
+                yield Source(name, partial(Path, file))
 
 
-def _read(source: Source, num_frames: int, image_size: int, frame_stride: int) -> UInt8[Tensor, "C T H W"]:
+def _read(
+    source: Source, num_frames: int, image_size: int, frame_stride: int
+) -> tuple[UInt8[Tensor, "C T H W"], list[int]]:
     if frame_stride % source.stored_stride:
         raise InputError(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
@@ -94,7 +100,8 @@ def _read(source: Source, num_frames: int, image_size: int, frame_stride: int) -
             file.seek(source.offset)
             video = file.read(source.size)
     count = source.num_frames or _count_frames(source.video)
-    return fit(decode_frames(video, middle(count, num_frames, stride), source.num_frames), image_size)
+    numbers = middle(count, num_frames, stride)
+    return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers
 
 
 def middle(count: int, num_frames: int, stride: int) -> list[int]:
@@ -115,9 +122,9 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, 
     return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
 
 
-def _count_frames(video: Path) -> int:
+def _count_frames(video: bytes | Path) -> int:
     """Frames that decode. What a container says of itself is not always true."""
-    with av.open(str(video)) as container:
+    with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video)) as container:
         if not container.streams.video:
             raise VideoError("it has no video track")
         count = sum(1 for _ in container.decode(video=0))

@@ -1,0 +1,40 @@
+"""The paper's figure of two fixed clips, drawn into TensorBoard now and then: one sees a run learn."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from figures import drawing
+from figures.clips import Clip, read_clips
+from model.adamae import AdaMAE
+from training.config import TrainConfig
+
+NUM_CLIPS = 2
+
+
+class FigurePanel:
+    """Draws every `figure_every` steps; does nothing in processes without a TensorBoard writer."""
+
+    def __init__(self, model: AdaMAE, config: TrainConfig, writer: SummaryWriter | None) -> None:
+        self.model, self.writer = model, writer
+        self.every = config.figure_every if writer is not None else None
+        self.clips = list(_clips(config)) if self.every else []
+
+    def draw_if_due(self, step: int) -> None:
+        if self.writer is None or self.every is None or step % self.every:
+            return
+        device = next(self.model.parameters()).device
+        for clip in self.clips:
+            with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
+                maps = self.model.reconstruct(clip.frames[None].to(device))
+            picture = drawing.picture(drawing.five_rows(maps), self.model.config.tubelet_size)
+            self.writer.add_image(f"clips/{clip.name}", np.asarray(picture), step, dataformats="HWC")
+
+
+def _clips(config: TrainConfig) -> Iterator[Clip]:
+    shards = config.data.shards if isinstance(config.data.shards, str) else config.data.shards[0]
+    clip_shape = config.model.num_frames, config.model.image_size
+    return read_clips([Path(shards)], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)
