@@ -131,6 +131,8 @@ class Video:
 
     def _read_index(self) -> Index | None:
         """Timestamps of all packets; None if they do not tell which frame is which."""
+        if self._stream.codec_context.name == "mpeg4" and self._stream.codec_context.has_b_frames:
+            return None  # often two frames in one packet ("packed bitstream"), and the decoder guesses their times
         packets = [packet for packet in self._container.demux(self._stream) if packet.size]
         timed = [(p.pts, p.dts, p) for p in packets if p.pts is not None and p.dts is not None]
         shown = sorted(pts for pts, _, packet in timed if not packet.is_discard)

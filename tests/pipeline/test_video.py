@@ -1,0 +1,181 @@
+"""Frame k is the k-th that decodes from the start: for every codec, container and way of referring to other frames."""
+
+import io
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from made_videos import LEVELS, encode, read_number
+
+from pipeline.video import Video, VideoError, decode_frames
+
+X264 = {"preset": "ultrafast"}
+X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
+VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
+KINDS: dict[str, dict[str, object]] = {
+    "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
+    "h264 with B-frames": {"options": {**X264, "g": "12", "bf": "3", "b-pyramid": "normal"}},
+    "h264 with open GOPs": {"options": {**X264, "g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}},
+    "h264 in mkv": {"container": "matroska", "options": {**X264, "g": "12", "bf": "3"}},
+    "h264 intra refresh": {"options": {**X264, "g": "12", "x264-params": "intra-refresh=1"}},
+    "h264, one keyframe": {"options": {**X264, "g": "250", "bf": "2"}},
+    "hevc with open GOPs": {"codec": "libx265", "options": X265},
+    "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": VPX},
+    "vp8 with hidden frames": {"codec": "libvpx", "container": "webm", "options": VPX},
+    "av1": {"codec": "libsvtav1", "options": {"g": "12", "preset": "12"}},
+    "mpeg4 with B-frames": {"codec": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2", "b": "8M"}},
+    "mjpeg": {"codec": "mjpeg", "container": "avi"},
+}
+BY_PIXELS = [
+    "mpeg4 with B-frames",
+    "h264 with B-frames",
+    "h264 with open GOPs",
+    "hevc with open GOPs",
+    "vp9",
+    "h264 in mkv",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_frame_asked_for_is_the_frame_given(kind: str) -> None:
+    if (codec := KINDS[kind].get("codec")) and codec not in av.codecs_available:
+        pytest.skip(f"this FFmpeg has no {codec}")
+    data = encode(50, **KINDS[kind])  # type: ignore[arg-type]
+    for numbers in ([0], [49], [7], [13, 14, 15], [25, 24, 25], list(range(3, 50, 4)), list(range(50)), [2, 40, 41]):
+        frames = decode_frames(data, numbers, num_frames=50)
+        assert [read_number(frame) for frame in frames] == [number % LEVELS for number in numbers], numbers
+        assert frames.shape == (len(numbers), 48, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "kind", ["h264 with B-frames", "h264 with open GOPs", "hevc with open GOPs", "vp9", "h264 in mkv"]
+)
+def test_going_through_keyframes_gives_the_same_pixels(kind: str) -> None:
+    data = encode(50, pattern=True, **KINDS[kind])  # type: ignore[arg-type]
+    with av.open(io.BytesIO(data)) as video:
+        expected = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    for number in range(50):
+        assert np.array_equal(decode_frames(data, [number], num_frames=50)[0], expected[number]), number
+
+
+def test_no_more_is_decoded_than_needed() -> None:
+    def decoded(data: bytes, numbers: list[int]) -> int:
+        with Video(data, 50) as video:
+            assert [number for number, _ in video.frames(numbers)] == numbers
+            return video.frames_decoded
+
+    short = encode(50, options={"g": "8", "bf": "0"})
+    assert decoded(short, list(range(17, 25))) == 9, "from keyframe 16 on"
+    assert decoded(short, [47]) == 8
+    assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
+    assert decoded(short, [0]) == 1
+    reordered = encode(50, options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"})
+    assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
+
+
+def remuxed(data: bytes, change: Callable[[av.Packet, int], bool], options: dict[str, str] | None = None) -> bytes:
+    """The same packets again, without those for which `change`(packet, index) is False."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format="mp4", options=options or {}) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for index, packet in enumerate(source.demux(source.streams.video[0])):
+            if packet.size and change(packet, index):
+                packet.stream = stream
+                output.mux(packet)
+    return file.getvalue()
+
+
+def counted_from_the_start(data: bytes) -> list[int]:
+    with av.open(io.BytesIO(data)) as video:
+        return [read_number(frame.to_ndarray(format="rgb24")) for frame in video.decode(video=0)]
+
+
+def test_edit_lists_hide_frames() -> None:
+    """A cut that starts between keyframes: the container says to decode some frames and not to show them."""
+    whole = encode(40, options={**X264, "g": "10", "bf": "2"})
+
+    def shifted(packet: av.Packet, index: int) -> bool:
+        late = round(5 / 8 / packet.time_base)  # five frames of 1/8 s
+        packet.pts, packet.dts = packet.pts - late, packet.dts - late
+        return True
+
+    cut = remuxed(whole, shifted, {"movflags": "+use_metadata_tags"})
+    shown = counted_from_the_start(cut)
+    assert 30 <= len(shown) < 40, "the edit list takes effect"
+    for number in range(len(shown)):
+        assert read_number(decode_frames(cut, [number], num_frames=len(shown))[0]) == shown[number]
+
+
+def test_variable_frame_rate_and_late_start() -> None:
+    whole = encode(30, options={**X264, "g": "10", "bf": "0"})
+
+    def uneven(packet: av.Packet, index: int) -> bool:
+        packet.pts = packet.dts = int((3 + index + 0.4 * (index % 3)) / 8 / packet.time_base)
+        return True
+
+    data = remuxed(whole, uneven)
+    assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [n % LEVELS for n in range(30)]
+    assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
+
+
+def test_a_count_that_does_not_fit_leads_to_counting_from_the_start() -> None:
+    data = encode(30, options={**X264, "g": "10"})
+    with Video(data, num_frames=31) as video:
+        ((number, frame),) = video.frames([25])
+        assert number == 25
+        assert read_number(frame.to_ndarray(format="rgb24")) == 25 % LEVELS
+        assert video.frames_decoded == 26
+
+
+def test_rotation_is_undone() -> None:
+    file = io.BytesIO()
+    image = np.zeros((48, 64, 3), np.uint8)
+    image[:, :32] = 255  # the left half is white
+    with av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream("libx264", rate=Fraction(8))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.set_display_rotation(90)
+        for packet in [*stream.encode(av.VideoFrame.from_ndarray(image)), *stream.encode(None)]:
+            output.mux(packet)
+    (upright,) = decode_frames(file.getvalue(), [0])
+    assert upright.shape == (64, 48, 3)
+    assert upright[40:].mean() > 240, "turned counter-clockwise, the left is at the bottom"
+    assert upright[:24].mean() < 15
+
+
+@pytest.mark.parametrize("data", [b"", b"no video at all", encode(10)[:700]], ids=["empty", "text", "cut short"])
+def test_what_is_no_video_is_said_to_be_none(data: bytes) -> None:
+    with pytest.raises(VideoError, match="cannot be opened"):
+        decode_frames(data, [0])
+
+
+def test_frames_beyond_the_end_are_an_error() -> None:
+    with pytest.raises(VideoError, match="frame 10 does not decode"):
+        decode_frames(encode(10), [8, 10])
+    with pytest.raises(ValueError, match="negative"):
+        decode_frames(encode(10), [-1])
+
+
+def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
+    """Frames through keyframes equal frames counted from the start, on what the world's encoders made."""
+    if shared_folder is None:
+        pytest.skip("no shared clips beside the repository")
+    checked = 0
+    for path in sorted((shared_folder / "videos").glob("[de][ed][rg]*/*.*")):  # derived, edge: small
+        if path.suffix == ".tsv" or path.stat().st_size > 2_000_000:
+            continue
+        data = path.read_bytes()
+        try:
+            with av.open(io.BytesIO(data)) as video:
+                expected = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        except av.error.FFmpegError:
+            continue
+        numbers = sorted({0, len(expected) // 3, len(expected) // 2, len(expected) - 1})
+        with Video(data, len(expected)) as video:
+            for number, frame in video.frames(numbers):
+                assert np.array_equal(frame.to_ndarray(format="rgb24"), expected[number]), (path.name, number)
+                checked += 1
+    assert checked > 40
