@@ -36,7 +36,8 @@ class Source(NamedTuple):
     """A video that has not been opened yet."""
 
     name: str
-    open: Callable[[], bytes | Path]
+    video: Path  # the file, or the tar that it is in
+    open: Callable[[], bytes | Path]  # what decode_frames takes
     stored_stride: int = 1  # source frames per stored frame
     num_frames: int | None = None  # None: not known
 
@@ -71,18 +72,19 @@ def _sources(path: Path) -> Iterator[Source]:
     if not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
     if path.is_file():
-        yield Source(path.stem, lambda: path)
+        yield Source(path.stem, path, lambda: path)
     elif (path / DATASET_FILE).is_file():
         dataset = ShardDataset.open(path)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
             name = sample.key.replace("/", "_")
-            yield Source(name, partial(reader.read, index), sample.frame_stride, sample.num_frames)
+            read = partial(reader.read, index)
+            yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames)
     else:
         for file in sorted(path.rglob("*")):
             if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
                 name = "_".join(file.relative_to(path).with_suffix("").parts)
-                yield Source(name, partial(Path, file))
+                yield Source(name, file, partial(Path, file))
 
 
 def _read(
@@ -94,12 +96,8 @@ def _read(
             f" give a --frame-stride that is a multiple of {source.stored_stride}"
         )
     stride = frame_stride // source.stored_stride
-    video: bytes | Path = source.video
-    if source.size is not None:
-        with source.video.open("rb") as file:
-            file.seek(source.offset)
-            video = file.read(source.size)
-    count = source.num_frames or _count_frames(source.video)
+    video = source.open()
+    count = source.num_frames or _count_frames(video)
     numbers = middle(count, num_frames, stride)
     return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers
 
@@ -124,7 +122,7 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, 
 
 def _count_frames(video: bytes | Path) -> int:
     """Frames that decode. What a container says of itself is not always true."""
-    with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video)) as container:
+    with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video), mode="r") as container:
         if not container.streams.video:
             raise VideoError("it has no video track")
         count = sum(1 for _ in container.decode(video=0))

@@ -12,6 +12,7 @@ from errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
 from model.config import ModelConfig
+from model.encoder import Encoder, Features, encode
 from model.loading import load_weights
 from model.token_samplers import Draw, build_sampler
 from model.tokenizer import Tokenizer, position_table
@@ -31,34 +32,6 @@ class Output(NamedTuple):
     log_probs: Float[Tensor, "B N"] | None  # None where masking is not adaptive
     visible_ids: Int[Tensor, "B K"]
     masked_ids: Int[Tensor, "B M"]
-
-
-class Features(NamedTuple):
-    pooled: Float[Tensor, "B D"]  # mean over tokens
-    tokens: Float[Tensor, "B N D"]
-
-
-class Encoder(nn.Module):
-    """A vision transformer on the visible tokens; it has no class token."""
-
-    positions: Tensor
-
-    def __init__(self, config: ModelConfig, drop_path: float = 0.0) -> None:
-        super().__init__()
-        size = config.dimensions
-        table = position_table(config.positions, config.grid, size.encoder_width)
-        self.register_buffer("positions", table, persistent=False)
-        self.blocks = nn.ModuleList(
-            Block(size.encoder_width, size.encoder_heads, drop_path=drop_path * i / max(1, size.encoder_depth - 1))
-            for i in range(size.encoder_depth)  # deeper blocks are dropped more often
-        )
-        self.norm: nn.Module = LayerNorm(size.encoder_width, eps=1e-6)
-
-    def forward(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
-        """`x`: tokens to which `positions` are added already; its dtype is that of the residual stream."""
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)
 
 
 class Decoder(nn.Module):
@@ -117,8 +90,7 @@ class AdaMAE(nn.Module):
     @torch.no_grad()
     def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
         """What the encoder makes of the whole clip, nothing hidden."""
-        tokens = self.encoder(self.tokenizer(clip) + self.encoder.positions)
-        return Features(tokens.mean(dim=1), tokens)
+        return encode(self.tokenizer, self.encoder, clip)
 
     def reconstruct(self, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> "Maps":
         """Mask the clip once, predict what is hidden, and map what happened: see `model.maps.Maps`."""

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from model.adamae import Encoder
 from model.blocks import LayerNorm, initialize
 from model.config import ModelConfig
+from model.encoder import Encoder, encode
 from model.loading import load_weights
 from model.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class VideoClassifier(nn.Module):
 
     def features(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B D"]:
         """What the last linear layer sees."""
-        return self.norm(self.encoder(self.tokenizer(clip) + self.encoder.positions).mean(dim=1))
+        return self.norm(encode(self.tokenizer, self.encoder, clip).pooled)
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Start from a pre-trained AdaMAE: take its tokenizer and encoder blocks."""

@@ -39,6 +39,10 @@ def load(path: str | Path, num_frames: int = 16) -> tuple[StateDict, ModelConfig
         if (folder / "config.yaml").is_file():
             values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             return state, _config(values["model"], folder / "config.yaml")
+    if (file.parent / "config.json").is_file():
+        described = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
+        if described.get("model_type") == "videomae":
+            return state, _huggingface_config(described, file.parent / "config.json")
     return state, infer_config(state, num_frames)
 
 
@@ -88,6 +92,24 @@ def save(path: Path, state_dict: StateDict, config: ModelConfig, **metadata: str
     with write_aside(path) as aside:
         tensors = {name: value.contiguous() for name, value in state_dict.items()}
         save_file(tensors, aside, metadata={CONFIG_KEY: json.dumps(asdict(config)), "format": "pt", **metadata})
+
+
+def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
+    theirs = {
+        "encoder_width": "hidden_size",
+        "encoder_depth": "num_hidden_layers",
+        "encoder_heads": "num_attention_heads",
+        "decoder_width": "decoder_hidden_size",
+        "decoder_depth": "decoder_num_hidden_layers",
+        "decoder_heads": "decoder_num_attention_heads",
+        "normalize_target": "norm_pix_loss",
+    }
+    same = ("image_size", "patch_size", "num_frames", "tubelet_size")
+    try:
+        values = {ours: described[name] for ours, name in theirs.items()} | {name: described[name] for name in same}
+    except KeyError as error:
+        raise InputError(f"{where} does not say {error}") from error
+    return ModelConfig(**values, masking="tube", mask_ratio=0.9)
 
 
 def _is_ours(state_dict: StateDict) -> bool:

@@ -8,6 +8,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from made_videos import encode, read_number, write_shards
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -129,6 +130,16 @@ def test_clips_show_the_frames_they_say(videos: Path) -> None:
     assert clip.frames.shape == (3, 8, 32, 32)
     means = clip.frames.float().mean(dim=(0, 2, 3))
     assert torch.allclose(means, 4 * torch.tensor(middle(40, 8, 3)).float(), atol=3)
+
+
+def test_clips_out_of_shards(tmp_path: Path) -> None:
+    """Frame k shows its number, modulo what 8 bits tell apart; the middle of 40 frames is asked for."""
+    shards = write_shards(tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2)
+    clips = list(read_clips([shards], 8, 32, frame_stride=2, limit=10))
+    assert [clip.name for clip in clips] == [f"v{i}" for i in range(5)]
+    for i, clip in enumerate(clips):
+        shown = [read_number(frame) for frame in clip.frames.permute(1, 2, 3, 0).numpy()]
+        assert shown == [(i + number) % 22 for number in middle(40, 8, 2)]
 
 
 def test_fit_keeps_shapes_and_the_centre() -> None:

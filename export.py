@@ -1,0 +1,168 @@
+"""Weights in and out.
+
+    python export.py import CHECKPOINT OUTPUT.safetensors     any published checkpoint -> a file of ours
+    python export.py export RUN OUTPUT --to adamae            the authors' layout, as do videomae and huggingface
+    python export.py export RUN OUTPUT --to encoder           tokenizer and encoder alone, with a model card
+
+RUN is whatever `from_pretrained` takes. OUTPUT is a folder for `huggingface` and `encoder`, else a file: safetensors,
+or PyTorch's format under the key `model` where its name ends in .pth or .pt, as the authors' scripts read it.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from durable import write_aside, write_json, write_text
+from errors import InputError, run_command
+from model import pretrained
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.loading import check_keys, shapes
+from model.weights import to_adamae, to_huggingface, to_videomae
+
+StateDict = dict[str, Tensor]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    source, output = Path(options.source), Path(options.output)
+    state, config = pretrained.load(source, options.num_frames)
+    check(state, config)
+    if options.command == "import":
+        if output.suffix != ".safetensors":
+            raise InputError(f"{output} is no safetensors file: give a name that ends in .safetensors")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        pretrained.save(output, state, config)
+    elif options.to == "encoder":
+        export_encoder(state, config, source, output)
+    elif options.to == "huggingface":
+        export_huggingface(state, config, output)
+    else:
+        convert = to_adamae if options.to == "adamae" else to_videomae
+        write_weights(output, convert(state, config.tubelet_size))
+    print(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
+        command = commands.add_parser(name)
+        command.add_argument("source", metavar=source)
+        command.add_argument("output", metavar="OUTPUT")
+        command.add_argument(
+            "--num-frames",
+            type=int,
+            default=16,
+            metavar="T",
+            help="of a clip; asked for where the file does not say it",
+        )
+        if name == "export":
+            command.add_argument("--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder")
+    return parser.parse_args(arguments)
+
+
+def check(state: StateDict, config: ModelConfig) -> None:
+    """Raise InputError unless `state` is a whole pre-training model or classifier of `config`."""
+    model: nn.Module
+    with torch.device("meta"):
+        model = VideoClassifier(config, len(state["head.weight"])) if "head.weight" in state else AdaMAE(config)
+    check_keys(shapes(model.state_dict()), shapes(state))
+
+
+def write_weights(path: Path, state: StateDict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_aside(path) as aside:
+        if path.suffix == ".safetensors":
+            save_file(state, aside, metadata={"format": "pt"})
+        elif path.suffix in (".pth", ".pt"):
+            torch.save({"model": state}, aside)
+        else:
+            raise InputError(f"{path} is no file of weights: give a name that ends in .safetensors, .pth or .pt")
+
+
+def export_huggingface(state: StateDict, config: ModelConfig, folder: Path) -> None:
+    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`."""
+    if config.positions != "flat-1d":
+        raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
+    size = config.dimensions
+    is_classifier = "head.weight" in state
+    described = {
+        "model_type": "videomae",
+        "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": 3,
+        "num_frames": config.num_frames,
+        "tubelet_size": config.tubelet_size,
+        "hidden_size": size.encoder_width,
+        "num_hidden_layers": size.encoder_depth,
+        "num_attention_heads": size.encoder_heads,
+        "intermediate_size": 4 * size.encoder_width,
+        "decoder_hidden_size": size.decoder_width,
+        "decoder_num_hidden_layers": size.decoder_depth,
+        "decoder_num_attention_heads": size.decoder_heads,
+        "decoder_intermediate_size": 4 * size.decoder_width,
+        "layer_norm_eps": 1e-6,
+        "norm_pix_loss": config.normalize_target,
+        "use_mean_pooling": is_classifier,
+    }
+    if is_classifier:
+        names = {i: f"LABEL_{i}" for i in range(len(state["head.weight"]))}
+        described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", described)
+    write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size))
+
+
+def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: Path) -> None:
+    """`encoder.safetensors`, what downstream users need, and a README.md that says how to use it."""
+    encoder = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "encoder.safetensors"
+    pretrained.save(file, encoder, config)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    write_text(folder / "README.md", model_card(encoder, config, source, digest))
+
+
+def model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
+    size = config.dimensions
+    parameters = sum(value.numel() for value in encoder.values()) / 1e6
+    return f"""# AdaMAE encoder
+
+A vision transformer for video, pre-trained as a masked autoencoder ({config.masking} masking,
+{config.mask_ratio:.1%} of the tokens hidden). Exported from `{source.name}`.
+
+| | |
+|---|---|
+| parameters | {parameters:.1f} M |
+| width, depth, heads | {size.encoder_width}, {size.encoder_depth}, {size.encoder_heads} |
+| input | {config.num_frames} frames of {config.image_size}×{config.image_size}, uint8 RGB |
+| tokens | {config.num_tokens}, each {config.tubelet_size} frames of {config.patch_size}×{config.patch_size} pixels |
+| positions | {config.positions}, fixed, not in the file |
+| sha256 of encoder.safetensors | `{digest}` |
+
+```python
+from model.encoder import VideoEncoder
+
+encoder = VideoEncoder.from_pretrained("encoder.safetensors")
+features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {config.image_size}, {config.image_size}]
+features.pooled  # [B, {size.encoder_width}]
+features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
+```
+
+What it learnt from, and what it is good at, depends on the videos it was trained on: say so here before passing it on.
+
+Model configuration: `{json.dumps({name: value for name, value in vars(config).items() if value is not None})}`
+"""
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from model.blocks import Block, LayerNorm
+from model.config import ModelConfig
+from model.loading import load_weights
+from model.tokenizer import Tokenizer, position_table
+
+
+class Features(NamedTuple):
+    pooled: Float[Tensor, "B D"]  # mean over tokens
+    tokens: Float[Tensor, "B N D"]
+
+
+class Encoder(nn.Module):
+    """A vision transformer on the visible tokens; it has no class token."""
+
+    positions: Tensor
+
+    def __init__(self, config: ModelConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+        size = config.dimensions
+        table = position_table(config.positions, config.grid, size.encoder_width)
+        self.register_buffer("positions", table, persistent=False)
+        self.blocks = nn.ModuleList(
+            Block(size.encoder_width, size.encoder_heads, drop_path=drop_path * i / max(1, size.encoder_depth - 1))
+            for i in range(size.encoder_depth)  # deeper blocks are dropped more often
+        )
+        self.norm: nn.Module = LayerNorm(size.encoder_width, eps=1e-6)
+
+    def forward(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
+        """`x`: tokens to which `positions` are added already; its dtype is that of the residual stream."""
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class VideoEncoder(nn.Module):
+    """What is left of a pre-trained or fine-tuned model when only its features are wanted."""
+
+    def __init__(self, config: ModelConfig, has_norm: bool = True) -> None:
+        """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
+        super().__init__()
+        self.config = config
+        self.tokenizer = Tokenizer(config.dimensions.encoder_width, config.tubelet_size, config.patch_size)
+        self.encoder = Encoder(config)
+        if not has_norm:
+            self.encoder.norm = nn.Identity()
+
+    @torch.no_grad()
+    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+        return encode(self.tokenizer, self.encoder, clip)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "VideoEncoder":
+        """The encoder in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
+
+        Raises InputError where its weights are not whole.
+        """
+        from model.pretrained import load
+
+        state, config = load(path)
+        encoder = cls(config, has_norm="encoder.norm.weight" in state)
+        load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
+        return encoder.eval()
+
+
+def encode(tokenizer: Tokenizer, encoder: Encoder, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+    """Features of the whole clip, nothing hidden."""
+    tokens = encoder(tokenizer(clip) + encoder.positions)
+    return Features(tokens.mean(dim=1), tokens)

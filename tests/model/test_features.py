@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from made_videos import encode, write_shards
+from material import small
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from errors import InputError
+from model import features, pretrained
+from model.adamae import AdaMAE
+from model.encoder import VideoEncoder
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    return write_shards(tmp_path / "shards", [(f"v{i}", encode(20, first=3 * i)) for i in range(7)], classes=2)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), small())
+    return tmp_path / "model.safetensors"
+
+
+def extract(shards: Path, output: Path, weights: Path, *more: str) -> None:
+    features.main([str(shards), str(output), "--model", str(weights), "--batch-size", "2", "--device", "cpu", *more])
+
+
+def test_every_video_once_in_order(shards: Path, weights: Path, tmp_path: Path) -> None:
+    extract(shards, tmp_path / "out", weights, "--videos-per-file", "4", "--tokens")
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert [file.name for file in files] == ["features-00000.safetensors", "features-00001.safetensors"]
+    keys = []
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            keys += json.loads(opened.metadata()["keys"])
+    assert keys == [f"v{i}" for i in range(7)]
+    first, second = map(load_file, files)
+    assert torch.cat((first["labels"], second["labels"])).tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert first["pooled"].shape == (4, 48)
+    assert second["tokens"].shape == (3, 32, 48)
+    torch.testing.assert_close(second["tokens"].float().mean(1), second["pooled"], atol=2e-3, rtol=0)
+    assert len(torch.cat((first["pooled"], second["pooled"])).unique(dim=0)) == 7
+
+
+def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
+    extract(shards, tmp_path / "whole", weights, "--videos-per-file", "2")
+    original, calls = features.features_of, []
+
+    def stop_after_three(*arguments):
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(features, "features_of", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        extract(shards, tmp_path / "parts", weights, "--videos-per-file", "2")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 3
+    calls.clear()
+    extract(shards, tmp_path / "parts", weights, "--videos-per-file", "2")
+    assert len(calls) == 1  # only what was missing
+    for file in (tmp_path / "whole").glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "parts" / file.name).read_bytes()
+
+
+def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: Path, tmp_path: Path) -> None:
+    extract(shards, tmp_path / "out", weights)
+    with pytest.raises(InputError, match="made with another frame_stride, tokens"):
+        extract(shards, tmp_path / "out", weights, "--tokens", "--frame-stride", "2")
+
+
+def test_encoder_alone_encodes_as_the_whole_model(weights: Path) -> None:
+    clip = torch.randint(0, 256, (2, 3, 4, 32, 32), dtype=torch.uint8)
+    model, encoder = AdaMAE.from_pretrained(weights), VideoEncoder.from_pretrained(weights)
+    assert torch.equal(model.encode(clip).tokens, encoder.encode(clip).tokens)
+    assert torch.equal(model.encode(clip).pooled, encoder.encode(clip).tokens.mean(1))

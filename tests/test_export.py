@@ -1,0 +1,142 @@
+"""`export.py`: weights go out, are read by those they are for, and come back unchanged."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import VideoMAEForPreTraining, VideoMAEForVideoClassification
+
+import export
+from errors import InputError
+from model import pretrained
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.weights import to_adamae
+
+CONFIG = ModelConfig(
+    size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
+)
+CLIP = torch.randint(0, 256, (2, 3, 4, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def model() -> AdaMAE:
+    torch.manual_seed(0)
+    return AdaMAE(CONFIG).eval()
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: AdaMAE) -> Path:
+    """As train.py leaves it; its older checkpoint holds something else."""
+    for step, state in ((5, AdaMAE(CONFIG).state_dict()), (10, model.state_dict())):
+        folder = tmp_path / f"run/checkpoints/step-{step:08d}"
+        folder.mkdir(parents=True)
+        save_file(state, folder / "model.safetensors")
+    (tmp_path / "run/config.yaml").write_text(json.dumps({"model": vars(CONFIG)}))
+    return tmp_path / "run"
+
+
+def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_authors_layout_there_and_back(run: Path, model: AdaMAE, tmp_path: Path, suffix: str) -> None:
+    there, back = tmp_path / f"theirs{suffix}", tmp_path / "ours.safetensors"
+    export.main(["export", str(run), str(there), "--to", "adamae"])
+    published = torch.load(there, weights_only=True)["model"] if suffix == ".pth" else load_file(there)
+    assert published["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
+    export.main(["import", str(there), str(back), "--num-frames", "4"])
+    assert same(load_file(back), model.state_dict())
+    again = AdaMAE.from_pretrained(back, mask_ratio=0.75)
+    assert again.config.grid == CONFIG.grid
+    assert torch.equal(again(CLIP, 0, 0).pred, model(CLIP, 0, 0).pred)
+
+
+def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> None:
+    """With their command line beside the weights, and names as DistributedDataParallel and torch.compile leave them."""
+    published = {f"module.{name}": value for name, value in to_adamae(model.state_dict()).items()}
+    torch.save({"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "checkpoint-799.pth")
+    state, config = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
+    assert same(state, model.state_dict())
+    assert config.grid == CONFIG.grid
+
+
+def test_huggingface_reads_a_pretraining_model(run: Path, model: AdaMAE, tmp_path: Path) -> None:
+    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    theirs, report = VideoMAEForPreTraining.from_pretrained(tmp_path / "hub", output_loading_info=True)
+    assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    features = theirs.videomae(pixel_values(CLIP)).last_hidden_state
+    torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
+    # and back, without the token sampler, for which they have no place
+    again = AdaMAE.from_pretrained(tmp_path / "hub")
+    assert again.config.dimensions == CONFIG.dimensions
+    assert torch.equal(again.encode(CLIP).tokens, model.encode(CLIP).tokens)
+
+
+def test_huggingface_reads_a_classifier(tmp_path: Path) -> None:
+    classifier = VideoClassifier(CONFIG, num_classes=5).eval()
+    torch.nn.init.normal_(classifier.head.weight)
+    pretrained.save(tmp_path / "classifier.safetensors", classifier.state_dict(), CONFIG)
+    export.main(["export", str(tmp_path / "classifier.safetensors"), str(tmp_path / "hub"), "--to", "huggingface"])
+    theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
+    torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, classifier(CLIP), atol=1e-4, rtol=1e-4)
+
+
+def pixel_values(clip: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(x).view(3, 1, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return ((clip / 255 - mean) / std).transpose(1, 2)
+
+
+def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:
+    export.main(["export", str(run), str(tmp_path / "encoder")])
+    assert {path.name for path in (tmp_path / "encoder").iterdir()} == {"encoder.safetensors", "README.md"}
+    encoder = VideoEncoder.from_pretrained(tmp_path / "encoder/encoder.safetensors")
+    assert torch.equal(encoder.encode(CLIP).pooled, model.encode(CLIP).pooled)
+    card = (tmp_path / "encoder/README.md").read_text()
+    count = sum(value.numel() for value in encoder.parameters()) / 1e6
+    assert f"| parameters | {count:.1f} M |" in card
+    assert "| input | 4 frames of 32×32, uint8 RGB |" in card
+    assert str(tmp_path) not in card  # says nothing of the machine it was made on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["import", "nowhere.pth", "x.safetensors"], "nowhere.pth does not exist"),
+        (["import", "text.pth", "x.safetensors"], "text.pth cannot be read as weights"),
+        (["import", "text.safetensors", "x.safetensors"], "text.safetensors cannot be read as weights"),
+        (["import", "list.pth", "x.safetensors"], "list.pth is no state dict"),
+        (["import", "half.safetensors", "x.safetensors"], "missing: decoder.embed.weight"),
+        (["import", "run", "x.bin"], "x.bin is no safetensors file"),
+        (["export", "run", "x.bin", "--to", "adamae"], "x.bin is no file of weights"),
+        (["export", "code.pth", "x.pth", "--to", "adamae"], "code.pth cannot be read as weights"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_bad_input(run: Path, model: AdaMAE, monkeypatch, arguments: list[str], sentence: str) -> None:
+    monkeypatch.chdir(run.parent)
+    Path("text.pth").write_text("no weights")
+    Path("text.safetensors").write_text("no weights")
+    torch.save([torch.zeros(1)], "list.pth")
+    half = to_adamae(model.state_dict())
+    del half["encoder_to_decoder.weight"]
+    save_file(half, "half.safetensors")
+    torch.save({"model": Exploding()}, "code.pth")
+    before = set(Path().iterdir())
+    with pytest.raises(InputError) as error:
+        export.main(arguments)
+    assert sentence in str(error.value)
+    assert set(Path().iterdir()) == before  # nothing half-written, and no code in a file was run
+
+
+class Exploding:
+    """Unpickled without weights_only, this would write a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
