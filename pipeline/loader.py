@@ -67,6 +67,7 @@ class Loader:
         """Stop all threads; the frame that each is decoding is let finish."""
         atexit.unregister(self.close)
         self._workers.close()
+        self._maker.close()
         self._graph = None
 
     @property

@@ -48,6 +48,9 @@ class ClipMaker:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        self._reader.close()
+
     @property
     def counts(self) -> Counter[str]:
         with self._lock:

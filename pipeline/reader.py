@@ -31,6 +31,10 @@ class Reader:
             raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
         return data
 
+    def close(self) -> None:
+        """Close the files; reading again opens them again."""
+        self._file.cache_clear()
+
     def _open(self, shard: int) -> BinaryIO:
         path = self._dataset.shards[shard]
         try:

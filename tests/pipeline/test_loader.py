@@ -1,0 +1,401 @@
+"""What the plan says is what the batches hold: frames, crops, flips, order, replacements; and nothing stays behind."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_videos import LEVELS, encode, read_number, write_shards
+
+from errors import InputError
+from pipeline.config import DataConfig
+from pipeline.cutting import cut_views
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan, ViewPlan
+from pipeline.video import decode_frames
+
+CPU = torch.device("cpu")
+
+
+def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> Plan:
+    settings = {"num_frames": 8, "image_size": 32, "seed": 0, "batch_size": 4, **others}
+    return Plan(dataset, config, **settings)
+
+
+def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0) -> list[Batch]:
+    with Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+        return [batch for batch, _ in zip(loader.batches(first), range(count), strict=False)]
+
+
+def numbers_in(clip: torch.Tensor) -> list[int]:
+    """Frame numbers that a clip [C, T, H, W] shows."""
+    return [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
+
+
+def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) -> ShardDataset:
+    """The same shards with bytes flipped inside the videos of `keys`, after sharding."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    dataset = ShardDataset.open(folder)
+    for index, sample in enumerate(dataset.samples):
+        if sample.key in keys:
+            with open(dataset.shard_path(index), "r+b") as shard:
+                shard.seek(sample.offset + int(sample.size * start))
+                byte = shard.read(1)[0]
+                shard.seek(-1, os.SEEK_CUR)
+                shard.write(bytes([byte ^ 0xFF]))
+    return dataset
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("decoder", ["pyav", "dali"])
+def test_clips_show_the_frames_of_the_plan(
+    short: ShardDataset, vp9: ShardDataset, decoder: str, repeats: int, stride: int
+) -> None:
+    dataset = vp9 if decoder == "dali" else short
+    config = DataConfig(frame_stride=stride, decoder=decoder, repeats=repeats, num_threads=2)  # type: ignore[arg-type]
+    plan = plan_of(dataset, config)
+    for index, batch in enumerate(first_batches(dataset, config, 6)):
+        rows = plan.batch(index)
+        assert batch.clip.shape == (4, 3, 8, 32, 32)
+        assert batch.clip.dtype == torch.uint8
+        assert batch.positions == [row.position for row in rows]
+        assert batch.keys == [dataset.samples[row.sample].key for row in rows]
+        for clip, row, key in zip(batch.clip, rows, batch.keys, strict=True):
+            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+
+
+def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
+    for batch in first_batches(short, DataConfig(frame_stride=1), 3):
+        assert batch.labels.tolist() == [int(key[1:]) % 3 for key in batch.keys]
+    assert set(first_batches(vp9, DataConfig(frame_stride=1), 1)[0].labels.tolist()) == {-1}
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "dali"])
+def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: str) -> None:
+    """Red grows from left to right, green from top to bottom: their ends in the clip tell the box."""
+    video = encode(8, codec="libvpx-vp9", container="webm", width=320, height=240, pattern=True, options={"crf": "4"})
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container="webm"))
+    config = DataConfig(frame_stride=1, decoder=decoder)  # type: ignore[arg-type]
+    rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
+    assert {row.flip for row in rows} == {True, False}
+    batches = first_batches(dataset, config, 4)
+    clips = [clip.permute(1, 2, 3, 0).numpy().astype(float) for batch in batches for clip in batch.clip]
+    for clip, row in zip(clips, rows, strict=True):
+        red, green = clip[0, :, :, 0].mean(0), clip[0, :, :, 1].mean(1)
+        left, right = red[0] * 320 / 255, red[-1] * 320 / 255
+        if row.flip:
+            left, right = right, left
+        margin = row.crop.width / 64 + 4
+        assert abs(left - row.crop.x) < margin
+        assert abs(right - row.crop.x - row.crop.width) < margin
+        assert abs(green[0] * 240 / 255 - row.crop.y) < margin
+        assert abs(green[-1] * 240 / 255 - row.crop.y - row.crop.height) < margin
+
+
+@pytest.mark.parametrize("codec", ["libvpx-vp9", "mjpeg"])
+def test_both_decoders_see_the_same(tmp_path: Path, codec: str) -> None:
+    """Within 2 grey levels on average, without a bias, at every crop: also odd ones, where chroma lies between."""
+    container = "avi" if codec == "mjpeg" else "webm"
+    video = encode(8, codec=codec, container=container, width=181, height=135, pattern=True)
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container=container))
+    clips = {}
+    for decoder in ("pyav", "dali"):
+        config = DataConfig(frame_stride=1, decoder=decoder, crop="random_resized")  # type: ignore[arg-type]
+        clips[decoder] = torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).float()
+    difference = clips["pyav"] - clips["dali"]
+    assert difference.abs().mean(dim=(1, 2, 3, 4)).max() < 2
+    assert difference.mean().abs() < 0.5, "FFmpeg's default rounding is 1.3 to 2.4 too dark"
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "dali"])
+def test_batches_are_bitwise_the_same_whatever_the_threads_and_wherever_one_starts(
+    short: ShardDataset, vp9: ShardDataset, decoder: str
+) -> None:
+    dataset = vp9 if decoder == "dali" else short
+
+    def clips(first: int, count: int, threads: int, prefetch: int) -> torch.Tensor:
+        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, prefetch=prefetch)  # type: ignore[arg-type]
+        return torch.stack([batch.clip for batch in first_batches(dataset, config, count, first)])
+
+    whole = clips(0, 7, threads=1, prefetch=1)
+    assert torch.equal(clips(0, 7, threads=4, prefetch=3), whole)
+    assert torch.equal(clips(3, 4, threads=2, prefetch=2), whole[3:])
+
+
+def test_a_clip_does_not_hang_on_the_batch_it_is_in(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1)
+    by_size = {}
+    for size in (2, 3, 6):
+        with Loader(short, plan_of(short, config, batch_size=size), CPU, config, None) as loader:
+            batches = [batch for batch, _ in zip(loader.batches(0), range(12 // size), strict=False)]
+        by_size[size] = torch.cat([batch.clip for batch in batches])
+    assert torch.equal(by_size[2], by_size[3])
+    assert torch.equal(by_size[2], by_size[6])
+
+
+def test_a_test_plan_ends(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1)
+    plan = ViewPlan(
+        short, config, num_frames=8, image_size=32, batch_size=9, num_temporal=2, num_spatial=3, rank=1, world_size=2
+    )
+    with Loader(short, plan, CPU, config, None) as loader:
+        batches = list(loader.batches(0))
+    assert [batch.positions for batch in batches] == [[r.position for r in plan.batch(index)] for index in range(4)]
+    assert [len(batch.keys) for batch in batches] == [9, 9, 9, 9]
+    last = ViewPlan(short, config, num_frames=8, image_size=32, batch_size=27, num_temporal=2, num_spatial=3)
+    with Loader(short, last, CPU, config, None) as loader:
+        assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
+
+
+@pytest.mark.parametrize(("source", "decoder"), [("short_shards", "pyav"), ("vp9_shards", "dali")])
+def test_bad_videos_are_replaced_and_written_down(
+    request: pytest.FixtureRequest, tmp_path: Path, source: str, decoder: str
+) -> None:
+    bad = {"v02", "v05"}
+    dataset = broken_copy(request.getfixturevalue(source), tmp_path / "broken", bad)
+    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_share=0.9)  # type: ignore[arg-type]
+    plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
+    with Loader(dataset, plan, CPU, config, report) as loader:
+        batches = [batch for batch, _ in zip(loader.batches(0), range(6), strict=False)]
+        counters = loader.counters
+    replaced = 0
+    for index, batch in enumerate(batches):
+        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
+            shown, attempt = row, 0
+            while dataset.samples[shown.sample].key in bad:
+                attempt += 1
+                shown = plan.replacement(row, attempt)
+            replaced += attempt > 0
+            assert key == dataset.samples[shown.sample].key
+            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in shown.frames]
+    assert replaced > 0
+    assert counters["bad_clips"] >= replaced
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
+    assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
+
+    with Loader(dataset, plan, CPU, config, report) as loader:
+        again = [batch for batch, _ in zip(loader.batches(0), range(6), strict=False)]
+    assert all(torch.equal(a.clip, b.clip) for a, b in zip(batches, again, strict=True))
+    assert len(report.read_text().splitlines()) == 2, "a resumed run does not write them again"
+
+
+def undecodable(source: Path, folder: Path, keys: set[str]) -> ShardDataset:
+    """A copy whose tables agree with the broken bytes: the hash does not help, the decoder has to say it."""
+    dataset = broken_copy(source, folder, keys, start=0.0)
+    for index, sample in enumerate(dataset.samples):
+        if sample.key in keys:
+            with open(dataset.shard_path(index), "rb") as shard:
+                shard.seek(sample.offset)
+                digest = hashlib.sha256(shard.read(sample.size)).hexdigest()
+            tables = folder.glob("*.samples.jsonl")
+            for table in tables:
+                table.write_text(table.read_text().replace(sample.sha256, digest))
+    return ShardDataset.open(folder)
+
+
+def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path) -> None:
+    dataset = undecodable(vp9_shards, tmp_path / "broken", {"v03"})
+    config = DataConfig(frame_stride=1, decoder="dali", max_bad_share=0.9, prefetch=3)
+    plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
+    with Loader(dataset, plan, CPU, config, report) as loader:
+        batches = [batch for batch, _ in zip(loader.batches(0), range(8), strict=False)]
+        assert loader.counters["rescued_clips"] > 0
+    for index, batch in enumerate(batches):
+        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
+            if dataset.samples[row.sample].key != "v03":
+                assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+            assert key != "v03"
+    assert [json.loads(line)["key"] for line in report.read_text().splitlines()] == ["v03"]
+
+
+def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> None:
+    dataset = broken_copy(short_shards, tmp_path / "broken", {f"v{i:02d}" for i in range(6)})
+    config = DataConfig(frame_stride=1, max_bad_share=0.05)
+    with (
+        pytest.raises(InputError, match=r"more than data\.max_bad_share = 0\.05"),
+        Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader,
+    ):
+        for _ in loader.batches(0):
+            pass
+
+
+def test_in_a_test_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
+    dataset = broken_copy(short_shards, tmp_path / "broken", {"v07"})
+    config = DataConfig(frame_stride=1, max_bad_share=0.9)
+    plan = ViewPlan(dataset, config, num_frames=8, image_size=32, batch_size=4)
+    with pytest.raises(InputError, match="v07 cannot be decoded"), Loader(dataset, plan, CPU, config, None) as loader:
+        list(loader.batches(0))
+
+
+def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    stuck = short.samples[3].sha256
+
+    def cut_or_hang(data: bytes, sample: object, *others: object) -> int:
+        if sample.sha256 == stuck and not release.is_set():  # type: ignore[attr-defined]
+            release.wait(20)
+        return cut_views(data, sample, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.making.cut_views", cut_or_hang)
+    config = DataConfig(frame_stride=1, decode_timeout_s=0.3, num_threads=2, max_bad_share=0.9)
+    plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
+    with Loader(short, plan, CPU, config, report) as loader:
+        batches = [batch for batch, _ in zip(loader.batches(0), range(3), strict=False)]
+        assert loader.counters["hung"] == 1
+        release.set()
+    assert "v03" not in [key for batch in batches for key in batch.keys]
+    (line,) = [json.loads(line) for line in report.read_text().splitlines()]
+    assert line["key"] == "v03"
+    assert "took more than 0.3 s" in line["reason"]
+    for index, batch in enumerate(batches):
+        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
+            shown = row if short.samples[row.sample].key != "v03" else plan.replacement(row, 1)
+            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in shown.frames]
+
+
+def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1, prefetch=2)
+    with Loader(short, plan_of(short, config), CPU, config, None) as loader:
+        batches = loader.batches(0)
+        next(batches)
+        time.sleep(0.5)  # the step
+        before = loader.counters
+        assert before["videos_read"] == 3 * 4, "two batches ahead, and no more"
+        next(batches)
+        assert loader.counters["wait_seconds"] - before["wait_seconds"] < 0.05
+
+
+def test_large_batches_are_not_prefetched_beyond_the_bound(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1, prefetch=50, prefetch_mib=1)
+    with Loader(short, plan_of(short, config, image_size=128), CPU, config, None) as loader:
+        next(loader.batches(0))
+        time.sleep(0.3)
+        assert loader.counters["videos_read"] <= 3 * 4
+
+
+def test_memory_threads_and_files_stay_as_they_are(vp9: ShardDataset, short: ShardDataset) -> None:
+    def resident_mib() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def run(batches: Iterator[Batch], count: int) -> tuple[float, int, int]:
+        for _ in range(count):
+            next(batches)
+        return resident_mib(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for dataset, decoder in ((short, "pyav"), (vp9, "dali")):
+        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=2)  # type: ignore[arg-type]
+        with Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+            batches = loader.batches(0)
+            memory, threads, files = run(batches, 150)
+            later = run(batches, 450)
+            assert later[0] < memory * 1.02 + 2, decoder
+            assert later[1:] == (threads, files), decoder
+
+
+def test_closing_takes_no_time_and_leaves_no_thread(short: ShardDataset) -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("clips-")]
+
+    config = DataConfig(frame_stride=1, num_threads=3)
+
+    def failing_step() -> None:
+        with Loader(short, plan_of(short, config), CPU, config, None) as loader:
+            next(loader.batches(0))
+            assert len(threads()) == 3
+            raise ZeroDivisionError
+
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        failing_step()
+    assert time.monotonic() - started < 1
+    assert threads() == []
+
+
+PROGRAM = """
+import sys, time, torch
+from pathlib import Path
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
+dataset = ShardDataset.open(sys.argv[1])
+plan = Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+loader = Loader(dataset, plan, torch.device("cpu"), config, None)
+for index, batch in enumerate(loader.batches(0)):
+    if index == 3:
+        print("running", flush=True)
+        if sys.argv[3] == "leave":
+            sys.exit(7)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM", "SIGKILL", "leave"])
+def test_nothing_stays_behind_however_the_program_ends(vp9_shards: Path, ending: str) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    decoder = "dali" if ending in ("SIGINT", "leave") else "pyav"
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(vp9_shards), decoder, ending],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert program.stdout is not None
+    assert program.stdout.readline() == "running\n"
+    children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    assert children == [], "no process but this one"
+    if ending != "leave":
+        program.send_signal(getattr(signal, ending))
+    _, errors = program.communicate(timeout=10)
+    expected = {"leave": 7, "SIGINT": -signal.SIGINT}.get(ending, -getattr(signal, ending, 0))
+    assert program.returncode in (expected, 1 if ending == "SIGINT" else expected), errors
+    assert "terminate called" not in errors
+    assert "core dumped" not in errors
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+def test_decoder_dali_says_which_codec_it_does_not_know(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1, decoder="dali")
+    with pytest.raises(InputError, match="does not decode h264 on cpu"):
+        Loader(short, plan_of(short, config), CPU, config, None)
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
+    config = DataConfig(frame_stride=1, repeats=2)
+    device = torch.device("cuda")
+    expected = first_batches(short, config, 6)
+    with Loader(short, plan_of(short, config), device, config, None) as loader:
+        for batch, cpu in zip(loader.batches(0), expected, strict=False):
+            assert batch.clip.device.type == "cuda"
+            torch.cuda._sleep(50_000_000)  # the step is still running when the next batch is asked for
+            copy = batch.clip.clone()
+            assert batch.keys == cpu.keys
+            assert (copy.cpu().float() - cpu.clip.float()).abs().mean() < 2
+        assert loader.counters["rescued_clips"] == 0
+
+
+def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
+    """The full frame, uncropped and at its own size, is what decode_frames gives."""
+    plan = ViewPlan(short, DataConfig(frame_stride=1), num_frames=4, image_size=48, batch_size=1)
+    config = DataConfig(frame_stride=1)
+    with Loader(short, plan, CPU, config, None) as loader:
+        batch = next(loader.batches(0))
+    row = plan.batch(0)[0]
+    sample = short.samples[row.sample]
+    data = short.shard_path(row.sample).read_bytes()[sample.offset : sample.offset + sample.size]
+    frames = decode_frames(data, row.frames)[:, :, row.crop.x : row.crop.x + 48]
+    assert np.abs(frames.astype(int) - batch.clip[0].permute(1, 2, 3, 0).numpy()).max() <= 2
