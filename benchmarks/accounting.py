@@ -1,0 +1,200 @@
+"""Where the memory of a training step goes, byte by byte: counted, not sampled, so it also works without a GPU."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.step import PretrainingStep, noise_clip
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+
+# In the order of the forward pass. What happens between two parts belongs to the part before; after the decoder comes
+# the loss. `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
+PARTS = ("tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
+# What else is alive when most is; `temporaries` are made by the backward pass or the update, and gone after it.
+AT_PEAK = ("weights", "optimizer", "clip", *PARTS, "gradients", "temporaries")
+
+ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
+
+
+@dataclass(frozen=True)
+class Account:
+    """Bytes of one step."""
+
+    saved: dict[str, int]  # kept from the forward pass for the backward, by PARTS
+    at_peak: dict[str, int]  # alive at the moment of the step when most is, by AT_PEAK
+    flops: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.at_peak.values())
+
+
+def predict(config: ModelConfig, batch_size: int) -> Account:
+    """The account of a bf16 step as a GPU takes it, of tensors that have shapes but no memory; takes about a second.
+
+    Not in it: the CUDA context, the allocator's fragmentation, and what CUDA's libraries allocate behind PyTorch.
+    """
+    with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
+        model = AdaMAE(config)
+    live = LiveBytes("weights")
+    with FakeTensorMode(allow_non_fake_inputs=True), _ClaimCuda(), live:
+        step = PretrainingStep(model.to_empty(device="cpu"))
+        live.label = "clip"
+        clip = noise_clip(config, batch_size, torch.device("cpu"))
+        live.label = "optimizer"
+        step(clip)  # the first update makes the optimizer's state
+        return account(step, clip, live)
+
+
+def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes") -> Account:
+    """Take one step under `live`, which is running and saw weights and optimizer being made."""
+    model = step.model
+    live.label = "tokenizer"
+    live.forget_peak()
+    flops = FlopCounterMode(display=False)
+    with ExitStack() as hooks, flops:
+        for parameter in model.parameters():
+            handle = parameter.register_post_accumulate_grad_hook(lambda p: live.relabel(p.grad, "gradients"))
+            hooks.callback(handle.remove)
+        mark_copy = partial(live.relabel, label="weight_copies")
+        with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
+            loss = step.loss(clip)
+        live.label = "temporaries"
+        loss.backward()
+        step.update()
+    return Account(saved, {label: live.at_peak[label] for label in AT_PEAK}, flops.get_total_flops())
+
+
+@contextmanager
+def following(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
+    """Call `enter` with the name of each part when the forward pass comes to it."""
+    modules = {
+        "tokenizer": model.tokenizer,
+        "sampler": model.token_sampler,
+        "encoder": model.encoder,
+        "decoder": model.decoder,
+    }
+    with ExitStack() as hooks:
+        for part, module in modules.items():
+            hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)
+        hooks.callback(model.decoder.register_forward_hook(lambda *_: enter("loss")).remove)
+        yield
+
+
+@contextmanager
+def saved_bytes(
+    model: AdaMAE, inputs: tuple[Tensor, ...], on_weight_copy: Callable[[Tensor], None] = lambda copy: None
+) -> Iterator[dict[str, int]]:
+    """Count the bytes that operations in this block keep for their backward, by part.
+
+    Every storage counts once, for the part that saves it first. Weights, buffers and `inputs` do not count.
+    """
+    by_part = dict.fromkeys(PARTS, 0)
+    # The storages are held, so that none is freed and its address given to another while we count.
+    not_counted = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers(), *inputs)]
+    seen = {storage._cdata: storage for storage in not_counted}
+    current = PARTS[0]
+
+    def enter(part: str) -> None:
+        nonlocal current
+        current = part
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen[storage._cdata] = storage
+            if _is_copy_of_weight(tensor):
+                by_part["weight_copies"] += storage.nbytes()
+                on_weight_copy(tensor)
+            else:
+                by_part[current] += storage.nbytes()
+        return tensor
+
+    with following(model, enter), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield by_part
+    seen.clear()  # the graph keeps `pack`, and so everything in here, until its end
+
+
+def _is_copy_of_weight(tensor: Tensor) -> bool:
+    """Whether nothing but casts and views lie between a parameter and this tensor."""
+    node = tensor.grad_fn
+    while node is not None and node.name() != "torch::autograd::AccumulateGrad":
+        if not node.name().startswith(("ToCopy", "T", "View", "UnsafeView", "Slice", "Split")):
+            return False
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return node is not None
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages made in this block that are alive, by label: now, and when they were most.
+
+    `label` says what the storages made from then on are for.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
+        self.now: Counter[str] = Counter()
+        self.at_peak: Counter[str] = Counter()
+        self._labels: dict[int, str] = {}
+
+    def set_label(self, label: str) -> None:
+        self.label = label
+
+    def forget_peak(self) -> None:
+        self.at_peak = self.now.copy()
+
+    def relabel(self, tensor: Tensor | None, label: str) -> None:
+        if tensor is not None:
+            storage = tensor.untyped_storage()
+            self.now[self._labels[storage._cdata]] -= _allocated(storage)
+            self.now[label] += _allocated(storage)
+            self._labels[storage._cdata] = label
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, _allocated(storage)
+        if key not in self._labels:
+            self._labels[key] = self.label
+            self.now[self.label] += size
+            if self.now.total() > self.at_peak.total():
+                self.at_peak = self.now.copy()
+            finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self.now[self._labels.pop(key)] -= size
+
+
+def _allocated(storage: torch.UntypedStorage) -> int:
+    return -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
+
+
+class _ClaimCuda(TorchFunctionMode):
+    """Sends tensors without memory down the path that the project's ops take on a GPU, whose backward keeps less.
+
+    They are not made as CUDA tensors because PyTorch's backward then asks for a device that is there.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,39 @@
+"""One pre-training step as `train.py` takes it, on a clip that is at hand: forward, backward, AdamW."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model.adamae import AdaMAE, Output
+from model.config import ModelConfig
+from training.optimizer import OptimizerConfig, make_optimizer, update
+
+
+def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
+    """uint8 [B, 3, T, H, W]; neither memory nor time of a step depends on what it shows."""
+    shape = (batch_size, 3, config.num_frames, config.image_size, config.image_size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+
+
+class PretrainingStep:
+    """Callable on clips uint8 [B, 3, T, H, W] on the model's device."""
+
+    def __init__(self, model: AdaMAE, compiled: bool = False) -> None:
+        self.model = model
+        self.forward: Callable[..., Output] = torch.compile(model) if compiled else model
+        self.optimizer = make_optimizer(model, OptimizerConfig())
+        device = next(model.parameters()).device
+        self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+
+    def loss(self, clip: Tensor) -> Tensor:
+        with torch.autocast(clip.device.type, torch.bfloat16):
+            return self.forward(clip, self.seed, self.offset).loss
+
+    def update(self) -> None:
+        self.offset += 1  # another draw at every step
+        update(self.optimizer, lr=1e-4, clip_grad_norm=None)
+
+    def __call__(self, clip: Tensor) -> None:
+        self.loss(clip).backward()
+        self.update()
