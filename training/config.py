@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import PositiveInt
 
 from errors import InputError
 from model.config import ModelConfig
@@ -24,9 +23,9 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     epochs: float = 800  # an epoch is every video once
-    steps: PositiveInt | None = None  # optimizer steps; instead of epochs
-    batch_size: PositiveInt = 32  # clips per process and forward pass
-    accumulate: PositiveInt = 1  # forward passes per optimizer step
+    steps: int | None = None  # optimizer steps; instead of epochs
+    batch_size: int = 32  # clips per process and forward pass
+    accumulate: int = 1  # forward passes per optimizer step
     seed: int = 0
 
     run: str = "runs/adamae"  # the run folder; started again, a run goes on from its newest checkpoint
@@ -34,14 +33,26 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: bool = False  # torch.compile the model
-    log_every: PositiveInt = 10  # steps; the only moments at which the host waits for the device
-    checkpoint_every: PositiveInt = 1000  # steps
-    keep_checkpoints: PositiveInt = 3
-    figure_every: PositiveInt | None = 1000  # steps between figure panels in TensorBoard
+    log_every: int = 10  # steps; the only moments at which the host waits for the device
+    checkpoint_every: int = 1000  # steps
+    keep_checkpoints: int = 3
+    figure_every: int | None = 1000  # steps between figure panels in TensorBoard
 
     def __post_init__(self) -> None:
         if not self.epochs > 0:
             raise InputError(f"epochs is {self.epochs}: give a number above 0")
+        for name in (
+            "steps",
+            "batch_size",
+            "accumulate",
+            "log_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "figure_every",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}: give a whole number of at least 1")
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
