@@ -103,9 +103,11 @@ def saved_bytes(
     Every storage counts once, for the part that saves it first. Weights, buffers and `inputs` do not count.
     """
     by_part = dict.fromkeys(PARTS, 0)
+    weights = [parameter.untyped_storage() for parameter in model.parameters()]
+    not_counted = [*weights, *(tensor.untyped_storage() for tensor in (*model.buffers(), *inputs))]
     # The storages are held, so that none is freed and its address given to another while we count.
-    not_counted = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers(), *inputs)]
     seen = {storage._cdata: storage for storage in not_counted}
+    weight_keys = {storage._cdata for storage in weights}
     current = PARTS[0]
 
     def enter(part: str) -> None:
@@ -116,7 +118,7 @@ def saved_bytes(
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen[storage._cdata] = storage
-            if _is_copy_of_weight(tensor):
+            if _origin(tensor) in weight_keys:
                 by_part["weight_copies"] += storage.nbytes()
                 on_weight_copy(tensor)
             else:
@@ -128,20 +130,20 @@ def saved_bytes(
     seen.clear()  # the graph keeps `pack`, and so everything in here, until its end
 
 
-def _is_copy_of_weight(tensor: Tensor) -> bool:
-    """Whether nothing but casts and views lie between a parameter and this tensor."""
+def _origin(tensor: Tensor) -> int | None:
+    """The storage of the leaf from which nothing but casts and views lead to this tensor, if there is one."""
     node = tensor.grad_fn
-    while node is not None and node.name() != "torch::autograd::AccumulateGrad":
-        if not node.name().startswith(("ToCopy", "T", "View", "UnsafeView", "Slice", "Split")):
-            return False
-        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-    return node is not None
+    while node is not None and node.name().startswith(("ToCopy", "T", "View", "UnsafeView", "Slice", "Split")):
+        node = node.next_functions[0][0]
+    is_leaf = node is not None and node.name() == "torch::autograd::AccumulateGrad"
+    return node.variable.untyped_storage()._cdata if is_leaf else None  # type: ignore[union-attr]
 
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages made in this block that are alive, by label: now, and when they were most.
 
-    `label` says what the storages made from then on are for.
+    A storage made before counts from when an operation in this block returns a view of it. `label` says what the
+    storages made from then on are for.
     """
 
     def __init__(self, label: str) -> None:

@@ -1,0 +1,48 @@
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import Timing, machine, require, time_calls, write_results
+from errors import InputError
+
+CPU = torch.device("cpu")
+
+
+def test_timing_is_the_median_and_the_quartiles() -> None:
+    assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Timing(3.0, 2.0, 4.0, 5)
+    assert Timing.of([7.0]) == Timing(7.0, 7.0, 7.0, 1)
+
+
+def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:
+    pauses = iter([0.2, 0.01, 0.01, 0.01])
+    timing = time_calls(lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3)
+    assert 10 <= timing.median_ms < 100
+    assert timing.repetitions == 3
+
+
+def test_a_red_check_stops_the_report() -> None:
+    require("two and two are four", 2 + 2 == 4, "")
+    with pytest.raises(InputError, match=r"nothing is reported.*the losses are equal \(1 and 2\)"):
+        require("the losses are equal", False, "1 and 2")
+
+
+def test_the_three_files_say_the_same(tmp_path: Path) -> None:
+    rows = [{"name": "ours", "ms": 1.5}, {"name": "theirs", "ms": 3.0, "remark": "a, b"}]
+    write_results(tmp_path / "new", "speed", rows, machine(CPU), ["A note."])
+    stored = json.loads((tmp_path / "new" / "speed.json").read_text())
+    assert stored["rows"] == rows
+    assert stored["about"]["commit"]
+    assert stored["about"]["packages"]["torch"] == torch.__version__.split("+")[0]
+    with (tmp_path / "new" / "speed.csv").open() as file:
+        assert list(csv.DictReader(file)) == [
+            {"name": "ours", "ms": "1.5", "remark": ""},
+            {"name": "theirs", "ms": "3.0", "remark": "a, b"},
+        ]
+    table = (tmp_path / "new" / "speed.md").read_text()
+    assert "| theirs | 3 | a, b |" in table
+    assert "A note." in table
+    assert stored["about"]["commit"] in table
