@@ -42,6 +42,7 @@ RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 FRAME_RATIOS = (0.75, 0.875)  # whole token frames: 2 and 1 of 8
 CAPACITIES_GB = (16, 24, 40, 80, 141)
 CPU_BATCH = 2
+AMPLE_BATCH = 64  # large enough for activations to rule the peak, so that memory is proportional to clips from there on
 # What a GPU holds that no tensor owns: CUDA context, library workspaces, the allocator's fragmentation.
 RESERVE_BYTES = 1.5e9
 
@@ -105,7 +106,8 @@ def predicted_row(point: Point, batch_size: int) -> tuple[Row, Account]:
     row |= {f"saved_{part}_mib": round(size / 2**20, 1) for part, size in account.saved.items()}
     row["saved_mib"] = round(sum(account.saved.values()) / 2**20, 1)
     row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
-    row |= {f"largest_batch_{size}gb": largest_batch(account, batch_size, size * 1e9) for size in CAPACITIES_GB}
+    ample = predict(config, AMPLE_BATCH)
+    row |= {f"largest_batch_{size}gb": largest_batch(ample, AMPLE_BATCH, size * 1e9) for size in CAPACITIES_GB}
     row["gflop_per_clip"] = round(account.flops / batch_size / 1e9, 1)
     return row, account
 
@@ -115,6 +117,7 @@ def _sampler(config: ModelConfig) -> str:
 
 
 def largest_batch(account: Account, batch_size: int, capacity: float) -> int:
+    """Clips that fit into `capacity` bytes, from the account of a large batch."""
     fixed = sum(account.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients"))
     per_clip = (account.peak_bytes - fixed) / batch_size
     return max(0, int((capacity - RESERVE_BYTES - fixed) / per_clip))
