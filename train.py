@@ -1,4 +1,4 @@
-"""Pre-train on shards: `python train.py --config configs/x.yaml [section.key=value ...]`, or under torchrun.
+"""Pre-train or fine-tune: `python train.py --config configs/x.yaml [section.key=value ...]`, or under torchrun.
 
 The run folder can always be started again with the same command: it goes on from its newest checkpoint, exactly.
 """
@@ -16,11 +16,11 @@ from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.config import TrainConfig, parse
+from training.finetuning import Classification
 from training.interrupt import StopRequest
 from training.metrics import Metrics
-from training.objective import Pretraining
-from training.optimizer import make_optimizer, update
-from training.panel import FigurePanel
+from training.objective import Objective, Pretraining
+from training.optimizer import update
 from training.run_folder import RunFolder
 from training.schedule import Horizon, seed_step
 
@@ -34,12 +34,12 @@ def train(config: TrainConfig) -> None:
     )  # fmt: skip
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
     torch.manual_seed(config.seed)
-    objective = Pretraining(config.model, config.seed)
-    optimizer = make_optimizer(objective.model.to(process.device), config.optimizer)
+    objective = make_objective(config, dataset, process)
+    optimizer = objective.optimizer()
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
-        first_step = checkpoint.load_newest(folder.checkpoints, objective.model, optimizer, horizon.global_batch)
+        first_step = checkpoint.load_newest(folder.checkpoints, objective.modules, optimizer, horizon.global_batch)
         model = wrapped(objective.model, config, process)
         stop = StopRequest()
         with (
@@ -47,7 +47,6 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
         ):
             metrics.announce(config)
-            panel = FigurePanel(objective.model, config, metrics.writer)
             batches = loader.batches(first=first_step * config.accumulate)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
@@ -57,13 +56,20 @@ def train(config: TrainConfig) -> None:
                 stopping = stop.granted(process.device, may_talk=is_log_step)
                 if is_log_step or is_last:
                     metrics.report(step, lr, loader.counters)
-                panel.draw_if_due(step)
+                with metrics.clock_stopped():
+                    objective.review(step, is_last, metrics)
                 if process.is_first and (step % config.checkpoint_every == 0 or is_last or stopping):
                     place = checkpoint.Place(step, horizon.global_batch)
-                    checkpoint.save(folder.checkpoints, place, objective.model, optimizer, config.keep_checkpoints)
+                    checkpoint.save(folder.checkpoints, place, objective.modules, optimizer, config.keep_checkpoints)
                 if stopping:
                     raise KeyboardInterrupt
     distributed.leave()
+
+
+def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Process) -> Objective:
+    if config.objective == "pretrain":
+        return Pretraining(config, process.device)
+    return Classification(config, dataset, process)
 
 
 def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
@@ -77,7 +83,7 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
 
 def train_step(
     model: nn.Module,
-    objective: Pretraining,
+    objective: Objective,
     batches: Iterator[Batch],
     optimizer: torch.optim.AdamW,
     lr: float,
@@ -94,6 +100,7 @@ def train_step(
         for name, value in metrics.items():
             total[name] = total.get(name, 0) + value.detach() / config.accumulate
     total["grad_norm"] = update(optimizer, lr, config.optimizer.clip_grad_norm)
+    objective.after_update()
     return total
 
 

@@ -32,6 +32,14 @@ class VideoClassifier(nn.Module):
         """What the last linear layer sees."""
         return self.norm(encode(self.tokenizer, self.encoder, clip).pooled)
 
+    def no_weight_decay(self) -> set[str]:
+        """Its positions are no parameters."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """timm's description of the layers, for layer-wise decay: the tokenizer, each block, the rest."""
+        return {"stem": r"^tokenizer", "blocks": r"^encoder\.blocks\.(\d+)"}
+
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Start from a pre-trained AdaMAE: take its tokenizer and encoder blocks."""
         parts = ("tokenizer.", "encoder.blocks.")

@@ -27,8 +27,10 @@ class Place:
     global_batch: int  # clips of the global stream per step
 
 
-def save(folder: Path, place: Place, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep`."""
+def save(
+    folder: Path, place: Place, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, keep: int
+) -> Path:
+    """Write a checkpoint, each module as `<name>.safetensors`; then delete all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{place.step:08d}"
     if final.exists():
@@ -37,7 +39,8 @@ def save(folder: Path, place: Place, model: nn.Module, optimizer: torch.optim.Op
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir()
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, aside / "model.safetensors")
+        for name, module in modules.items():
+            save_file({k: v.contiguous() for k, v in module.state_dict().items()}, aside / f"{name}.safetensors")
         torch.save(optimizer.state_dict(), aside / "optimizer.pt")
         (aside / "place.json").write_text(json.dumps(asdict(place)) + "\n", encoding="utf-8")
         for file in (*aside.iterdir(), aside):
@@ -56,7 +59,9 @@ def existing(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def load_newest(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, global_batch: int) -> int:
+def load_newest(
+    folder: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, global_batch: int
+) -> int:
     """Put the newest checkpoint into place, if there is one; returns the number of steps done.
 
     Raises InputError if it does not fit, or if a step now takes another number of clips.
@@ -67,7 +72,8 @@ def load_newest(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     newest = found[-1]
     try:
         place = Place(**json.loads((newest / "place.json").read_text(encoding="utf-8")))
-        model.load_state_dict(load_file(newest / "model.safetensors"))
+        for name, module in modules.items():
+            module.load_state_dict(load_file(newest / f"{name}.safetensors"))
         optimizer.load_state_dict(torch.load(newest / "optimizer.pt", map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, ValueError, TypeError, UnpicklingError, SafetensorError) as error:
         reason = str(error).splitlines()[0]

@@ -13,14 +13,47 @@ from model.config import ModelConfig
 from pipeline.config import DataConfig
 from training.optimizer import OptimizerConfig
 
+Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
+
+
+@dataclass
+class FinetuneConfig:
+    """Learning classes from labels; the defaults are the paper's for fine-tuning."""
+
+    checkpoint: str = ""  # the encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch
+    validation_shards: str = ""  # "": no validation
+    validate_every: int = 1000  # steps; the best weights are kept in checkpoints/best
+    label_smoothing: float = 0.1
+    mixup: float = 0.8  # alpha of the beta distribution of the mixing weight; 0: off
+    cutmix: float = 1.0  # the same of the box's area; 0: off
+    drop_path: float = 0.1
+    layer_decay: float = 0.75  # each block's learning rate, as a share of the next one's
+    ema_decay: float | None = None  # judge and keep an exponential moving average of the weights
+
+    def __post_init__(self) -> None:
+        if self.validate_every < 1:
+            raise InputError(f"finetune.validate_every is {self.validate_every}: give a whole number of at least 1")
+        for name in ("label_smoothing", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"finetune.{name} is {getattr(self, name)}: give a number in [0, 1)")
+        for name in ("mixup", "cutmix"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"finetune.{name} is {getattr(self, name)}: give a number of at least 0")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"finetune.layer_decay is {self.layer_decay}: give a number in (0, 1]")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise InputError(f"finetune.ema_decay is {self.ema_decay}: give a number in (0, 1), or null for none")
+
 
 @dataclass
 class TrainConfig:
     """One run. The global batch is batch_size × accumulate × processes."""
 
     data: DataConfig
+    objective: Objective = "pretrain"
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
 
     epochs: float = 800  # an epoch is every video once
     steps: int | None = None  # optimizer steps; instead of epochs
@@ -70,7 +103,7 @@ def parse(arguments: list[str]) -> TrainConfig:
     """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
     parser = ArgumentParser(
         prog="train.py",
-        description="Pre-train AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
+        description="Pre-train or fine-tune AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
         exit_on_error=False,
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below")

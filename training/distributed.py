@@ -57,7 +57,12 @@ def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[No
 
 def mean_over_processes(values: torch.Tensor) -> torch.Tensor:
     """Mean of a tensor over all processes, in place."""
-    return _reduced(values, dist.ReduceOp.SUM).div_(dist.get_world_size() if dist.is_initialized() else 1)
+    return sum_over_processes(values).div_(dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    """Sum of a tensor over all processes, in place."""
+    return _reduced(values, dist.ReduceOp.SUM)
 
 
 def any_process(flag: bool, device: torch.device) -> bool:

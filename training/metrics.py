@@ -5,7 +5,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -67,18 +68,26 @@ class Metrics:
             "peak_memory_gib": peak_memory_gib(self.process.device),
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
-        self._write(step, values)
+        self.write(step, values)
+        shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
+        self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
         self.sums, self.steps, self.waited = {}, 0, counters["wait_seconds"]
         self.started = time.perf_counter()
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What happens in the block is no training, and does not count as such."""
+        started = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - started
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write figures of one step, in the first process."""
         if self.file is None or self.writer is None:
             return
         print(json.dumps({"step": step, **values}), file=self.file, flush=True)
         for name, value in values.items():
             self.writer.add_scalar(name if "/" in name else f"train/{name}", value, step)
-        shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
-        self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
 
     def __enter__(self) -> "Metrics":
         return self

@@ -1,13 +1,16 @@
 """What a run learns: the model, and the loss of a batch with the figures that describe it."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from model.adamae import AdaMAE, Output
-from model.config import ModelConfig
 from pipeline.loader import Batch
+from training.config import TrainConfig
+from training.metrics import Metrics
+from training.optimizer import make_optimizer
+from training.panel import FigurePanel
 
 
 class StepResult(NamedTuple):
@@ -15,15 +18,44 @@ class StepResult(NamedTuple):
     metrics: dict[str, Tensor]  # scalars on the device
 
 
-class Pretraining:
-    """Masked reconstruction plus the sampling loss (SPEC §4)."""
+class Objective(Protocol):
+    """What the loop needs to know about a run's purpose."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
-        self.model = AdaMAE(config)
-        self.seed = seed
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds; `model` is one of them."""
+
+    def optimizer(self) -> torch.optim.AdamW: ...
 
     def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
         """`model`: this objective's model, perhaps wrapped (DDP) or compiled."""
+
+    def after_update(self) -> None:
+        """To be called after every optimizer step."""
+
+    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
+        """Look at what has been learnt, at the steps at which that is due."""
+
+
+class Pretraining:
+    """Masked reconstruction plus the sampling loss (SPEC §4)."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.config, self.seed = config, config.seed
+        self.model = AdaMAE(config.model).to(device)
+        self.panel: FigurePanel | None = None
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model}
+
+    def optimizer(self) -> torch.optim.AdamW:
+        return make_optimizer(self.model, self.config.optimizer)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
         device = batch.clip.device
         # Filled on the device: a copy from the host would wait for it, an int would be compiled into the graph.
         seed = torch.full((), self.seed, dtype=torch.int64, device=device)
@@ -37,3 +69,11 @@ class Pretraining:
         if output.log_probs is not None:
             metrics["sampler_entropy"] = -(output.log_probs.exp() * output.log_probs).sum(-1).mean()
         return StepResult(output.loss, metrics)
+
+    def after_update(self) -> None:
+        pass
+
+    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
+        if self.panel is None:
+            self.panel = FigurePanel(self.model, self.config, metrics.writer)
+        self.panel.draw_if_due(step)

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from timm.optim import param_groups_weight_decay
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
 from errors import InputError
 from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.probe import Probe
 
 
 @dataclass
@@ -65,9 +67,18 @@ class Schedule:
         return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def make_optimizer(model: AdaMAE, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW: one kernel a step on CUDA, and able to skip an update without asking the host (`update`)."""
-    groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=model.no_weight_decay())
+def make_optimizer(
+    model: AdaMAE | VideoClassifier | Probe, config: OptimizerConfig, layer_decay: float = 1.0
+) -> torch.optim.AdamW:
+    """Fused AdamW: one kernel a step on CUDA, and able to skip an update without asking the host (`update`).
+
+    layer_decay: of a VideoClassifier, each block's learning rate as a share of the next one's.
+    """
+    decay, never = config.weight_decay, model.no_weight_decay()
+    if layer_decay == 1:
+        groups = param_groups_weight_decay(model, decay, no_weight_decay_list=never)
+    else:
+        groups = param_groups_layer_decay(model, decay, never, layer_decay=layer_decay)
     return torch.optim.AdamW(groups, lr=config.base_lr, betas=(config.beta1, config.beta2), fused=True)
 
 
@@ -84,7 +95,7 @@ def update(optimizer: torch.optim.AdamW, lr: float, clip_grad_norm: float | None
         torch._foreach_mul_(gradients, factor)
     optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

@@ -15,15 +15,16 @@ def trained():
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     update(optimizer, 1e-3, None)
-    return model, optimizer
+    return {"model": model}, optimizer
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path, trained):
-    model, optimizer = trained
-    checkpoint.save(tmp_path, checkpoint.Place(3, 16), model, optimizer, keep=2)
+    modules, optimizer = trained
+    model = modules["model"]
+    checkpoint.save(tmp_path, checkpoint.Place(3, 16), modules, optimizer, keep=2)
     other = AdaMAE(model.config)
     other_optimizer = make_optimizer(other, OptimizerConfig())
-    assert checkpoint.load_newest(tmp_path, other, other_optimizer, global_batch=16) == 3
+    assert checkpoint.load_newest(tmp_path, {"model": other}, other_optimizer, global_batch=16) == 3
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(optimizer.state[a]["exp_avg_sq"], other_optimizer.state[b]["exp_avg_sq"])

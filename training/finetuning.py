@@ -1,0 +1,134 @@
+"""The second objective: classes, by fine-tuning the whole encoder or by a probe on a frozen one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from timm.data import Mixup
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from errors import InputError
+from model import pretrained
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.probe import Probe
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Batch
+from training.config import TrainConfig
+from training.distributed import Process
+from training.evaluation import Views, check_classes, check_labels, predict, scores
+from training.metrics import Metrics
+from training.objective import StepResult
+from training.optimizer import make_optimizer
+
+BEST = "best"  # folder beside the numbered checkpoints
+
+
+class Classification:
+    """Cross-entropy over the dataset's classes (SPEC §7)."""
+
+    def __init__(self, config: TrainConfig, dataset: ShardDataset, process: Process) -> None:
+        """Raises InputError if labels are missing or the classes, sizes or weights do not fit each other."""
+        settings = config.finetune
+        check_labels(dataset)
+        self.config, self.classes, self.process = config, dataset.info.classes, process
+        self.validation = ShardDataset.open(settings.validation_shards) if settings.validation_shards else None
+        if self.validation is not None:
+            check_classes(self.classes, self.validation)
+        self.model = starting_model(config, len(self.classes)).to(process.device)
+        self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
+        self.mixup = None
+        if settings.mixup or settings.cutmix:
+            if config.batch_size % 2:
+                raise InputError(
+                    f"batch_size is {config.batch_size}, and mixup and cutmix mix clips in pairs: give an even number,"
+                    " or finetune.mixup=0 finetune.cutmix=0"
+                )
+            self.mixup = Mixup(settings.mixup, settings.cutmix, label_smoothing=0, num_classes=len(self.classes))
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average.module}
+
+    def optimizer(self) -> torch.optim.AdamW:
+        layer_decay = self.config.finetune.layer_decay if isinstance(self.model, VideoClassifier) else 1.0
+        return make_optimizer(self.model, self.config.optimizer, layer_decay)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
+        clip, target = self._mixed(batch.clip, batch.labels, batch.positions[0])
+        logits = model(clip).float()
+        loss = F.cross_entropy(logits, target, label_smoothing=self.config.finetune.label_smoothing)
+        main = target if target.dim() == 1 else target.argmax(dim=1)
+        return StepResult(loss, {"loss": loss, "accuracy": (logits.argmax(dim=1) == main).float().mean()})
+
+    def _mixed(
+        self, clip: UInt8[Tensor, "B C T H W"], labels: Int[Tensor, " B"], position: int
+    ) -> tuple[UInt8[Tensor, "B C T H W"], Int[Tensor, " B"] | Float[Tensor, "B classes"]]:
+        if self.mixup is None:
+            return clip, labels
+        # timm draws from NumPy's global generator; what it draws must not depend on what was drawn before a resume.
+        np.random.seed(np.random.SeedSequence((self.config.seed, position)).generate_state(1))
+        pixels, target = self.mixup(clip.float().flatten(1, 2), labels)  # the same box in every frame
+        return pixels.round().to(torch.uint8).unflatten(1, clip.shape[1:3]), target
+
+    def after_update(self) -> None:
+        if self.average is not None:
+            self.average.update(self.model)
+
+    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
+        """Accuracy on the validation videos, one clip each; the best weights so far are kept."""
+        if self.validation is None or (step % self.config.finetune.validate_every and not is_last):
+            return
+        model = self.model if self.average is None else self.average.module
+        views = Views(batch_size=self.config.batch_size)
+        found = predict(
+            model, self.validation, self.config.data, self.config.model, views, self.process, self.config.precision
+        )
+        figures = scores(found)
+        if self.process.is_first:
+            self._keep_if_best(model, step, figures)
+        metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
+
+    def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
+        """One file, which says all that an evaluation needs to know."""
+        file = Path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
+        if file.exists() and json.loads(pretrained.read_state_dict(file)[1]["scores"])["top1"] >= figures["top1"]:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        about = {"classes": json.dumps(self.classes), "scores": json.dumps({"step": step, **figures})}
+        pretrained.save(file, model.state_dict(), self.config.model, **about)
+
+
+def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | Probe:
+    """A new classifier or probe on the encoder of finetune.checkpoint, or from scratch."""
+    settings = config.finetune
+    model: VideoClassifier | Probe
+    if config.objective == "finetune":
+        model = VideoClassifier(config.model, num_classes, settings.drop_path)
+    else:
+        model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
+    if settings.checkpoint:
+        state_dict, theirs = pretrained.load(settings.checkpoint, config.model.num_frames)
+        check_encoder(config.model, theirs, settings.checkpoint)
+        model.load_encoder(state_dict)
+    return model
+
+
+def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
+    """Raises InputError if an encoder trained as `theirs` says is not the one that `ours` asks for."""
+    for name in ("encoder_width", "encoder_depth", "encoder_heads"):
+        wanted, given = getattr(ours.dimensions, name), getattr(theirs.dimensions, name)
+        if wanted != given:
+            raise InputError(
+                f"{where} has {name} {given}, and the model asked for (model.size {ours.size}) has {wanted}:"
+                " give the size that was pre-trained"
+            )
+    for name in ("tubelet_size", "patch_size", "positions"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise InputError(
+                f"{where} was trained with model.{name} {getattr(theirs, name)}, and {getattr(ours, name)} is asked for"
+            )
