@@ -9,6 +9,9 @@ from triton import next_power_of_2
 
 from errors import InputError
 
+# Said once, because Triton 3.10 turns it off by default. No kernel here needs it on or off to be right.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 # ADAMAE_DEBUG_KERNELS=1: also check what id lists contain, which waits for the device at every op.
 DEBUG = os.environ.get("ADAMAE_DEBUG_KERNELS") == "1"
 

@@ -8,17 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import block_width, check, check_ids, runs_triton, wrap_triton
-from kernels.patchify import (
-    MAX_BLOCK,
-    TOKENS,
-    check_clip,
-    gather_patches,
-    line_offset,
-    patch_corner,
-    pixels_first,
-    value_offset,
-)
+from kernels.launch import check, check_ids, runs_triton, wrap_triton
+from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines, pixels_first, within_line
 
 Kind = Literal["mse", "l1"]
 EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], SPEC §4; ours go to 255
@@ -33,7 +24,7 @@ def masked_patch_loss(
     kind: Kind = "mse",
     normalize: bool = True,
 ) -> Tensor:
-    """pred [B, M, P], clip uint8 [B, C, T, H, W] of any strides, masked_ids int64 [B, M] -> fp32 [B, M].
+    """pred [B, M, P], clip uint8 [B, 3, T, H, W] of any strides, masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
     normalised by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. Saved for the
@@ -42,7 +33,7 @@ def masked_patch_loss(
     tokens = check_clip(clip, tubelet_size, patch_size)
     check_ids("masked_ids", masked_ids, clip, tokens)
     pixels = tubelet_size * patch_size**2
-    wanted = (*masked_ids.shape, pixels * clip.shape[1])
+    wanted = (*masked_ids.shape, pixels * 3)
     check(pred.shape == wanted, f"pred has shape {tuple(pred.shape)}: these ids and patches need {wanted}")
     check(kind in ("mse", "l1"), f"kind is {kind!r}: give mse or l1")
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
@@ -54,7 +45,7 @@ def masked_patch_loss(
 def difference(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, normalize: bool
 ) -> Tensor:
-    """target - pred in at least fp32, [B, M, p_t·p_h·p_w, C]."""
+    """target - pred in at least fp32, [B, M, p_t·p_h·p_w, 3]."""
     # In pixels of 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
     dtype = torch.promote_types(pred.dtype, torch.float32)
     target = gather_patches(clip, masked_ids, tubelet_size, patch_size).to(dtype)
@@ -95,83 +86,122 @@ class Definition(torch.autograd.Function):
 
 
 @triton.jit
+def channel_statistics(
+    clip_ptrs, inside, i, c, stride_c, stride_w, PIXELS: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr
+):
+    """Mean and 1 / (deviation + EPSILON) of a patch's channel. Sums of integers are exact in any order: a flat patch
+    has no deviation, and its target is 0."""
+    total = tl.zeros((inside.shape[0],), tl.int32)
+    squares = tl.zeros((inside.shape[0],), tl.int32)
+    for part in tl.static_range(3):
+        place = part * PATCH + i
+        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
+        pixels = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.int32)
+        pixels = tl.where((place % 3 == c)[None, :], pixels, 0)
+        total += tl.sum(pixels, axis=1)
+        squares += tl.sum(pixels * pixels, axis=1)
+    total = tl.sum(total, axis=0).to(tl.int64)
+    spread = (PIXELS * tl.sum(squares, axis=0).to(tl.int64) - total * total).to(tl.float32)
+    return total.to(tl.float32) / PIXELS, 1 / (tl.sqrt(spread / (PIXELS * (PIXELS - 1.0))) + 255e-6)
+
+
+@triton.jit
 def loss_kernel(
-    pred_ptr, clip_ptr, ids_ptr, loss_ptr, statistics_ptr, total, M, rows, columns,
+    pred_ptr, clip_ptr, ids_ptr, loss_ptr, statistics_ptr, M, rows, columns,
     stride_b, stride_c, stride_t, stride_h, stride_w,
-    PIXELS: tl.constexpr, C: tl.constexpr, TUBELET: tl.constexpr, PATCH: tl.constexpr,
-    L1: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    TUBELET: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr,
+    L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program: TOKENS patches, channel by channel, each held in registers from its statistics to its loss."""
-    m = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    pixel = tl.arange(0, BLOCK)
-    inside = (m < total)[:, None] & (pixel < PIXELS)[None, :]
-    token = tl.load(ids_ptr + m, mask=m < total, other=0)
-    corner = (m // M).to(tl.int64) * stride_b
-    corner += patch_corner(token, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
-    offset = line_offset(pixel // PATCH, stride_t, stride_h, PATCH) + (pixel % PATCH) * stride_w
-    pred_ptrs = pred_ptr + m.to(tl.int64)[:, None] * (PIXELS * C) + pixel[None, :] * C
-    loss = tl.zeros((TOKENS,), tl.float32)
-    for c in tl.static_range(C):
-        address = corner[:, None] + offset[None, :] + c * stride_c
-        target = tl.load(clip_ptr + address, mask=inside, other=0).to(tl.float32)
+    """One program, of one warp: a patch, read as in patchify, from its statistics to its loss."""
+    PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
+    m = tl.program_id(0).to(tl.int64)
+    line = tl.arange(0, LINES)
+    i = tl.arange(0, WIDTH)
+    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
+    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
+    clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
+    pred_ptrs = pred_ptr + m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
+    if NORMALIZE:
+        red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST)
+        green, scale_green = channel_statistics(
+            clip_ptrs, inside, i, 1, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST
+        )
+        blue, scale_blue = channel_statistics(clip_ptrs, inside, i, 2, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST)
+        six = tl.arange(0, 8)
+        values = by_channel(six, red, green, blue)
+        values = tl.where(six < 3, values, by_channel(six, scale_red, scale_green, scale_blue))
+        tl.store(statistics_ptr + m * 6 + six, values, mask=six < 6)
+    total = tl.zeros((LINES, WIDTH), tl.float32)
+    for part in tl.static_range(3):
+        place = part * PATCH + i
+        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
+        target = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.float32)
         if NORMALIZE:
-            mean = tl.sum(target, axis=1) / PIXELS
-            target = tl.where(inside, target - mean[:, None], 0.0)
-            scale = 1 / (tl.sqrt(tl.sum(target * target, axis=1) / (PIXELS - 1)) + 255e-6)  # EPSILON
-            target *= scale[:, None]
-            place = m.to(tl.int64) * (2 * C) + c
-            tl.store(statistics_ptr + place, mean, mask=m < total)
-            tl.store(statistics_ptr + place + C, scale, mask=m < total)
+            target -= by_channel(place, red, green, blue)[None, :]
+            target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         else:
             target *= 1.0 / 255
-        away = tl.load(pred_ptrs + c, mask=inside, other=0).to(tl.float32) - target
-        loss += tl.sum(tl.abs(away) if L1 else away * away, axis=1)
-    tl.store(loss_ptr + m, loss / (PIXELS * C), mask=m < total)
+        away = tl.load(pred_ptrs + place[None, :], mask=inside, other=0).to(tl.float32) - target
+        total += tl.where(inside, tl.abs(away) if L1 else away * away, 0.0)
+    tl.store(loss_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
 
 
 @triton.jit
 def loss_backward_kernel(
-    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, total, M, rows, columns,
+    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, M, rows, columns, grad_stride_b, grad_stride_m,
     stride_b, stride_c, stride_t, stride_h, stride_w,
-    PIXELS: tl.constexpr, C: tl.constexpr, TUBELET: tl.constexpr, PATCH: tl.constexpr,
-    L1: tl.constexpr, NORMALIZE: tl.constexpr, PIXELS_FIRST: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    TUBELET: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr,
+    L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK neighbouring values of TOKENS patches; the forward pass's statistics save the reductions."""
-    m = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    value = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (m < total)[:, None] & (value < PIXELS * C)[None, :]
-    token = tl.load(ids_ptr + m, mask=m < total, other=0)
-    corner = (m // M).to(tl.int64) * stride_b
-    corner += patch_corner(token, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
-    offset = value_offset(value, stride_c, stride_t, stride_h, stride_w, PATCH, C, PIXELS_FIRST)
-    target = tl.load(clip_ptr + corner[:, None] + offset[None, :], mask=inside, other=0).to(tl.float32)
-    m = m.to(tl.int64)[:, None]
+    """One program, of one warp: a patch; the forward pass's statistics save the reductions."""
+    PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
+    m = tl.program_id(0).to(tl.int64)
+    line = tl.arange(0, LINES)
+    i = tl.arange(0, WIDTH)
+    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
+    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
+    clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
+    first = m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
+    grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
     if NORMALIZE:
-        statistics_ptrs = statistics_ptr + m * (2 * C) + (value % C)[None, :]
-        mean = tl.load(statistics_ptrs, mask=inside, other=0)
-        target = (target - mean) * tl.load(statistics_ptrs + C, mask=inside, other=0)
-    else:
-        target *= 1.0 / 255
-    away = tl.load(pred_ptr + m * (PIXELS * C) + value[None, :], mask=inside, other=0).to(tl.float32) - target
-    slope = (away > 0).to(tl.float32) - (away < 0).to(tl.float32) if L1 else 2 * away
-    out = slope * (tl.load(grad_ptr + m, mask=m < total, other=0).to(tl.float32) / (PIXELS * C))
-    tl.store(out_ptr + m * (PIXELS * C) + value[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+        s = statistics_ptr + m * 6
+        red, green, blue = tl.load(s), tl.load(s + 1), tl.load(s + 2)
+        scale_red, scale_green, scale_blue = tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
+    for part in tl.static_range(3):
+        place = part * PATCH + i
+        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
+        target = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.float32)
+        if NORMALIZE:
+            target -= by_channel(place, red, green, blue)[None, :]
+            target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
+        else:
+            target *= 1.0 / 255
+        away = tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
+        slope = (away > 0).to(tl.float32) - (away < 0).to(tl.float32) if L1 else 2 * away
+        tl.store(out_ptr + first + place[None, :], (slope * grad).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def patch_options(clip: Tensor, tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    return {
+        "TUBELET": tubelet_size, "PATCH": patch_size, "PIXELS_FIRST": pixels_first(clip),
+        "L1": kind == "l1", "NORMALIZE": normalize,
+        "LINES": triton.next_power_of_2(tubelet_size * patch_size), "WIDTH": triton.next_power_of_2(patch_size),
+    }  # fmt: skip
 
 
 @torch.library.triton_op("adamae::masked_patch_loss", mutates_args=())
 def masked_patch_loss_op(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: str, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> loss [B, M] and, where the target is normalised, each channel's mean and 1 / deviation [B, M, 2, C]."""
-    (batch, count, _), channels = pred.shape, clip.shape[1]
-    pixels = tubelet_size * patch_size**2
+    """-> loss [B, M] and, where the target is normalised, each channel's mean, then 1 / deviation [B, M, 6]."""
+    batch, count, _ = pred.shape
     loss = pred.new_empty(batch, count, dtype=torch.float32)
-    statistics = pred.new_empty(batch, count if normalize else 0, 2, channels, dtype=torch.float32)
-    wrap_triton(loss_kernel)[(triton.cdiv(batch * count, TOKENS),)](
-        pred.contiguous(), clip, masked_ids.contiguous(), loss, statistics, batch * count, count,
+    statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
+    wrap_triton(loss_kernel)[(batch * count,)](
+        pred.contiguous(), clip, masked_ids.contiguous(), loss, statistics, count,
         clip.shape[3] // patch_size, clip.shape[4] // patch_size, *clip.stride(),
-        PIXELS=pixels, C=channels, TUBELET=tubelet_size, PATCH=patch_size,
-        L1=kind == "l1", NORMALIZE=normalize, TOKENS=TOKENS, BLOCK=triton.next_power_of_2(pixels),
+        **patch_options(clip, tubelet_size, patch_size, kind, normalize), num_warps=1,
     )  # fmt: skip
     return loss, statistics
 
@@ -181,14 +211,12 @@ def masked_patch_loss_backward_op(
     grad: Tensor, pred: Tensor, clip: Tensor, masked_ids: Tensor, statistics: Tensor,
     tubelet_size: int, patch_size: int, kind: str, normalize: bool,
 ) -> Tensor:  # fmt: skip
-    (batch, count, values), channels = pred.shape, clip.shape[1]
+    batch, count, _ = pred.shape
     out = torch.empty_like(pred, memory_format=torch.contiguous_format)
-    block = block_width(values, MAX_BLOCK)
-    wrap_triton(loss_backward_kernel)[(triton.cdiv(batch * count, TOKENS), triton.cdiv(values, block))](
-        grad.contiguous(), pred.contiguous(), clip, masked_ids.contiguous(), statistics, out, batch * count, count,
-        clip.shape[3] // patch_size, clip.shape[4] // patch_size, *clip.stride(),
-        PIXELS=values // channels, C=channels, TUBELET=tubelet_size, PATCH=patch_size,
-        L1=kind == "l1", NORMALIZE=normalize, PIXELS_FIRST=pixels_first(clip), TOKENS=TOKENS, BLOCK=block,
+    wrap_triton(loss_backward_kernel)[(batch * count,)](
+        grad, pred.contiguous(), clip, masked_ids.contiguous(), statistics, out, count,
+        clip.shape[3] // patch_size, clip.shape[4] // patch_size, *grad.stride(), *clip.stride(),
+        **patch_options(clip, tubelet_size, patch_size, kind, normalize), num_warps=1,
     )  # fmt: skip
     return out
 

@@ -1,0 +1,137 @@
+"""Compile every kernel in the configurations the presets use, on any machine, and list what it takes of a GPU.
+
+`python tests/kernels/compile_kernels.py [80 90 100]` prints one JSON line per kernel, configuration and compute
+capability: registers a thread, shared memory in bytes, stack and local memory in bytes (where spills go).
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel cannot be compiled
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import kernels
+from kernels import launch
+from model.config import SIZES, ModelConfig
+
+OPS = ("gather_tokens", "gumbel_topk", "masked_patch_loss", "patchify", "sampling_loss", "scatter_tokens")
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
+}  # fmt: skip
+
+
+class Recorder:
+    """Takes the place of wrap_triton: notes what a launch would compile, and launches nothing."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[ASTSource, int]] = {}
+
+    def __call__(self, kernel: Any) -> "Launcher":
+        return Launcher(kernel, self.found)
+
+
+class Launcher:
+    def __init__(self, kernel: Any, found: dict) -> None:
+        self.kernel, self.found = kernel, found
+
+    def __getitem__(self, grid: tuple) -> Any:
+        return self.note
+
+    def note(self, *args: Any, num_warps: int = 4, **constants: Any) -> None:
+        """Specialise as Triton does: constants, ones, and multiples of 16 are compiled in; tensors lie at such too."""
+        values = dict(zip(self.kernel.arg_names, args, strict=False)) | constants
+        signature, constexprs, attributes = {}, {}, {}
+        for place, parameter in enumerate(self.kernel.params):
+            value = values[parameter.name]
+            if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+                signature[parameter.name], constexprs[(place,)] = "constexpr", value
+                continue
+            signature[parameter.name] = type_of(value)
+            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+                attributes[(place,)] = [["tt.divisibility", 16]]
+        key = json.dumps([self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps])
+        self.found[key] = ASTSource(self.kernel, signature, constexprs, attributes), num_warps
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+
+
+def record_presets() -> dict[str, tuple[ASTSource, int]]:
+    """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
+    recorder = Recorder()
+    launch.triton_on_cpu = True
+    for op in OPS:
+        sys.modules[f"kernels.{op}"].wrap_triton = recorder
+    with torch.device("meta"):
+        for size in SIZES:
+            tiny = {"num_frames": 8, "image_size": 48, "patch_size": 8} if size == "tiny" else {}
+            record_path(ModelConfig(size, **tiny), torch.bfloat16)
+        record_path(ModelConfig("base"), torch.float32)
+        for tokens in (2, 8192):
+            kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
+    return recorder.found
+
+
+def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
+    """Everything between tokens and loss, forward and backward."""
+    batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
+    logits = torch.empty(batch, tokens, dtype=dtype, requires_grad=True)
+    visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
+    pixels = config.num_frames, config.image_size, config.image_size
+    patch = config.tubelet_size, config.patch_size
+    planar = torch.empty(batch, 3, *pixels, dtype=torch.uint8)
+    pixels_first = torch.empty(batch, *pixels, 3, dtype=torch.uint8).permute(0, 4, 1, 2, 3)
+    kinds = [("mse", False), ("l1", True), ("l1", False)] if dtype == torch.bfloat16 else []
+    cases = [(planar, "mse", True), (pixels_first, "mse", True), *((pixels_first, *kind) for kind in kinds)]
+    for clip, kind, normalize in cases:
+        kernels.patchify(clip, None, *patch, dtype)
+        pred = torch.empty(batch, tokens - k, config.patch_values, dtype=dtype, requires_grad=True)
+        losses = kernels.masked_patch_loss(pred, clip, masked, *patch, kind, normalize)
+        losses.sum().backward()
+    (kernels.sampling_loss(log_probs, masked, losses) + log_probs.sum()).backward()
+    x = torch.empty(batch, tokens, size.encoder_width, dtype=dtype, requires_grad=True)
+    kernels.gather_tokens(x, visible, torch.empty(tokens, size.encoder_width)).sum().backward()
+    features = torch.empty(batch, k, size.decoder_width, dtype=dtype, requires_grad=True)
+    mask_token = torch.empty(size.decoder_width, requires_grad=True)
+    table = torch.empty(tokens, size.decoder_width)
+    kernels.scatter_tokens(features, mask_token, table, visible, masked).sum().backward()
+
+
+def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, Any]:
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")}
+    return {
+        "kernel": source.fn.__name__,
+        "capability": capability,
+        "num_warps": num_warps,
+        "registers": found["REG"],
+        "shared_bytes": compiled.metadata.shared,
+        "spill_bytes": found["STACK"] + found["LOCAL"],
+        "constants": {source.fn.arg_names[place]: value for (place,), value in source.constants.items()},
+        "types": sorted({kind for kind in source.signature.values() if kind.startswith("*")}),
+    }
+
+
+if __name__ == "__main__":
+    capabilities = [int(word) for word in sys.argv[1:]] or [80, 90, 100]
+    for source, num_warps in record_presets().values():
+        for capability in capabilities:
+            print(json.dumps(resources(source, num_warps, capability)), flush=True)
