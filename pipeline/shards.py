@@ -39,6 +39,7 @@ class Sample:
     sha256: str  # of the stored video bytes
     offset: int = 0  # of the video bytes in the tar
     size: int = 0  # bytes of the video
+    source_sha256: str = ""  # of the input file's bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""One source video -> the files that are stored: decode, thin, convert and encode frame by frame, then decode again.
+
+Memory does not grow with a video's length.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import cast
+
+import av
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from shard_tools.codecs import CODECS, Codec
+from shard_tools.picture import BT601, FULL, LIMITED, Converter, Form, UnusableError, deinterlaced
+from shard_tools.settings import COPY, Settings
+from shard_tools.source import container_of, intact_frames, opened, thinned, with_ticks
+from shard_tools.timing import Timing, read_timing
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One file to put into a shard."""
+
+    path: Path
+    container: str
+    codec: str
+    num_frames: int
+    fps: float
+    frame_stride: int
+    width: int
+    height: int
+
+
+class Writer:
+    """Writes frames of one size into one file at a constant rate."""
+
+    def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
+        # bitexact leaves the libraries' versions out of the container; faststart puts the table of contents first.
+        options = {"fflags": "+bitexact"} | ({"movflags": "+faststart"} if codec.container == "mp4" else {})
+        self.container = av.open(str(path.absolute()), "w", format=codec.container, options=options)
+        quality = codec.default_quality if settings.quality is None else settings.quality
+        encoder_options = codec.options(settings.gop, quality, settings.preset)
+        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
+        context = self.stream.codec_context
+        context.width, context.height = size
+        context.pix_fmt = codec.pixel_format
+        context.time_base = 1 / rate
+        context.thread_count = 1
+        context.colorspace = BT601
+        context.color_range = FULL if codec.full_range else LIMITED
+        self.num_frames = 0
+
+    def write(self, frame: VideoFrame) -> None:
+        frame.pts = self.num_frames
+        frame.time_base = self.stream.codec_context.time_base
+        frame.pict_type = 0  # the encoder decides on key frames, not the source
+        self.num_frames += 1
+        self.container.mux(self.stream.encode(frame))
+
+    def close(self) -> None:
+        self.container.mux(self.stream.encode(None))
+        self.container.close()
+
+
+def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+    """Make the files that are stored of `source`: one, or several with `max_seconds`; raises UnusableError.
+
+    They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
+    """
+    with opened(source) as (container, stream):
+        timing = read_timing(container, stream)
+        if not timing.num_packets:
+            raise UnusableError("it holds no frame")
+        if timing.num_packets < stream.frames and container.format.name.startswith("mov"):
+            found = f"only {timing.num_packets} of its {stream.frames} frames can be reached"
+            raise UnusableError(f"the file is cut off or damaged: {found}")
+    if settings.encode == COPY:
+        return [_copied(source, timing, settings.check == "key-frames")]
+    stride = settings.frame_stride
+    if settings.fps:
+        stride = max(1, round(timing.rate / Fraction(settings.fps)))
+    pieces = _transcode(source, stem, settings, timing, stride)
+    return [_verified(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
+
+
+def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:
+    """Encode every `stride`-th frame; returns the files and the number of frames put into each."""
+    codec = CODECS[settings.encode]
+    rate = (timing.rate / stride).limit_denominator(100_000)
+    most = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
+    pieces: list[tuple[Path, int]] = []
+    writer: Writer | None = None
+    with opened(source) as (container, stream):
+        converter = Converter(codec, settings.short_side, stream.sample_aspect_ratio)
+        frames = deinterlaced(with_ticks(intact_frames(container, stream), timing))
+        for frame in thinned(frames, stride):
+            picture = converter(frame)
+            if writer is not None and writer.num_frames == most:
+                writer.close()
+                writer = None
+            if writer is None:
+                path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{codec.container}")
+                writer = Writer(path, codec, settings, rate, (picture.width, picture.height))
+                pieces.append((path, 0))
+            writer.write(picture)
+            pieces[-1] = path, writer.num_frames
+        if writer is not None:
+            writer.close()
+    return pieces
+
+
+def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> Stored:
+    """Decode what was stored: the number of frames is the one that comes out again."""
+    with opened(path) as (container, stream):
+        size = stream.width, stream.height
+        counted = sum(1 for _ in intact_frames(container, stream))
+    if counted != num_frames:
+        raise UnusableError(f"{num_frames} frames were encoded, but {counted} come out again")
+    return Stored(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
+
+
+def _copied(source: Path, timing: Timing, key_frames_only: bool) -> Stored:
+    """Decode `source` to see that it is intact; with `key_frames_only` its other frames are only counted."""
+    with opened(source) as (container, stream):
+        if key_frames_only:
+            stream.codec_context.skip_frame = "NONKEY"
+        frames = intact_frames(container, stream)
+        width, height = Form.of(next(frames), stream.sample_aspect_ratio).shown_size()
+        decoded = 1 + sum(1 for _ in frames)
+        return Stored(
+            path=source,
+            container=container_of(source, container),
+            codec=stream.codec_context.codec.canonical_name,
+            num_frames=timing.num_packets if key_frames_only else decoded,
+            fps=float(timing.rate),
+            frame_stride=1,
+            width=round(width),
+            height=round(height),
+        )
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,45 @@
+"""Which video goes into which shard, decided before the first one is read.
+
+A pure function of the sorted list of sources and the settings: that is what makes shards the same at any number of
+workers and after any interruption. A video that turns out to be unusable leaves a gap and moves no other.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import PurePosixPath
+
+from shard_tools.inputs import Item
+from shard_tools.settings import Settings
+
+
+def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
+    """Items in an order that depends on the seed and each source's name alone."""
+    return sorted(items, key=lambda item: hashlib.sha256(f"{seed}\0{item.source}".encode(errors="replace")).digest())
+
+
+def assign(items: Sequence[Item], settings: Settings) -> list[list[Item]]:
+    """Shuffled items cut into shards of equal count, or of about equal bytes; no shard is empty."""
+    order = shuffled(items, settings.seed)
+    least = min(settings.min_shards, len(order))
+    if settings.shard_mb is None:
+        num_shards = max(least, -(-len(order) // settings.samples_per_shard))
+        edges = [number * len(order) // num_shards for number in range(num_shards + 1)]
+        return [order[start:end] for start, end in pairwise(edges)]
+    total = sum(item.size for item in order)
+    num_shards = max(least, round(total / (settings.shard_mb * 1e6)), 1)
+    numbers = []
+    before = 0
+    for item in order:
+        # Where the middle of the item's bytes falls: a shard errs by half an item at each end.
+        numbers.append(int((before + item.size / 2) / max(total, 1) * num_shards))
+        before += item.size
+    return [[item for _, item in group] for _, group in groupby(zip(numbers, order, strict=True), lambda pair: pair[0])]
+
+
+def key_of(source: str) -> str:
+    """A name for a sample inside the tars: readable, without dots and slashes, different for different sources."""
+    digest = hashlib.sha256(source.encode(errors="surrogateescape")).hexdigest()[:10]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[:60]
+    return f"{readable}-{digest}" if readable else digest

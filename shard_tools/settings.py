@@ -1,0 +1,70 @@
+"""What can be chosen about shards, and the ready-made choices behind `--for`."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from errors import InputError
+from shard_tools.codecs import CODECS
+
+COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that decides the bytes of a dataset, besides the videos themselves."""
+
+    encode: str = "h264"  # a codec of CODECS, or copy: keep the bytes as they are
+    frame_stride: int = 4  # store every n-th source frame
+    fps: float | None = None  # instead of frame_stride: per video, the stride that comes nearest to this rate
+    short_side: int | None = 256  # pixels; larger videos are scaled down to it, smaller ones are left; None: no scaling
+    gop: int = 8  # frames from one key frame to the next
+    quality: int | None = None  # crf or quantiser, lower is better; None: the codec's default
+    preset: str = "veryfast"  # x264's and x265's effort
+    max_seconds: float | None = None  # longer videos are split into samples of this length
+    check: str = "full"  # how much of a copied video is decoded: full, or its key frames only
+    seed: int = 0  # of the shuffle
+    samples_per_shard: int = 256
+    shard_mb: float | None = None  # instead of samples_per_shard: megabytes of source video in a shard
+    min_shards: int = 1  # at least this many, as far as there are videos
+
+    def __post_init__(self) -> None:
+        if self.encode != COPY and self.encode not in CODECS:
+            raise InputError(f"--encode {self.encode} is not one of {', '.join([*CODECS, COPY])}")
+        whole = {"frame_stride": 1, "gop": 1, "samples_per_shard": 1, "min_shards": 1, "short_side": 16, "seed": 0}
+        for name, least in whole.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"--{name.replace('_', '-')} {value} is too small: {least} is the least")
+        for name in ("fps", "max_seconds", "shard_mb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"--{name.replace('_', '-')} {value} is not a number above 0")
+        if self.quality is not None and not 0 <= self.quality <= 63:
+            raise InputError(f"--quality {self.quality} is not between 0 (best) and 63")
+        if self.encode == COPY and (self.max_seconds or self.fps):
+            raise InputError("--encode copy keeps every byte: it cannot go with --max-seconds or --fps")
+
+    @property
+    def container(self) -> str:
+        return CODECS[self.encode].container
+
+    def to_json(self) -> dict[str, Any]:
+        """As recorded in `dataset.json`: with the defaults filled in, without what has no effect."""
+        values = asdict(self)
+        if self.encode == COPY:
+            kept = ("encode", "check", "seed", "samples_per_shard", "shard_mb", "min_shards")
+            return {name: values[name] for name in kept} | {"frame_stride": 1}
+        values["quality"] = CODECS[self.encode].default_quality if self.quality is None else self.quality
+        del values["check"]
+        return values
+
+
+# What `--for` stands for; every value can still be set by its own option.
+PURPOSES: dict[str, dict[str, Any]] = {
+    # 16 frames at stride 4 is what AdaMAE is trained on: nothing else is ever decoded.
+    "pretrain": {},
+    # Segment-based sampling and dense test views want every second frame, and labels deserve better pictures.
+    "finetune": {"frame_stride": 2, "quality": 20},
+    # To make other shards from later: every frame, shorter side 480, longer groups since nobody reads it at random.
+    "archive": {"frame_stride": 1, "quality": 18, "short_side": 480, "gop": 48, "preset": "medium"},
+}

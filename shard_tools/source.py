@@ -1,0 +1,120 @@
+"""Read videos of any origin, frame by frame, and refuse those that are not intact, with reasons that people understand.
+
+Anything that does not decode cleanly makes the whole video unusable: training must never meet a picture that a decoder
+had to guess.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from shard_tools.picture import UnusableError
+from shard_tools.timing import Timing
+
+# FFmpeg's names for the demuxers, and the extensions under which their files are known, the usual one first.
+EXTENSIONS = {
+    "mov": ("mp4", "mov", "m4v", "3gp"),
+    "matroska": ("mkv", "webm"),
+    "avi": ("avi",),
+    "mpegts": ("ts", "mts", "m2ts"),
+    "mpeg": ("mpg", "mpeg", "vob"),
+    "mpegvideo": ("mpg", "mpeg", "m1v", "m2v"),
+    "asf": ("wmv", "asf"),
+    "flv": ("flv",),
+    "ogg": ("ogv", "ogg"),
+    "gif": ("gif",),
+}
+VIDEO_EXTENSIONS = frozenset(extension for names in EXTENSIONS.values() for extension in names)
+
+
+def container_of(path: Path, container: InputContainer) -> str:
+    """The extension that a copy of `path` gets: its own if that fits what the file is, else the usual one."""
+    own = path.suffix.lower().removeprefix(".")
+    names = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
+    return own if own in names else names[0]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open the video stream of a file for decoding on one thread; raises UnusableError if there is none."""
+    if path.stat().st_size == 0:
+        raise UnusableError("the file is empty")
+    try:
+        container = av.open(str(path.absolute()), metadata_errors="replace")
+    except av.error.FFmpegError as error:
+        raise UnusableError(_why_not_open(path)) from error
+    with container:
+        streams = [stream for stream in container.streams.video if not _is_cover(stream)]
+        if not streams:
+            raise UnusableError("it holds no video" + (", only sound" if container.streams.audio else ""))
+        stream = streams[0]
+        if stream.codec_context is None:
+            raise UnusableError("its video codec is not known")
+        if container.format.name.endswith("_pipe") or container.format.name == "image2":
+            raise UnusableError("it is a still image, not a video")
+        # One thread: the worker processes are the parallelism.
+        stream.codec_context.thread_count = 1
+        yield container, stream
+
+
+def _is_cover(stream: VideoStream) -> bool:
+    """Whether the stream is the picture on an album's cover."""
+    return "attached_pic" in str(stream.disposition.name).lower()
+
+
+def _why_not_open(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if not head.strip(b"\0"):
+        return "the file begins with nothing but zeros: it was probably never fully written"
+    if head[4:8] == b"ftyp":
+        return "the file is cut off or damaged: its table of contents (moov) is missing or incomplete"
+    if all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in head):
+        return "it is a text file, not a video"
+    return "it is in no video format that FFmpeg knows, or its beginning is missing"
+
+
+def intact_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """Yield all frames in the order in which they are shown; raises UnusableError at the first that is not intact."""
+    count = 0
+    try:
+        for packet in container.demux(stream):
+            if packet.is_corrupt:
+                raise UnusableError(f"the file is cut off or damaged after frame {count}")
+            for frame in packet.decode():
+                if frame.is_corrupt:
+                    raise UnusableError(f"frame {count} is damaged")
+                yield frame
+                count += 1
+    except av.error.FFmpegError as error:
+        raise UnusableError(f"frame {count} cannot be decoded ({error.strerror})") from error
+    if not count:
+        raise UnusableError("it holds no frame that can be decoded")
+
+
+def with_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield (tick, frame); ticks never fall."""
+    last = 0
+    for count, frame in enumerate(frames):
+        time = None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
+        last = max(last, timing.tick(time, count))
+        yield last, frame
+
+
+def thinned(frames: Iterator[tuple[int, VideoFrame]], stride: int) -> Iterator[VideoFrame]:
+    """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
+    wanted = 0
+    shown: VideoFrame | None = None
+    last = 0
+    for tick, frame in frames:
+        while shown is not None and wanted < tick:
+            yield shown
+            wanted += stride
+        shown, last = frame, tick
+    if shown is not None and wanted <= last:
+        yield shown

@@ -1,0 +1,92 @@
+"""When the frames of a video are shown: the constant rate it is brought to, and which frame stands at which tick."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median
+
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+LONGEST_GAP_S = 10.0  # a longer gap between two frames is a broken clock, not a still picture
+MAX_FPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`rate` in frames per second. Without `origin` frames are evenly spaced and are simply counted."""
+
+    rate: Fraction
+    num_packets: int
+    origin: Fraction | None = None  # time of the first frame, in seconds
+
+    def tick(self, time: Fraction | None, count: int) -> int:
+        """The tick, counted from 0 at `rate`, of the frame that is `count` frames after the first, shown at `time`."""
+        if self.origin is None or time is None:
+            return count
+        return round((time - self.origin) * self.rate)
+
+
+def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
+    """Read all packets of `stream` without decoding them; leaves `container` at its end.
+
+    A video whose frames all fall on their own tick of a constant rate is one of constant frame rate, however its
+    container rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs
+    backwards or jumps is not believed.
+    """
+    times: list[int] = []
+    num_packets = 0
+    usable = True
+    last_decode_time = None
+    for packet in container.demux(stream):
+        if not packet.size:
+            continue
+        num_packets += 1
+        usable = usable and _goes_on(packet, last_decode_time)
+        last_decode_time = packet.dts
+        if not packet.is_discard:
+            times.append(_time(packet))
+    named = _named_rate(stream)
+    if not usable or len(times) < 2 or stream.time_base is None:
+        return Timing(named, num_packets)
+    times.sort()
+    gaps = [float((later - earlier) * stream.time_base) for earlier, later in pairwise(times)]
+    mean, middle = sum(gaps) / len(gaps), median(gaps)
+    if mean <= 1 / MAX_FPS or max(gaps) > LONGEST_GAP_S:
+        return Timing(named, num_packets)
+    origin = times[0] * stream.time_base
+    evenly = Timing(_nice(1 / mean, named), num_packets, origin)
+    if all(evenly.tick(time * stream.time_base, 0) == count for count, time in enumerate(times)):
+        return Timing(evenly.rate, num_packets)
+    # With a few frames missing, the usual gap is the true one; with gaps of all sizes, only their mean makes sense.
+    usual = middle if mean / 1.5 < middle else mean
+    return Timing(_nice(1 / usual, named), num_packets, origin)
+
+
+def _time(packet: Packet) -> int:
+    time = packet.dts if packet.pts is None else packet.pts
+    return 0 if time is None else time
+
+
+def _goes_on(packet: Packet, last_decode_time: int | None) -> bool:
+    """Whether the packet has a time, and its decoding time does not lie before the last one's."""
+    if packet.dts is None:
+        return packet.pts is not None and last_decode_time is None
+    return last_decode_time is None or packet.dts >= last_decode_time
+
+
+def _named_rate(stream: VideoStream) -> Fraction:
+    """The rate the container or codec names, 25 if it names none that can be."""
+    for rate in (stream.average_rate, stream.guessed_rate):
+        if rate and 0 < rate <= MAX_FPS:
+            return rate
+    return Fraction(25)
+
+
+def _nice(rate: float, named: Fraction) -> Fraction:
+    """`rate` as a fraction: the named one or a usual one if it is within 0.1 %."""
+    for candidate in (named, Fraction(round(rate)), Fraction(round(rate * 1.001) * 1000, 1001)):
+        if abs(rate / float(candidate or 1) - 1) < 1e-3:
+            return candidate
+    return Fraction(rate).limit_denominator(1000)

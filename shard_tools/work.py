@@ -1,0 +1,153 @@
+"""What a worker does with one input video: fetch it, store it, leave the result in the staging folder.
+
+A staged result is a JSON file and the video files it names. It is complete when the JSON file is there and the hashes
+in it are right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import fsspec
+
+from pipeline.shards import Sample
+from shard_tools.encode import file_hash, store
+from shard_tools.inputs import is_url
+from shard_tools.layout import key_of
+from shard_tools.picture import UnusableError
+from shard_tools.settings import Settings
+
+LEAST_FREE_BYTES = 1_000_000
+
+
+class DiskFullError(OSError):
+    """The staging folder's disk has no space left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One video to work on; `stem` is where its results go, without extension."""
+
+    source: str
+    location: str
+    label: int | None
+    stem: Path
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an input: samples with the paths of their videos, or the reason why there are none."""
+
+    source: str
+    samples: list[tuple[Sample, Path]]
+    reason: str | None = None
+
+    def save(self, stem: Path) -> None:
+        value: dict[str, Any] = {"source": self.source, "reason": self.reason}
+        value["samples"] = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
+        aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
+        aside.write_text(json.dumps(value), encoding="utf-8")
+        aside.replace(stem.with_name(f"{stem.name}.json"))
+
+
+def load_outcome(stem: Path) -> Outcome | None:
+    """The staged result at `stem`, or None where it is missing or torn."""
+    try:
+        value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
+        samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
+        if any(file_hash(path) != sample.sha256 for path, sample in samples):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(value["source"], [(sample, path) for path, sample in samples], value["reason"])
+
+
+def work(job: Job) -> Outcome | str:
+    """Do the job and leave its result at `job.stem`; a string says why the whole run must stop."""
+    av.logging.set_level(None)
+    try:
+        outcome = Outcome(job.source, _samples(job))
+    except UnusableError as error:
+        outcome = Outcome(job.source, [], str(error))
+    except (OSError, MemoryError, ValueError, KeyError) as error:
+        # What FFmpeg, the file system or a remote store reports about this one input; a full disk is not about it.
+        outcome = Outcome(job.source, [], _sentence(error))
+    if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
+        return f"no space left on the disk of {job.stem.parent}"
+    try:
+        outcome.save(job.stem)
+    except OSError as error:
+        return f"cannot write {job.stem.parent}: {error.strerror}"
+    return outcome
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, PermissionError):
+        return "permission to read it is missing"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
+
+
+def _samples(job: Job) -> list[tuple[Sample, Path]]:
+    with fetched(job.location, job.stem) as path:
+        source_hash = file_hash(path)
+        stored = store(path, job.stem, job.settings)
+        samples = []
+        for number, video in enumerate(stored):
+            kept = video.path
+            if kept == path and is_temporary(job.location):
+                kept = job.stem.with_name(f"{job.stem.name}-{number:04d}.{video.container}")
+                shutil.copyfile(path, kept)
+            sample = Sample(
+                key=key_of(job.source) + (f"-{number:04d}" if job.settings.max_seconds else ""),
+                container=video.container,
+                codec=video.codec,
+                num_frames=video.num_frames,
+                fps=video.fps,
+                frame_stride=video.frame_stride,
+                width=video.width,
+                height=video.height,
+                label=job.label,
+                source=job.source,
+                sha256=source_hash if kept == path else file_hash(kept),
+                size=kept.stat().st_size,
+                source_sha256=source_hash,
+            )
+            samples.append((sample, kept))
+        return samples
+
+
+def is_temporary(location: str) -> bool:
+    """Whether `fetched` makes a temporary copy of what lies at `location`."""
+    return is_url(location) or "::" in location
+
+
+@contextmanager
+def fetched(location: str, stem: Path) -> Iterator[Path]:
+    """A local file with the bytes at `location`: the file itself, or a copy beside `stem` that is removed again."""
+    if not is_temporary(location) or os.path.exists(location):
+        yield Path(location)
+        return
+    with tempfile.TemporaryDirectory(dir=stem.parent, prefix=f"{stem.name}.") as folder:
+        path = Path(folder, Path(location).name)
+        if is_url(location):
+            filesystem, remote = fsspec.core.url_to_fs(location)
+            filesystem.get_file(remote, str(path))
+        else:
+            archive, _, member = location.partition("::")
+            offset, size, _ = member.split(":", 2)
+            with open(archive, "rb") as tar:
+                tar.seek(int(offset))
+                path.write_bytes(tar.read(int(size)))
+        yield path

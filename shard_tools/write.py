@@ -1,0 +1,73 @@
+"""Put staged samples into a shard: tar, DALI index and table of samples, each of which exists whole or not at all."""
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from durable import write_aside, write_text
+from pipeline.shards import Sample, ShardInfo
+
+INDEX_VERSION = "v1.2"  # of DALI's wds2idx
+
+
+class HashingFile:
+    """A file that hashes and counts what is written to it."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.num_bytes += len(data)
+        return self.file.write(data)
+
+
+def tar_metadata(sample: Sample) -> bytes:
+    """The <key>.json member: all of a sample but its place in the tar."""
+    value = {name: content for name, content in asdict(sample).items() if name not in ("offset", "size")}
+    return json.dumps(value).encode()
+
+
+def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]]) -> ShardInfo:
+    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes."""
+    # Here and not above: webdataset imports torch, which the worker processes, importing this file's users, need not.
+    from webdataset.writer import TarWriter
+
+    samples = list(samples)
+    with write_aside(folder / name) as aside:
+        with aside.open("wb") as file:
+            hashing = HashingFile(file)
+            with TarWriter(hashing, encoder=False, mtime=0, compress=False) as tar:
+                for sample, path in samples:
+                    video = path.read_bytes()
+                    tar.write({"__key__": sample.key, "json": tar_metadata(sample), sample.container: video})
+        members = list_members(aside)
+    placed = [
+        replace(sample, offset=members[f"{sample.key}.{sample.container}"][0], size=path.stat().st_size)
+        for sample, path in samples
+    ]
+    info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
+    write_text(folder / info.index_name, index_of(members))
+    write_text(folder / info.samples_name, "".join(json.dumps(asdict(sample)) + "\n" for sample in placed))
+    return info
+
+
+def list_members(path: Path) -> dict[str, tuple[int, int]]:
+    """(offset, size) in bytes of every file in a tar, in order; raises tarfile.TarError if it is not whole."""
+    with tarfile.open(path, "r:") as tar:
+        return {member.name: (member.offset_data, member.size) for member in tar if member.isfile()}
+
+
+def index_of(members: dict[str, tuple[int, int]]) -> str:
+    """What DALI's `wds2idx` writes for a tar with these members."""
+    lines: dict[str, list[str]] = {}
+    for name, (offset, size) in members.items():
+        start = name.find(".", name.rfind("/") + 1)
+        lines.setdefault(name[:start], []).append(f"{name[start + 1 :]} {offset} {size} {name}")
+    return f"{INDEX_VERSION} {len(lines)}\n" + "".join(" ".join(parts) + "\n" for parts in lines.values())
