@@ -1,0 +1,211 @@
+"""Judging a classifier: every video once, the same at any number of processes, and nothing hidden."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from errors import InputError
+from evaluate import evaluate, parse_arguments, worst_mistakes
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.pretrained import load
+from model.weights import to_huggingface
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Loader
+from pipeline.plan import ViewPlan
+from train import train
+from training.config import parse
+from training.distributed import Process
+from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
+
+ROOT = Path(__file__).parents[1]
+ALONE = Process(0, 1, torch.device("cpu"))
+SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8)
+VIEWS = ["--clips", "2", "--crops", "3", "--batch-size", "6"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, synthetic_shards) -> Path:
+    """A run that was fine-tuned for a few steps, so that its videos do not all look the same to it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    settings = [
+        "objective=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "steps=8", "batch_size=8",
+        "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "precision=fp32",
+        "data.frame_stride=2", "data.flip=false", "data.num_threads=1", "device=cpu", "optimizer.base_lr=0.1",
+        "optimizer.warmup_epochs=0", "finetune.mixup=0", "finetune.cutmix=0",
+        f"finetune.validation_shards={synthetic_shards}",
+    ]  # fmt: skip
+    train(parse(settings))
+    return folder
+
+
+def results_of(output: Path, *arguments: object) -> dict:
+    evaluate(parse_arguments([*(str(a) for a in arguments), "--output", str(output)]))
+    return json.loads((output / "results.json").read_text())
+
+
+def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shards, tmp_path):
+    results = results_of(tmp_path, run_folder, synthetic_shards)
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    (validated,) = (line for line in lines if "validation/top1" in line)
+    assert results["num_videos"] == 16
+    for name in ("top1", "top5", "nll"):
+        assert results[name] == validated[f"validation/{name}"]
+    assert sum(map(sum, results["confusion"])) == 16
+    assert sum(row["videos"] for row in results["calibration"]) == 16
+    for figure in ("confusion.png", "calibration.png"):
+        assert Image.open(tmp_path / figure).size[0] > 100
+    assert (tmp_path / "mistakes.png").exists() == bool(results["mistakes"])
+
+
+def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
+    together = tmp_path / "together"
+    command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **group, "RANK": rank},
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert said[0].startswith("top-1")
+    assert not said[1]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums of matrix products depend on it
+    try:
+        alone = results_of(tmp_path / "alone", run_folder, synthetic_shards, *VIEWS)
+    finally:
+        torch.set_num_threads(threads)
+    assert json.loads((together / "results.json").read_text()) == alone
+
+
+def test_an_export_gives_the_same_results_bit_by_bit(run_folder, synthetic_shards, tmp_path):
+    state, _ = load(run_folder / "checkpoints" / "best")
+    exported = tmp_path / "huggingface.safetensors"
+    save_file(to_huggingface(state), exported)
+    ours = results_of(tmp_path / "ours", run_folder, synthetic_shards)
+    theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    assert {**theirs, "checkpoint": ours["checkpoint"]} == ours
+
+
+def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards):
+    dataset, data = (
+        ShardDataset.open(synthetic_shards),
+        DataConfig(str(synthetic_shards), frame_stride=2, num_threads=1),
+    )
+    torch.manual_seed(0)
+    model = VideoClassifier(SHAPE, 2)
+    with torch.no_grad():
+        model.head.weight.mul_(1000)
+    found = predict(model, dataset, data, SHAPE, Views(2, 3, batch_size=8), ALONE, "fp32")
+    assert model.training
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(16))
+    assert found.labels.tolist() == [sample.label for sample in dataset.samples]
+    plan = ViewPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
+    with Loader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
+        one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
+    by_hand = torch.cat(one_by_one).view(16, 6, 2)
+    assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ: nothing is shown"
+    torch.testing.assert_close(found.probabilities, by_hand.mean(1))
+
+
+def test_figures_of_four_videos_worked_by_hand():
+    probabilities = torch.tensor([[0.9, 0.1, 0], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
+    found = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
+    assert scores(found)["top1"] == 0.5
+    assert scores(found)["top5"] == 1
+    nll = -torch.tensor([0.9, 0.3, 0.2, 0.8]).log().mean().item()
+    assert scores(found)["nll"] == pytest.approx(nll)
+    assert confusion(found).tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
+    # Confidences .9 (right), .6 (wrong), .6 (wrong), .8 (right).
+    assert [row["videos"] for row in calibration(found)] == [2, 1, 1]
+    assert calibration_error(found) == pytest.approx(0.5 * 0.6 + 0.25 * 0.2 + 0.25 * 0.1, abs=1e-6)
+
+
+def test_top5_counts_five_guesses():
+    probabilities = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
+    assert scores(Predictions(probabilities, torch.tensor([4, 5])))["top5"] == 0.5
+
+
+def test_the_worst_mistakes_come_first(synthetic_shards):
+    dataset = ShardDataset.open(synthetic_shards)
+    labels = torch.tensor([sample.label for sample in dataset.samples])
+    right = torch.nn.functional.one_hot(labels, 2).float() * 0.4 + 0.3
+    probabilities = right.clone()
+    for video, confidence in ((3, 0.9), (5, 0.99), (9, 0.6)):
+        probabilities[video, labels[video]] = 1 - confidence
+        probabilities[video, 1 - labels[video]] = confidence
+    worst = worst_mistakes(Predictions(probabilities, labels), dataset)
+    assert [mistake["key"] for mistake in worst] == [dataset.samples[video].key for video in (5, 3, 9)]
+    assert [mistake["probability"] for mistake in worst] == pytest.approx([0.99, 0.9, 0.6])
+    assert {worst[0]["class"], worst[0]["taken_for"]} == {"left", "right"}
+
+
+def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(synthetic_shards, broken)
+    dataset = ShardDataset.open(broken)
+    sample, shard = dataset.samples[5], dataset.shard_path(5)
+    with shard.open("r+b") as file:
+        file.seek(sample.offset + sample.size // 2)
+        file.write(bytes(64))
+    with pytest.raises(InputError, match=sample.key):
+        results_of(tmp_path / "results", run_folder, broken)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"classes": ["left", "right", "up"]}, "knows 2 classes and .* has 3"),
+        ({"classes": ["right", "left"]}, "class 0 is 'left' for the classifier and 'right' in"),
+        ({"classes": []}, "has no labels"),
+        ({"shards": [], "num_samples": 0}, "holds no video"),
+    ],
+)
+def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
+    run_folder, synthetic_shards, tmp_path, change, says
+):
+    shutil.copytree(synthetic_shards, tmp_path / "other")
+    file = tmp_path / "other" / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(InputError, match=says) as raised:
+        results_of(tmp_path / "results", run_folder, tmp_path / "other")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_numbered_checkpoint_without_class_names_still_counts_its_classes(run_folder, synthetic_shards, tmp_path):
+    newest = run_folder / "checkpoints" / "step-00000008"
+    assert results_of(tmp_path / "fine", newest, synthetic_shards)["num_videos"] == 16
+    shutil.copytree(synthetic_shards, tmp_path / "other")
+    file = tmp_path / "other" / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "classes": ["left", "right", "up"]}))
+    with pytest.raises(InputError, match="knows 2 classes and"):
+        results_of(tmp_path / "results", newest, tmp_path / "other")
+
+
+def test_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_path):
+    state, _ = load(run_folder)
+    headless = {name: value for name, value in state.items() if not name.startswith("head.")}
+    file = tmp_path / "headless.safetensors"
+    save_file(headless, file)
+    with pytest.raises(InputError, match="no classification head"):
+        results_of(tmp_path / "out", file, synthetic_shards, "--config", run_folder / "config.yaml")
