@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from errors import InputError
-from pipeline.shards import DatasetInfo, Sample, read_dataset_info, read_samples
+from pipeline.shards import DATASET_FILE, DatasetInfo, Sample, read_dataset_info, read_samples
+from pipeline.store import Cache, is_remote
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,20 @@ class ShardDataset:
     info: DatasetInfo  # of all together; shards carry their own names
     samples: list[Sample]
     shard_of: Int[np.ndarray, " samples"]
-    shards: list[Path]
+    shards: list[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
 
     @classmethod
-    def open(cls, folders: str | Path | Sequence[str | Path]) -> "ShardDataset":
-        """Read the descriptions (not the videos) of one or several dataset folders.
+    def open(cls, folders: str | Path | Sequence[str | Path], cache: Cache | None = None) -> "ShardDataset":
+        """Read the descriptions (not the videos) of one or several dataset folders or URLs of such.
 
-        Class ids of a mix run over the union of the datasets' class names.
-        Raises InputError if a folder is missing, broken, empty, or if labelled and unlabelled datasets are mixed.
+        Class ids of a mix run over the union of the datasets' class names. Raises InputError if a folder is missing,
+        broken or empty.
         """
-        paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-        if not paths or any(not str(path) or path == Path() for path in paths):
+        places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+        if not places or not all(places):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
+        paths = [_local_tables(place, cache or Cache()) for place in places]
         infos = [read_dataset_info(path) for path in paths]
         classes = sorted({name for info in infos for name in info.classes})
         if len(infos) == 1:
@@ -39,9 +41,9 @@ class ShardDataset:
 
         samples: list[Sample] = []
         shard_of: list[int] = []
-        shards: list[Path] = []
+        shards: list[str] = []
         part_of: list[int] = []
-        for part, (path, info) in enumerate(zip(paths, infos, strict=True)):
+        for part, (place, path, info) in enumerate(zip(places, paths, infos, strict=True)):
             for shard in info.shards:
                 table = _relabelled(read_samples(path, shard), info.classes, classes)
                 if len(table) != shard.num_samples:
@@ -51,18 +53,30 @@ class ShardDataset:
                     )
                 samples += table
                 shard_of += [len(shards)] * len(table)
-                shards.append(path / shard.name)
+                shards.append(f"{place.rstrip('/')}/{shard.name}")
                 part_of.append(part)
-            if part not in part_of or shard_of[-1:] == [] or part_of[shard_of[-1]] != part:
+            if not samples or part_of[shard_of[-1]] != part:
                 raise InputError(f"{path} holds no video: see its rejected.jsonl")
         return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of))
 
     def shard_path(self, sample: int) -> Path:
-        return self.shards[self.shard_of[sample]]
+        """The tar that a sample is in, where that is a local file."""
+        return Path(self.shards[self.shard_of[sample]])
 
     def where(self, sample: int) -> str:
         """Name of a sample for messages: shard:offset:key."""
-        return f"{self.shard_path(sample)}:{self.samples[sample].offset}:{self.samples[sample].key}"
+        return f"{self.shards[self.shard_of[sample]]}:{self.samples[sample].offset}:{self.samples[sample].key}"
+
+
+def _local_tables(place: str, cache: Cache) -> Path:
+    """Folder with the description and the sample tables of a dataset: its own, or a copy of them."""
+    if not is_remote(place):
+        return Path(place)
+    url = place.rstrip("/")
+    description = cache.fetch(f"{url}/{DATASET_FILE}", fresh=True)
+    for shard in read_dataset_info(description.parent).shards:
+        cache.fetch(f"{url}/{shard.samples_name}", fresh=True)
+    return description.parent
 
 
 def _relabelled(samples: Iterable[Sample], own: list[str], union: list[str]) -> list[Sample]:

@@ -18,6 +18,7 @@ from pipeline.graph import CPU_CODECS, GPU_CODECS
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
+from pipeline.store import Cache
 from pipeline.video import VideoError
 from pipeline.workers import Task
 
@@ -40,7 +41,8 @@ class ClipMaker:
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
     ) -> None:
-        self._dataset, self._plan, self._reader = dataset, plan, Reader(dataset)
+        cache = Cache(Path(config.cache) if config.cache else None, config.cache_gib)
+        self._dataset, self._plan, self._reader = dataset, plan, Reader(dataset, cache)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self._by_dali = _codecs_for_dali(dataset, device, config)
         self.pyav_only: set[int] = set()  # samples that DALI has failed at

@@ -7,14 +7,16 @@ from typing import BinaryIO
 
 from errors import InputError
 from pipeline.dataset import ShardDataset
+from pipeline.store import Cache, is_remote
 from pipeline.video import VideoError
 
 
 class Reader:
     """Reads byte ranges of shards; safe to use from many threads."""
 
-    def __init__(self, dataset: ShardDataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: ShardDataset, cache: Cache) -> None:
+        """`cache`: where shards of an object store are kept; local ones are read where they are."""
+        self._dataset, self._cache = dataset, cache
         self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
 
     def read(self, sample: int) -> bytes:
@@ -36,8 +38,8 @@ class Reader:
         self._file.cache_clear()
 
     def _open(self, shard: int) -> BinaryIO:
-        path = self._dataset.shards[shard]
+        place = self._dataset.shards[shard]
         try:
-            return open(path, "rb")
+            return open(self._cache.fetch(place) if is_remote(place) else place, "rb")
         except FileNotFoundError as error:
-            raise InputError(f"{path} is missing: run `python shard_tools/check_shards.py {path.parent}`") from error
+            raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder") from error

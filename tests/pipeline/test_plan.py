@@ -29,7 +29,7 @@ def table(
     ]
     shard_of = np.repeat(np.arange(len(counts)), counts)
     info = DatasetInfo(len(samples), 0, 0, [], {}, [])
-    shards = [Path(f"shard-{s}.tar") for s in range(len(counts))]
+    shards = [f"shard-{s}.tar" for s in range(len(counts))]
     return ShardDataset(Path("made"), info, samples, shard_of, shards, np.array(parts or [0] * len(counts)))
 
 
