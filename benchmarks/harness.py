@@ -1,11 +1,13 @@
 """What every benchmark shares: timing, the description of the machine, red checks that stop a report, result files."""
 
 import csv
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -42,7 +44,12 @@ class Timing:
 
 
 def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> Timing:
-    """Time `call`, after `warmup` untimed calls. On CUDA by events, so that calls queue up as they do in training."""
+    return Timing.of(call_times(call, device, warmup, repetitions))
+
+
+def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
+    """Milliseconds of each of `repetitions` calls, after `warmup` untimed ones. On CUDA by events, so that calls queue
+    up as they do in training."""
     for _ in range(warmup):
         call()
     if device.type != "cuda":
@@ -51,7 +58,7 @@ def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repet
             start = time.perf_counter()
             call()
             milliseconds.append((time.perf_counter() - start) * 1e3)
-        return Timing.of(milliseconds)
+        return milliseconds
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
     torch.cuda.synchronize(device)
     events[0].record()
@@ -59,7 +66,7 @@ def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repet
         call()
         event.record()
     torch.cuda.synchronize(device)
-    return Timing.of([start.elapsed_time(end) for start, end in pairwise(events)])
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
 
 
 def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
@@ -68,6 +75,15 @@ def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     timing = time_calls(lambda: a @ b, device, warmup=3, repetitions=10)
     return 2 * side**3 / timing.median_ms / 1e9
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `function`, run in a process that is forked from a server which has imported the running script
+    and done nothing more: as good as new, without the seconds of the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__"])
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def require(claim: str, green: bool, found: str) -> None:

@@ -8,13 +8,10 @@ predicted bytes saved for backward must equal the counted ones. Each measured po
 """
 
 import argparse
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -24,6 +21,7 @@ from benchmarks.harness import (
     Row,
     Timing,
     default_output,
+    in_fresh_process,
     machine,
     matmul_tflops,
     pick_device,
@@ -146,14 +144,6 @@ def measure_on_gpu(config: ModelConfig, batch_size: int, repetitions: int, compi
         "reserved_peak_gib": torch.cuda.max_memory_reserved(device) / 2**30,
     }
     return {name: round(value, 3) for name, value in gib.items()}, timing
-
-
-def in_fresh_process(function: Any, *arguments: Any) -> Any:
-    """Forked from a server that has imported this file and nothing more: fresh, without the seconds of the imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__"])
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def cpu_columns(point: Point, repetitions: int) -> Row:

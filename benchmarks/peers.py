@@ -1,0 +1,104 @@
+"""The training steps ours is compared with, each as its own code takes it, with the same weights and the same AdamW."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.naive_adamae import NaiveAdaMAE, normalized
+from errors import InputError
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from model.weights import to_huggingface
+
+Step = Callable[[], object]
+MaskedLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def naive(model: AdaMAE) -> MaskedLoss:
+    """The loss of the published step on uint8 clips, with the tokens hidden where the mask [B, N] is True."""
+    peer = NaiveAdaMAE.load(model).eval()
+    return lambda clip, mask: peer(normalized(clip), mask)
+
+
+def hugging_face(model: AdaMAE) -> MaskedLoss:
+    """Likewise of Hugging Face's VideoMAE."""
+    peer = _videomae(model).eval()
+    return lambda clip, mask: peer(_frames_first(clip), mask).loss
+
+
+def naive_step(config: ModelConfig, clip: Tensor) -> Step:
+    """Floats reach the published step from its loader, so their making is not timed."""
+    with clip.device:
+        peer = NaiveAdaMAE.load(AdaMAE(config))
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
+    pixels = normalized(clip)
+
+    def step() -> float:
+        with torch.autocast(clip.device.type, torch.bfloat16):
+            loss = peer(pixels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # the published loop looks at every step whether its loss is finite
+
+    return step
+
+
+def hugging_face_step(config: ModelConfig, clip: Tensor) -> Step:
+    """Tokens are drawn as VideoMAE's loader does, for each clip on its own; that is not timed, as it is in none."""
+    with clip.device:
+        peer = _videomae(AdaMAE(config))
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
+    pixels = _frames_first(clip)
+    order = torch.rand(len(clip), config.num_tokens, device=clip.device).argsort(dim=1)
+    mask = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : config.num_visible], False)
+
+    def step() -> None:
+        with torch.autocast(clip.device.type, torch.bfloat16):
+            loss = peer(pixels, mask).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _videomae(model: AdaMAE) -> torch.nn.Module:
+    try:
+        from transformers import VideoMAEConfig, VideoMAEForPreTraining
+    except ImportError as error:
+        raise InputError("Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'") from error
+    config, size = model.config, model.config.dimensions
+    peer = VideoMAEForPreTraining(
+        VideoMAEConfig(
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            num_frames=config.num_frames,
+            tubelet_size=config.tubelet_size,
+            hidden_size=size.encoder_width,
+            num_hidden_layers=size.encoder_depth,
+            num_attention_heads=size.encoder_heads,
+            intermediate_size=4 * size.encoder_width,
+            decoder_hidden_size=size.decoder_width,
+            decoder_num_hidden_layers=size.decoder_depth,
+            decoder_num_attention_heads=size.decoder_heads,
+            decoder_intermediate_size=4 * size.decoder_width,
+            layer_norm_eps=1e-6,
+            use_mean_pooling=False,
+        )
+    )
+    peer.load_state_dict(_as_in_memory(to_huggingface(model.state_dict(), config.tubelet_size)))
+    return peer
+
+
+def _as_in_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Saved models call these biases otherwise than transformers 5 does in memory."""
+    names = {"attention.q_bias": "attention.query.bias", "attention.v_bias": "attention.value.bias"}
+    for saved, loaded in names.items():
+        state = {name.replace(saved, loaded): value for name, value in state.items()}
+    return state
+
+
+def _frames_first(clip: Tensor) -> Tensor:
+    return normalized(clip).transpose(1, 2).contiguous()

@@ -1,0 +1,175 @@
+"""Clips a second of our training step, of the published AdaMAE's and of Hugging Face's VideoMAE, in one run.
+
+    python benchmarks/train_throughput.py [--batch-size N ...] [--size base] [--compile] [--output FOLDER]
+
+Same machine, size, ratio, bf16 autocast and AdamW. First, with the same weights, clips and masks, the losses must be
+equal; otherwise nothing is timed. Every contender gets a process of its own in every round, rounds alternate between
+them, and the quartiles are over all rounds. On a GPU each is timed at every batch size that fits, up to its best.
+"""
+
+import argparse
+import resource
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks import peers
+from benchmarks.accounting import predict
+from benchmarks.harness import (
+    Row,
+    Timing,
+    call_times,
+    default_output,
+    in_fresh_process,
+    machine,
+    matmul_tflops,
+    pick_device,
+    require,
+    timing_columns,
+    write_results,
+)
+from benchmarks.step import PretrainingStep, noise_clip
+from errors import InputError, run_command
+from model.adamae import AdaMAE
+from model.config import SIZES, ModelConfig
+
+GPU_BATCHES = (16, 32, 64, 128, 256)
+CPU_BATCHES = (2,)
+LOSS_TOLERANCE = 1e-4  # relative, in fp32
+
+
+@dataclass(frozen=True)
+class Measurement:
+    milliseconds: list[float]
+    peak_memory_gib: float  # GPU: most allocated; CPU: most resident of the whole process, Python included
+
+
+def check_losses(size: str, device: torch.device) -> None:
+    """The same weights, clip and mask must give the same loss in every implementation, in fp32 and without dropout."""
+    base = ModelConfig(size=size)  # type: ignore[arg-type]
+    for config, name in ((base, "naive"), (replace(base, masking="random", mask_ratio=0.9), "hugging_face")):
+        with device:
+            model = AdaMAE(config).eval()
+        clip = noise_clip(config, 1, device)
+        with torch.no_grad():
+            ours = model(clip, 0, 0)
+            mask = torch.zeros(1, config.num_tokens, dtype=torch.bool, device=device)
+            theirs = getattr(peers, name)(model)(clip, mask.scatter_(1, ours.masked_ids, True)).item()
+        off = abs(theirs / ours.loss.item() - 1)
+        require(f"{name} has our loss", off < LOSS_TOLERANCE, f"{theirs:.6f} against our {ours.loss.item():.6f}")
+
+
+def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: int) -> Measurement | None:
+    """None where the batch does not fit into the GPU's memory. Runs in a process of its own."""
+    device = pick_device()
+    clip = noise_clip(config, batch_size, device)
+    try:
+        step = _step(contender, config, clip)
+        milliseconds = call_times(step, device, warmup=3 if device.type == "cuda" else 1, repetitions=repetitions)
+    except torch.OutOfMemoryError:
+        return None
+    if device.type == "cuda":
+        return Measurement(milliseconds, torch.cuda.max_memory_allocated(device) / 2**30)
+    return Measurement(milliseconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
+
+
+def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> peers.Step:
+    if contender == "naive AdaMAE":
+        return peers.naive_step(config, clip)
+    if contender == "Hugging Face VideoMAE":
+        return peers.hugging_face_step(config, clip)
+    with clip.device:
+        model = AdaMAE(config)
+    return partial(PretrainingStep(model, compiled=contender == "ours, compiled"), clip)
+
+
+def race(config: ModelConfig, contenders: list[str], batches: list[int], rounds: int, repetitions: int) -> list[Row]:
+    found: dict[tuple[str, int], list[Measurement]] = {}
+    too_large: set[str] = set()
+    for batch_size in batches:
+        for _ in range(rounds):
+            for contender in contenders:
+                if contender in too_large:
+                    continue
+                measured = in_fresh_process(measure, contender, config, batch_size, repetitions)
+                if measured is None:
+                    too_large.add(contender)
+                else:
+                    found.setdefault((contender, batch_size), []).append(measured)
+    rows = []
+    for (contender, batch_size), measurements in found.items():
+        timing = Timing.of([ms for measured in measurements for ms in measured.milliseconds])
+        row: Row = {"masking": config.masking, "mask_ratio": config.mask_ratio, "contender": contender}
+        row |= {"batch_size": batch_size, **timing_columns(timing, batch_size)}
+        row["peak_memory_gib"] = round(max(measured.peak_memory_gib for measured in measurements), 3)
+        rows.append(row)
+    return rows
+
+
+def compare(rows: list[Row], baseline: str) -> None:
+    """Add to every row how it stands to the baseline's best batch size, and its memory to the baseline's at its own."""
+    best = max(row["clips_per_second"] for row in rows if row["contender"] == baseline)
+    memory = {row["batch_size"]: row["peak_memory_gib"] for row in rows if row["contender"] == baseline}
+    for row in rows:
+        row["speed_up"] = round(row["clips_per_second"] / best, 2)
+        if row["batch_size"] in memory:
+            row["memory_ratio"] = round(row["peak_memory_gib"] / memory[row["batch_size"]], 2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    device = pick_device()
+    on_gpu = device.type == "cuda"
+    batches = options.batch_size or list(GPU_BATCHES if on_gpu else CPU_BATCHES)
+    if min([*batches, options.rounds, options.repetitions]) < 1:
+        raise InputError("--batch-size, --rounds and --repetitions must be whole numbers of at least 1")
+    about = machine(device)
+    check_losses(options.size, device)
+    about["checked"] = f"losses of all contenders equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
+    about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)
+
+    base = ModelConfig(size=options.size)
+    ours = ["ours", "ours, compiled"] if options.compile or on_gpu else ["ours"]
+    races = [(base, "naive AdaMAE"), (replace(base, masking="random", mask_ratio=0.9), "Hugging Face VideoMAE")]
+    rows: list[Row] = []
+    for config, baseline in tqdm(races, unit="race", file=sys.stderr):
+        found = race(config, [*ours, baseline], batches, options.rounds, options.repetitions)
+        compare(found, baseline)
+        flops = predict(config, 1).flops
+        for row in found:
+            if (
+                row["contender"] != baseline
+            ):  # what we do not compute, such as the last block's unread tokens, is no work
+                row["tflops"] = round(flops * row["clips_per_second"] / 1e12, 3)
+                row["mfu"] = round(row["tflops"] / matmul, 3)
+        rows += found
+    folder = options.output or default_output(device)
+    write_results(folder, "train_throughput", rows, about, NOTES)
+    print(f"wrote {folder}/train_throughput.csv, .json and .md")
+
+
+NOTES = [
+    "`speed_up`: clips a second against the baseline's at its best batch size (naive AdaMAE under adaptive masking,"
+    " Hugging Face's VideoMAE under random). `memory_ratio`: peak memory against the baseline's at the same batch size;"
+    " on a CPU it is the whole process's, Python and its libraries included.",
+    "`mfu`: of the rate that one large bf16 matrix product sustained in the same run.",
+]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="base")
+    parser.add_argument("--batch-size", type=int, nargs="+", help="default: 16 to 256 on a GPU, 2 on a CPU")
+    parser.add_argument("--compile", action="store_true", help="also ours compiled, on a CPU (on a GPU it always is)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=4, help="timed steps of a contender in a round")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)
