@@ -11,6 +11,7 @@ so that a run that was killed redoes only what is missing, and ends with the sam
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Plan:
     classes: list[str]
     shards: dict[str, list[tuple[str, int | None]]]
     rejected: dict[str, str]  # sources that are known to be unusable, with the reason
+    retries: bool = False  # whether it tries again what was rejected before
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(asdict(self)) + "\n")
@@ -61,10 +63,6 @@ class Plan:
         value = json.loads(path.read_text(encoding="utf-8"))
         shards = {name: [(source, label) for source, label in pairs] for name, pairs in value.pop("shards").items()}
         return cls(shards=shards, **value)
-
-    @property
-    def num_items(self) -> int:
-        return sum(map(len, self.shards.values()))
 
 
 class Build:
@@ -115,7 +113,7 @@ class Build:
             for number, group in enumerate(assign(usable, self.settings), first)
         }
         rejected = {item.source: item.problem for item in new if item.problem is not None}
-        plan = Plan(self.settings.to_json(), names, shards, rejected)
+        plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects)
         (self.work_folder / "items").mkdir(parents=True, exist_ok=True)
         (self.work_folder / "shards").mkdir(exist_ok=True)
         plan.save(self.plan_file)
@@ -129,19 +127,22 @@ class Build:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second run of the same part out."""
-        self.work_folder.mkdir(parents=True, exist_ok=True)
-        with (self.work_folder / f"part-{self.part[0]}.lock").open("w") as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f".part-{self.part[0]}.lock"
+        with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(f"another run is making {self.folder}: wait for it to end") from None
-            yield
+            try:
+                yield
+            finally:
+                path.unlink()
 
     def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Progress) -> None:
         """Make this part's missing shards, each as soon as its inputs are done. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
-        mine = [name for number, name in enumerate(plan.shards) if number % self.part[1] == self.part[0]]
-        missing = [name for name in mine if not self._marker(name).exists()]
+        missing = self._missing(plan)
         waiting = {name: len(plan.shards[name]) for name in missing}
         shard_of = {self._stem(name, i): name for name in missing for i in range(len(plan.shards[name]))}
 
@@ -165,12 +166,21 @@ class Build:
                     yield Job(source, locations[source], label, stem, self.settings)
 
         for job, result in runner.run(jobs()):
-            if isinstance(result, str):
-                raise OSError(28, result)
+            if isinstance(result, OSError):
+                raise result
             if isinstance(result, Failed):
                 result = Outcome(job.source, [], result.reason)
                 result.save(job.stem)
             finish(job.stem, result)
+
+    def _missing(self, plan: Plan) -> list[str]:
+        """The shards of this part that are not whole yet."""
+        mine = [name for number, name in enumerate(plan.shards) if number % self.part[1] == self.part[0]]
+        return [name for name in mine if not self._marker(name).exists()]
+
+    def num_missing(self, plan: Plan) -> int:
+        """How many inputs `run` will have to see to."""
+        return sum(len(plan.shards[name]) for name in self._missing(plan))
 
     def _stem(self, name: str, number: int) -> Path:
         return self.work_folder / "items" / f"{name.removesuffix('.tar')}-{number:06d}"
@@ -191,14 +201,22 @@ class Build:
             for path in stem.parent.glob(f"{stem.name}[-.]*"):
                 path.unlink()
 
-    def finish(self, plan: Plan, retried: bool) -> DatasetInfo | None:
-        """Write `rejected.jsonl` and `dataset.json` once all parts' shards are whole; None while some are missing."""
-        if not all(self._marker(name).exists() for name in plan.shards):
-            return None
+    def finish(self, plan: Plan) -> bool:
+        """Write `rejected.jsonl` and `dataset.json` once all parts' shards are whole; False while some are missing."""
+        with locked_folder(self.folder):
+            if not self.plan_file.exists():  # another part was here first
+                self.done = read_dataset_info(self.folder) if (self.folder / DATASET_FILE).exists() else None
+                return True
+            if not all(self._marker(name).exists() for name in plan.shards):
+                return False
+            self._finish(plan)
+            return True
+
+    def _finish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(name).read_text(encoding="utf-8")) for name in plan.shards]
         shards = [*(self.done.shards if self.done else [])]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
-        rejected = {} if retried else read_rejects(self.folder)
+        rejected = {} if plan.retries else read_rejects(self.folder)
         rejected |= plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
@@ -210,7 +228,17 @@ class Build:
             write_text(self.folder / DATASET_FILE, json.dumps(info.to_json(), indent=2) + "\n")
             self.done = info
         shutil.rmtree(self.work_folder)
-        return self.done
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Wait for, and hold, the lock on a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _with_known_label(item: Item, classes: list[str]) -> Item:

@@ -6,22 +6,25 @@ workers and after any interruption. A video that turns out to be unusable leaves
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from shard_tools.inputs import Item
 from shard_tools.settings import Settings
 
+T = TypeVar("T")
 
-def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """Items in an order that depends on the seed and each source's name alone."""
-    return sorted(items, key=lambda item: hashlib.sha256(f"{seed}\0{item.source}".encode(errors="replace")).digest())
+
+def shuffled_by(values: Iterable[T], name: Callable[[T], str], seed: int = 0) -> list[T]:
+    """Values in an order that depends on the seed and each one's name alone."""
+    return sorted(values, key=lambda value: hashlib.sha256(f"{seed}\0{name(value)}".encode(errors="replace")).digest())
 
 
 def assign(items: Sequence[Item], settings: Settings) -> list[list[Item]]:
     """Shuffled items cut into shards of equal count, or of about equal bytes; no shard is empty."""
-    order = shuffled(items, settings.seed)
+    order = shuffled_by(items, lambda item: item.source, settings.seed)
     least = min(settings.min_shards, len(order))
     if settings.shard_mb is None:
         num_shards = max(least, -(-len(order) // settings.samples_per_shard))

@@ -13,14 +13,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from errors import InputError, run_command
+from pipeline.shards import REJECTED_FILE
 from shard_tools.build import Build, read_rejects
 from shard_tools.codecs import CODECS
-from shard_tools.inputs import Item, is_url, read_inputs, read_label_map
-from shard_tools.settings import COPY, PURPOSES, Settings
+from shard_tools.estimate import estimate
+from shard_tools.inputs import Item, class_names, is_url, read_inputs, read_label_map
+from shard_tools.report import write_contact_sheet
+from shard_tools.settings import COPY, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
 from shard_tools.workers import Pool
 
@@ -32,6 +36,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder in which a list's paths start (default: the list's own)")
     what.add_argument("--label-map", type=Path, help="class names by id: one a line, or JSON")
+    what.add_argument(
+        "--split",
+        action=Splits,
+        metavar="NAME=LIST",
+        help="make OUTPUT/NAME from this list or folder, whose paths start in INPUT; again for every split",
+    )
     what.add_argument("--unlabelled", action="store_true", help="sub-folders and list columns are no labels")
     what.add_argument("--retry-rejects", action="store_true", help="try again what an earlier run rejected")
     how = parser.add_argument_group("how to store it")
@@ -42,7 +52,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     how.add_argument("--short-side", type=int, metavar="PIXELS", help="scale larger videos down to it (default 256)")
     how.add_argument("--gop", type=int, metavar="N", help="a key frame every N frames (default 8)")
     how.add_argument("--quality", type=int, help="crf or quantiser, lower is better (default: 23 for h264)")
-    how.add_argument("--preset", help="effort of h264 and hevc (default veryfast)")
+    how.add_argument("--preset", choices=PRESETS, help="effort of h264 and hevc (default veryfast)")
     how.add_argument("--max-seconds", type=float, help="split longer videos into samples of this length")
     how.add_argument("--check", choices=["full", "key-frames"], help="how much of a copied video to decode")
     where = parser.add_argument_group("where to put it")
@@ -54,7 +64,29 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
+    run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="of a job array: only every N-th shard")
+    run.add_argument("--estimate", action="store_true", help="try a few videos, say how long and how large, and stop")
+    run.add_argument(
+        "--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png, a look at the samples"
+    )
     return parser.parse_args(arguments)
+
+
+class Splits(argparse.Action):
+    """Collects NAME=LIST options into a dictionary."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        name, separator, where = value.partition("=")
+        if not separator or not name.isidentifier():
+            parser.error(f"--split {value} is not like train=train.csv")
+        setattr(namespace, self.dest, (getattr(namespace, self.dest) or {}) | {name: where})
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, total = text.partition("/")
+    if not (part.isdecimal() and total.isdecimal() and 1 <= int(part) <= int(total)):
+        raise argparse.ArgumentTypeError(f"{text} is not like 1/4, 2/4, 3/4 or 4/4")
+    return int(part), int(total)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -90,48 +122,66 @@ class Bar:
         self.bar.update()
 
 
-def make_dataset(arguments: argparse.Namespace, settings: Settings, items: list[Item], classes: list[str]) -> int:
-    """Make or complete the dataset; returns the exit code."""
-    build = Build(arguments.output, settings)
+def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item], classes: list[str]) -> int:
+    """Make or complete one dataset; returns the exit code."""
+    part, num_parts = arguments.part
+    build = Build(folder, settings_of(arguments), (part - 1, num_parts))
+    pool = Pool(work, arguments.workers, arguments.timeout)
+    retry_rejects = arguments.retry_rejects
     with build.locked():
-        plan = build.unfinished()
-        while plan := plan or build.new_plan(items, classes, arguments.retry_rejects):
-            bar = Bar(plan.num_items)
-            build.run(plan, items, Pool(work, arguments.workers, arguments.timeout), bar)
+        plan = build.unfinished() or build.new_plan(items, classes, retry_rejects)
+        while plan is not None:
+            bar = Bar(build.num_missing(plan))
+            build.run(plan, items, pool, bar)
             bar.bar.close()
-            build.finish(plan, arguments.retry_rejects)
-            plan, arguments.retry_rejects = None, False
-    return conclude(build, arguments.max_rejects)
+            if not build.finish(plan):
+                print(f"part {part} of {num_parts} is done; the part that ends last completes {folder}")
+                return 0
+            # An interrupted run is complete now; what has come into the input since then is next.
+            plan = build.new_plan(items, classes, retry_rejects and not plan.retries)
+    return conclude(build, arguments)
 
 
-def conclude(build: Build, max_rejects: float) -> int:
+def conclude(build: Build, arguments: argparse.Namespace) -> int:
     """Say what came of it; returns the exit code."""
     rejects = read_rejects(build.folder)
     for source, reason in list(rejects.items())[:10]:
         print(f"rejected {source}: {reason}", file=sys.stderr)
-    if build.done is None:
-        raise InputError(f"not one of {len(rejects)} videos can be used: {build.folder}/rejected.jsonl says why")
+    if len(rejects) > 10:
+        print(f"and {len(rejects) - 10} more in {build.folder / REJECTED_FILE}", file=sys.stderr)
     info = build.done
+    if info is None:
+        raise InputError(f"not one of {len(rejects)} videos can be used: {build.folder / REJECTED_FILE} says why")
+    if arguments.contact_sheet:
+        write_contact_sheet(build.folder, info)
     print(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
         f"shards, {len(rejects)} rejected: {build.folder}"
     )
-    num_inputs = len(rejects) + info.num_samples
-    if len(rejects) > max_rejects * num_inputs:
-        print(f"error: {len(rejects)} rejects are more than --max-rejects {max_rejects} allows", file=sys.stderr)
+    allowed = arguments.max_rejects * (len(rejects) + info.num_samples)
+    if len(rejects) > allowed:
+        print(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", file=sys.stderr)
         return 3
     return 0
 
 
-def main() -> int:
-    arguments = parse_arguments()
-    settings = settings_of(arguments)
-    if arguments.workers < 1 or arguments.timeout <= 0:
-        raise InputError("--workers must be at least 1 and --timeout above 0")
-    refuse_overlap(arguments.input, arguments.output)
-    classes = read_label_map(arguments.label_map) if arguments.label_map else []
-    items = read_inputs(arguments.input, arguments.root, arguments.unlabelled)
-    return make_dataset(arguments, settings, items, classes)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = parse_arguments(arguments)
+    settings = settings_of(parsed)
+    if parsed.workers < 1 or parsed.timeout <= 0 or not 0 <= parsed.max_rejects <= 1:
+        raise InputError("--workers must be at least 1, --timeout above 0 and --max-rejects between 0 and 1")
+    refuse_overlap(parsed.input, parsed.output)
+    classes = read_label_map(parsed.label_map) if parsed.label_map else []
+    inputs = parsed.split or {"": parsed.input}
+    root = parsed.input if parsed.split else parsed.root
+    splits = {name: read_inputs(where, root, parsed.unlabelled) for name, where in inputs.items()}
+    if parsed.estimate:
+        estimate([item for items in splits.values() for item in items], settings, parsed.workers)
+        return 0
+    if parsed.split and not classes:
+        # All splits count their classes alike.
+        classes = class_names([item for items in splits.values() for item in items], [])
+    return max(make_dataset(parsed.output / name, parsed, items, classes) for name, items in splits.items())
 
 
 if __name__ == "__main__":

@@ -3,9 +3,20 @@
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pipeline.shards import DatasetInfo, Sample, ShardInfo
+from PIL import Image, ImageDraw
+
+from durable import write_aside
+from pipeline.shards import DatasetInfo, Sample, ShardInfo, read_samples
+from shard_tools.layout import shuffled_by
+from shard_tools.source import intact_frames, opened
+from shard_tools.work import fetched
+
+CONTACT_SHEET_FILE = "contact_sheet.png"
+COLUMNS, ROWS = 5, 5
+CELL = (250, 220)  # width, height of a picture with its caption, pixels
 
 
 def describe(
@@ -45,3 +56,33 @@ def file_list_hash(samples: Sequence[Sample]) -> str:
     """Equal for two people exactly if they made shards from the same files under the same names, however encoded."""
     lines = sorted({f"{sample.source_sha256}  {sample.source}\n" for sample in samples})
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
+    """Write the middle frames of random samples, with what is known about them, into one picture."""
+    places = [(shard, sample) for shard in info.shards for sample in read_samples(folder, shard)]
+    chosen = shuffled_by(places, lambda place: place[1].key)[: COLUMNS * ROWS]
+    rows = -(-len(chosen) // COLUMNS)
+    sheet = Image.new("RGB", (CELL[0] * COLUMNS, CELL[1] * rows), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, (shard, sample) in enumerate(chosen):
+        left, top = number % COLUMNS * CELL[0], number // COLUMNS * CELL[1]
+        picture = middle_frame(folder / shard.name, sample)
+        picture.thumbnail((CELL[0] - 10, CELL[1] - 60))
+        sheet.paste(picture, (left + 5, top + 5))
+        label = "no label" if sample.label is None else info.classes[sample.label]
+        facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
+        lines = (sample.key[-40:], label[:40], facts)
+        draw.text((left + 5, top + CELL[1] - 52), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
+    with write_aside(folder / CONTACT_SHEET_FILE) as aside:
+        sheet.save(aside, format="PNG")
+
+
+def middle_frame(shard: Path, sample: Sample) -> Image.Image:
+    """The frame in the middle of a stored video."""
+    place = f"{shard}::{sample.offset}:{sample.size}:{sample.key}.{sample.container}"
+    with fetched(place, None) as path, opened(path) as (container, stream):
+        for number, frame in enumerate(intact_frames(container, stream)):
+            if number == sample.num_frames // 2:
+                return frame.to_image()
+    raise ValueError(f"{sample.key} has fewer frames than its description says")

@@ -7,6 +7,7 @@ from errors import InputError
 from shard_tools.codecs import CODECS
 
 COPY = "copy"
+PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"--{name.replace('_', '-')} {value} is not a number above 0")
+        if self.preset not in PRESETS:
+            raise InputError(f"--preset {self.preset} is not one of {', '.join(PRESETS)}")
         if self.quality is not None and not 0 <= self.quality <= 63:
             raise InputError(f"--quality {self.quality} is not between 0 (best) and 63")
         if self.encode == COPY and (self.max_seconds or self.fps):

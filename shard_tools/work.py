@@ -4,6 +4,7 @@ A staged result is a JSON file and the video files it names. It is complete when
 in it are right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -25,10 +26,6 @@ from shard_tools.picture import UnusableError
 from shard_tools.settings import Settings
 
 LEAST_FREE_BYTES = 1_000_000
-
-
-class DiskFullError(OSError):
-    """The staging folder's disk has no space left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +67,22 @@ def load_outcome(stem: Path) -> Outcome | None:
     return Outcome(value["source"], [(sample, path) for path, sample in samples], value["reason"])
 
 
-def work(job: Job) -> Outcome | str:
-    """Do the job and leave its result at `job.stem`; a string says why the whole run must stop."""
+def work(job: Job) -> Outcome | OSError:
+    """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
     av.logging.set_level(None)
     try:
         outcome = Outcome(job.source, _samples(job))
     except UnusableError as error:
         outcome = Outcome(job.source, [], str(error))
-    except (OSError, MemoryError, ValueError, KeyError) as error:
+    except (av.error.FFmpegError, OSError, MemoryError, ValueError, KeyError) as error:
         # What FFmpeg, the file system or a remote store reports about this one input; a full disk is not about it.
         outcome = Outcome(job.source, [], _sentence(error))
-    if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
-        return f"no space left on the disk of {job.stem.parent}"
     try:
+        if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
         outcome.save(job.stem)
     except OSError as error:
-        return f"cannot write {job.stem.parent}: {error.strerror}"
+        return error
     return outcome
 
 
@@ -134,12 +131,15 @@ def is_temporary(location: str) -> bool:
 
 
 @contextmanager
-def fetched(location: str, stem: Path) -> Iterator[Path]:
-    """A local file with the bytes at `location`: the file itself, or a copy beside `stem` that is removed again."""
+def fetched(location: str, stem: Path | None) -> Iterator[Path]:
+    """A local file with the bytes at `location`: the file itself, or a copy that is removed again.
+
+    The copy lies beside `stem`, or among the system's temporary files.
+    """
     if not is_temporary(location) or os.path.exists(location):
         yield Path(location)
         return
-    with tempfile.TemporaryDirectory(dir=stem.parent, prefix=f"{stem.name}.") as folder:
+    with tempfile.TemporaryDirectory(dir=stem and stem.parent) as folder:
         path = Path(folder, Path(location).name)
         if is_url(location):
             filesystem, remote = fsspec.core.url_to_fs(location)
