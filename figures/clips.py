@@ -20,6 +20,7 @@ from errors import InputError
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
+from pipeline.store import Cache
 from pipeline.video import VideoError, decode_frames
 
 VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
@@ -75,7 +76,7 @@ def _sources(path: Path) -> Iterator[Source]:
         yield Source(path.stem, path, lambda: path)
     elif (path / DATASET_FILE).is_file():
         dataset = ShardDataset.open(path)
-        reader = Reader(dataset)
+        reader = Reader(dataset, Cache())
         for index, sample in enumerate(dataset.samples):
             name = sample.key.replace("/", "_")
             read = partial(reader.read, index)
