@@ -1,0 +1,40 @@
+"""A short way to make shards in tests, and to look at what came out."""
+
+import io
+from pathlib import Path
+
+import av
+import numpy as np
+
+from pipeline.shards import Sample, read_dataset_info, read_samples
+from shard_tools import make_shards
+
+NUM_VIDEOS, NUM_FRAMES = 9, 18
+
+
+def make(inputs: Path | str, output: Path, *options: str) -> int:
+    """make_shards with one worker and no limit on rejects, unless told otherwise; returns its exit code."""
+    return make_shards.main([str(inputs), str(output), "--workers", "1", "--max-rejects", "1", *options])
+
+
+def hashes(folder: Path) -> dict[str, bytes]:
+    """Every file of a dataset, by name, with its bytes."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def all_samples(folder: Path) -> list[tuple[str, Sample]]:
+    """(shard, sample) of a whole dataset, in order."""
+    info = read_dataset_info(folder)
+    return [(shard.name, sample) for shard in info.shards for sample in read_samples(folder, shard)]
+
+
+def video_bytes(folder: Path, shard: str, sample: Sample) -> bytes:
+    with (folder / shard).open("rb") as file:
+        file.seek(sample.offset)
+        return file.read(sample.size)
+
+
+def decode(video: bytes | Path) -> list[np.ndarray]:
+    """All frames of a video, uint8 [H, W, 3]."""
+    with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]

@@ -1,0 +1,47 @@
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from shard_tools.workers import Failed, Pool
+
+
+def act(job: str) -> str:
+    """What a job's name says."""
+    name, _, where = job.partition(" ")
+    if name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "crash-once" and not os.path.exists(where):
+        open(where, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "exit":
+        os._exit(7)
+    if name == "hang":
+        time.sleep(1000)
+    return job.upper()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_crash_costs_its_own_job_only(num_workers: int, tmp_path) -> None:
+    jobs = ["a", "crash", "b", "exit", "c", f"crash-once {tmp_path}/seen", "d"]
+    results = dict(Pool(act, num_workers, timeout=60).run(jobs))
+    assert results.keys() == set(jobs)
+    assert results["crash"] == Failed("the process that worked on it died (SIGSEGV)")
+    assert results["exit"] == Failed("the process that worked on it died (exit code 7)")
+    assert all(results[job] == job.upper() for job in jobs if job not in ("crash", "exit"))
+
+
+def test_a_job_that_hangs_is_ended_and_the_others_go_on() -> None:
+    start = time.monotonic()
+    results = dict(Pool(act, 2, timeout=1.5).run(["hang", "a", "b"]))
+    assert results == {"hang": Failed("it took longer than 1.5 seconds"), "a": "A", "b": "B"}
+    assert time.monotonic() - start < 30
+
+
+def test_leaving_early_ends_all_workers() -> None:
+    results = Pool(act, 2, timeout=60).run(["a", "hang", "hang"])
+    assert next(results)[1] == "A"
+    results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
