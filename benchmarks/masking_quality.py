@@ -1,0 +1,302 @@
+"""Which masking pre-trains best? Pre-train, probe and fine-tune every strategy, ratio and seed, with equal compute.
+
+    python benchmarks/masking_quality.py --preset cpu
+    python benchmarks/masking_quality.py --preset gpu --shards shards/train --validation shards/validation
+
+Each point is pre-trained on the same number of clips (`--equal seconds`: for the time that the first point takes). Then
+an attentive probe and a fine-tuning run with the labels of --shards are judged on --validation, with their last
+weights. `scratch` is fine-tuned without pre-training. Without --shards, labelled videos whose class is told by motion
+alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of moving and of still tokens are taken under
+random masks, the same for all models. Started again, the command goes on with the points that are not done; points run
+side by side on the GPUs there are. `section.key=value` is given to all runs. The presets are in
+configs/masking_quality.yaml.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import yaml
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from benchmarks import motion_report
+from benchmarks.harness import ROOT, Row, default_output, machine, pick_device, time_calls, write_results
+from benchmarks.step import PretrainingStep, noise_clip
+from durable import write_aside, write_json
+from errors import InputError, run_command
+from figures.clips import read_clips
+from model import pretrained
+from model.adamae import AdaMAE
+from training.config import TrainConfig, parse
+
+STRATEGIES = ("adaptive", "tube", "random", "frame", "scratch")
+PROBE = "attentive_probe"
+MEASURES = (f"{PROBE}_top1", "finetune_top1")
+NUM_CLIPS = 200  # whose reconstruction is looked at
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "configs/masking_quality.yaml").read_text(encoding="utf-8"))
+NOTES = [
+    "Top-1 of the last weights, one centre view; _std is the standard deviation over seeds.",
+    "error_moving, error_still: reconstruction loss of masked tokens, under random masks of the point's ratio. Moving"
+    " are the 20 % of a clip's tokens whose brightness changes most. correlation: of P with that change.",
+]
+
+
+@dataclass(frozen=True)
+class Point:
+    strategy: str
+    mask_ratio: float | None  # None: nothing is masked, as nothing is pre-trained
+    seed: int
+
+    @property
+    def name(self) -> str:
+        ratio = "" if self.mask_ratio is None else f"-{self.mask_ratio:g}"
+        return f"{self.strategy}{ratio}-seed{self.seed}"
+
+    @property
+    def overrides(self) -> list[str]:
+        if self.mask_ratio is None:
+            return [f"seed={self.seed}"]
+        return [f"model.masking={self.strategy}", f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
+
+
+class Study:
+    """All points of one call."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, device: torch.device) -> None:
+        """Raises InputError about what cannot be trained before hours are spent on what can."""
+        self.preset, self.extra, self.folder, self.device = PRESETS[options.preset], options.overrides, folder, device
+        pairs = grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
+        self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
+        if options.shards is None:
+            self.shards, self.validation = draw_motion_classes(folder, self.preset["drawn"], options.num_videos)
+        else:
+            self.shards, self.validation = options.shards, options.validation
+        configs = {point: self.config(point, "pretrain") for point in self.points}
+        self.steps = {point: config.steps or 0 for point, config in configs.items()}
+        if options.equal == "seconds":
+            self.steps = steps_of_equal_time(configs, device)
+        self.places: SimpleQueue[dict[str, str]] = SimpleQueue()
+        self.num_places = torch.cuda.device_count() or options.parallel
+        threads = max(1, len(os.sched_getaffinity(0)) // self.num_places)
+        for place in range(self.num_places):
+            self.places.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": str(place)})
+
+    def run_all(self) -> list[Row]:
+        pool = ThreadPoolExecutor(self.num_places)
+        try:
+            return list(tqdm(pool.map(self.run, self.points), total=len(self.points), unit="point"))
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
+
+    def run(self, point: Point) -> Row:
+        """The row of a point: read, if it is there, else made."""
+        runs = self.folder / "points" / point.name
+        file = runs / "result.json"
+        settings = {stage: self.overrides(point, stage) for stage in ("pretrain", PROBE, "finetune")}
+        if not file.is_file():
+            place = self.places.get()
+            try:
+                write_json(file, {"settings": settings, "row": self.made(point, runs, place)})
+            finally:
+                self.places.put(place)
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result["settings"] != settings:
+            raise InputError(f"{file} was made with other settings: put them back, or choose another --output")
+        row: Row = result["row"]
+        return row
+
+    def made(self, point: Point, runs: Path, place: dict[str, str]) -> Row:
+        row: Row = asdict(point)
+        start = []
+        if point.mask_ratio is not None:
+            self.train(point, "pretrain", runs, place)
+            start = [f"finetune.checkpoint={runs / 'pretrain'}"]
+            row |= time_spent(runs / "pretrain") | self.reconstruction(runs / "pretrain")
+            self.train(point, PROBE, runs, place, *start)
+            row[f"{PROBE}_top1"] = validated(runs / PROBE)
+        self.train(point, "finetune", runs, place, *start)
+        return row | {"finetune_top1": validated(runs / "finetune")}
+
+    def train(self, point: Point, stage: str, runs: Path, place: dict[str, str], *more: str) -> None:
+        runs.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(ROOT / "train.py"), *self.overrides(point, stage), *more, f"run={runs / stage}"]
+        log = runs / f"{stage}.log"
+        with log.open("a", encoding="utf-8") as file:
+            done = subprocess.run(command, stderr=file, env=os.environ | place, check=False)
+        if done.returncode == 130:
+            raise KeyboardInterrupt
+        if done.returncode:
+            raise InputError(f"{point.name} failed at its {stage} run: {log} says why")
+
+    def overrides(self, point: Point, stage: str) -> list[str]:
+        given = [*self.preset["common"], *self.preset[stage], *self.extra, *point.overrides]
+        if stage == "pretrain":
+            length = [f"steps={self.steps[point]}"] if hasattr(self, "steps") else []
+            return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
+        labels = [f"finetune.validation_shards={self.validation}", "finetune.validate_every=1000000000"]
+        return [f"objective={stage}", f"data.shards={self.shards}", *labels, *given]
+
+    def config(self, point: Point, stage: str) -> TrainConfig:
+        return parse(self.overrides(point, stage))
+
+    @torch.no_grad()
+    def reconstruction(self, run: Path) -> Row:
+        """Errors of moving and of still tokens under random masks, and what an adaptive sampler looks at."""
+        state_dict, config = pretrained.load(run)
+        stride = self.config(self.points[0], "pretrain").data.frame_stride
+        clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
+        model = AdaMAE(replace(config, masking="random")).eval()
+        model.load_state_dict({k: v for k, v in state_dict.items() if not k.startswith("token_sampler.")})
+        moving, still = [], []
+        for place, clip in enumerate(clips):
+            output = model(clip.frames[None], seed=0, offset=place)
+            is_moving = motion_report.brightness_change(clip, config).is_moving[output.masked_ids[0]]
+            moving.append(output.loss_per_token[0][is_moving])
+            still.append(output.loss_per_token[0][~is_moving])
+        row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_still": torch.cat(still).mean().item()}
+        if config.masking == "adaptive":
+            adaptive = AdaMAE(config).eval()
+            adaptive.load_state_dict(state_dict)
+            report = motion_report.measure(adaptive, clips)
+            row |= {name: report[name] for name in ("correlation", "moving_share_of_visible", "moving_share_of_all")}
+        return row
+
+
+def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
+    """Every strategy at every ratio, but training from scratch once."""
+    if bool(strategies) != bool(ratios):
+        raise InputError("give --strategies and --ratios together, or neither for the preset's")
+    pairs = [(s, None if s == "scratch" else ratio) for s in strategies or [] for ratio in ratios or []]
+    return list(dict.fromkeys(pairs))
+
+
+def steps_of_equal_time(configs: dict[Point, TrainConfig], device: torch.device) -> dict[Point, int]:
+    """Pre-training steps that take as long as the first point's do, by the time of a step on a clip of noise."""
+    times: dict[tuple[str, float | None], float] = {}
+    for point, config in configs.items():
+        if (point.strategy, point.mask_ratio) not in times:
+            step = PretrainingStep(AdaMAE(config.model).to(device))
+            clip = noise_clip(config.model, config.batch_size, device)
+            timing = time_calls(lambda: step(clip), device, warmup=3, repetitions=10)  # noqa: B023
+            times[point.strategy, point.mask_ratio] = timing.median_ms
+    first = next(iter(configs))
+    budget = (configs[first].steps or 0) * times[first.strategy, first.mask_ratio]
+    return {point: max(1, round(budget / times[point.strategy, point.mask_ratio])) for point in configs}
+
+
+def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
+    """Labelled shards for training and, a tenth as many, for validation; drawn once."""
+    shards = []
+    for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 10), 1)):
+        videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
+        if not (output / "dataset.json").is_file():
+            draw = ["motion_classes.py", videos, "--num-videos", count, "--seed", seed, *drawn.split()]
+            make = ["make_shards.py", videos, output, "--frame-stride", 1]
+            for script, *options in (draw, make):
+                command = [sys.executable, ROOT / "shard_tools" / str(script), *options]
+                subprocess.run([str(part) for part in command], check=True)
+        shards.append(str(output))
+    return shards[0], shards[1]
+
+
+def time_spent(run: Path) -> Row:
+    lines = logged(run)
+    before = [0, *(line["step"] for line in lines)]
+    seconds = sum(line["step_time_ms"] / 1e3 * (line["step"] - step) for line, step in zip(lines, before, strict=False))
+    return {"pretrain_steps": lines[-1]["step"], "pretrain_seconds": round(seconds, 1)}
+
+
+def validated(run: Path) -> float:
+    """Top-1 of a run's last weights."""
+    return float(logged(run)[-1]["validation/top1"])
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """Mean and standard deviation over the seeds of each strategy and ratio, the best first."""
+    summary = []
+    for pair, group in grouped(rows).items():
+        line: Row = {"strategy": pair[0], "mask_ratio": pair[1], "seeds": len(group)}
+        numbers = [name for name in group[0] if name not in line and name != "seed"]
+        for name in sorted(numbers, key=lambda name: name not in MEASURES):
+            values = [row[name] for row in group]
+            line[name] = round(statistics.mean(values), 4)
+            if name in MEASURES and len(values) > 1:
+                line[f"{name}_std"] = round(statistics.stdev(values), 4)
+        summary.append(line)
+    return sorted(summary, key=lambda line: -line["finetune_top1"])
+
+
+def grouped(rows: Sequence[Row]) -> dict[tuple[str, float | None], list[Row]]:
+    groups: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["strategy"], row["mask_ratio"]), []).append(row)
+    return groups
+
+
+def plot(rows: Sequence[Row], equal: str) -> Figure:
+    """Every seed as a dot, the mean as a bar with its standard deviation."""
+    figure = Figure(figsize=(10, 4))
+    groups = grouped(rows)
+    for axes, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
+        lines = [line for line in summarise(rows) if measure in line]
+        for place, line in enumerate(lines):
+            seeds = [row[measure] for row in groups[line["strategy"], line["mask_ratio"]]]
+            axes.bar(place, line[measure], yerr=line.get(f"{measure}_std", 0), color="#9ecae1", capsize=4)
+            axes.scatter([place] * len(seeds), seeds, color="black", s=12, zorder=3)
+        names = [" ".join(str(line[key]) for key in ("strategy", "mask_ratio") if line[key]) for line in lines]
+        axes.set_xticks(range(len(lines)), names, rotation=20)
+        axes.set_title(f"{measure.removesuffix('_top1').replace('_', ' ')}, top-1, equal {equal}")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    device = pick_device()
+    folder = options.output or default_output(device) / "masking_quality"
+    rows = Study(options, folder, device).run_all()
+    about = machine(device) | {"preset": options.preset, "equal": options.equal}
+    write_results(folder, "points", rows, about, NOTES)
+    write_results(folder, "masking_quality", summarise(rows), about, NOTES)
+    with write_aside(folder / "masking_quality.png") as aside:
+        plot(rows, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
+    print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--shards", help="labelled shards to train on (default: drawn ones)")
+    parser.add_argument("--validation", help="labelled shards to judge on")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES)
+    parser.add_argument("--ratios", nargs="+", type=float)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--equal", choices=["clips", "seconds"], default="clips", help="what all points get alike")
+    parser.add_argument("--num-videos", type=int, default=3200, help="drawn for training (default 3200)")
+    parser.add_argument("--parallel", type=int, default=1, help="points at a time where there is no GPU")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_quality")
+    options = parser.parse_args(arguments)
+    if bool(options.shards) != bool(options.validation):
+        raise InputError("give --shards and --validation together, or neither for drawn videos")
+    if options.parallel < 1 or options.num_videos < 1:
+        raise InputError("--parallel and --num-videos must be at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    run_command(main)
