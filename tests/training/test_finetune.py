@@ -252,3 +252,10 @@ def relabelled(shards: Path, copy: Path, classes: list[str], label: int | None =
     table = next(iter(sorted(copy.glob("*.samples.jsonl"))))
     first, *others = table.read_text().splitlines()
     table.write_text("\n".join([json.dumps({**json.loads(first), "label": label}), *others]) + "\n")
+
+
+@pytest.mark.parametrize("name", ["ssv2_finetune", "k400_finetune", "probe"])
+def test_the_recipes_can_be_read(name):
+    recipe = parse(["--config", str(Path(__file__).parents[2] / f"configs/{name}.yaml"), "data.shards=here"])
+    assert recipe.objective == ("attentive_probe" if name == "probe" else "finetune")
+    assert recipe.optimizer.beta2 == 0.999
