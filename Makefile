@@ -24,7 +24,7 @@ demo/drawn/%/.drawn: | .venv/installed
 	touch $@
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

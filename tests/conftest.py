@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# One thread a test process, before torch is imported: `make test` runs one process a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 if not torch.cuda.is_available():
