@@ -68,7 +68,7 @@ def gather_backward_kernel(
     ids_ptr += b * K
     low = tl.zeros((ROWS,), tl.int32)  # ends as the number of ids below n
     high = low + K
-    for _ in tl.static_range(STEPS):
+    for _ in range(STEPS):  # not unrolled: torch 2.15 follows every path through it, see kth_largest
         middle = (low + high) // 2
         below = tl.load(ids_ptr + middle, mask=middle < high, other=N) < n
         low = tl.where(below, middle + 1, low)

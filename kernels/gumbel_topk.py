@@ -82,6 +82,18 @@ def ordered_bits(key):
 
 
 @triton.jit
+def kth_largest(bits, k):
+    """The largest uint32 that at least k of `bits` reach, found bit by bit; 2^32 - 1 for k = 0."""
+    # A function of its own for torch.compile too: torch 2.15 follows every path from a store's address to the
+    # arguments to see what a kernel writes, at calls only from result to argument, and here there are 2^32 paths.
+    threshold = tl.zeros((), tl.uint32)
+    for position in tl.static_range(31, -1, -1):
+        candidate = threshold | (1 << position)
+        threshold = tl.where(tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold)
+    return threshold
+
+
+@triton.jit
 def draw_kernel(
     logits_ptr, seed_ptr, offset_ptr, visible_ptr, masked_ptr, log_probs_ptr, drawn_ptr, stride, tokens, k,
     QUARTER: tl.constexpr,
@@ -100,11 +112,7 @@ def draw_kernel(
     key = tl.where(key > -3.0e38, key, -3.0e38)  # SMALLEST_FINITE, also for NaN
     key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)  # SMALLEST
     bits = tl.where(inside, ordered_bits(key), 0)  # below every key there is
-
-    threshold = tl.zeros((), tl.uint32)
-    for position in tl.static_range(31, -1, -1):
-        candidate = threshold | (1 << position)
-        threshold = tl.where(tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold)
+    threshold = kth_largest(bits, k)
 
     # One scan counts both: keys above the threshold in the low half, keys equal to it in the high half.
     above = (bits > threshold).to(tl.int32)
