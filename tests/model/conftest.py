@@ -1,6 +1,7 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from torch import Tensor
 
 
@@ -15,3 +16,12 @@ def given_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], Non
         )
 
     return set_ids
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """These models are too small for two; on a busy machine threads would wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
