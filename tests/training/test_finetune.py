@@ -15,6 +15,7 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.pretrained import read_state_dict, save
 from model.probe import Probe
+from model.weights import to_adamae, to_huggingface
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from train import train
@@ -106,6 +107,16 @@ def test_it_starts_from_the_pretrained_encoder(config, pretrained):
             assert torch.equal(value, theirs[name]), name
     scratch = classification(config()).model
     assert not torch.equal(scratch.tokenizer.projection.weight, theirs["tokenizer.projection.weight"])
+
+
+@pytest.mark.parametrize("layout", [to_huggingface, to_adamae])
+def test_it_starts_from_other_peoples_files(config, pretrained, layout, tmp_path):
+    ours = load_file(pretrained)
+    torch.save({"model": layout(ours)}, tmp_path / "theirs.pth")
+    model = classification(config(f"finetune.checkpoint={tmp_path / 'theirs.pth'}")).model
+    for name, value in model.state_dict().items():
+        if name.startswith(("tokenizer.", "encoder.")):
+            assert torch.equal(value, ours[name]), name
 
 
 @pytest.mark.parametrize("objective", ["linear_probe", "attentive_probe"])
