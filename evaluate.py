@@ -76,7 +76,8 @@ def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:
     """As the run had it, or as --config says, with the overrides of the command line."""
     own = [folder / "config.yaml" for folder in weights.absolute().parents[:3]]
     file = arguments.config or next((file for file in own if file.is_file()), None)
-    return parse([*(["--config", str(file)] if file else []), f"data.shards={arguments.shards}", *arguments.overrides])
+    data = [f"data.shards={arguments.shards}", "data.weights=null", "data.subset=null"]
+    return parse([*(["--config", str(file)] if file else []), *data, *arguments.overrides])
 
 
 def _model(weights: Path, config: TrainConfig, config_counts: bool) -> tuple[nn.Module, ModelConfig, list[str]]:
