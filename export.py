@@ -89,7 +89,10 @@ def write_weights(path: Path, state: StateDict) -> None:
 
 
 def export_huggingface(state: StateDict, config: ModelConfig, folder: Path) -> None:
-    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`."""
+    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`.
+
+    Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says, where ours and the authors' has 1e-6.
+    """
     if config.positions != "flat-1d":
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
     size = config.dimensions

@@ -32,12 +32,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
         """The first `num_silent` tokens are looked at, but get no output."""
+        width, weight, bias = x.shape[-1], self.qkv.weight, self._qkv_bias()
         if num_silent:
-            q_weight, k_weight, v_weight = self.qkv.weight.chunk(3)
-            q = F.linear(x[:, num_silent:], q_weight, self.q_bias)
-            k, v = F.linear(x, k_weight), F.linear(x, v_weight, self.v_bias)
+            q = F.linear(x[:, num_silent:], weight[:width], self.q_bias)
+            k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
         else:
-            q, k, v = F.linear(x, self.qkv.weight, self._qkv_bias()).chunk(3, dim=-1)
+            q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(x))

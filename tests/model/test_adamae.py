@@ -145,6 +145,25 @@ def test_a_clip_of_any_strides() -> None:
     assert torch.equal(model(clip, 0, 0).pred, model(channels_last, 0, 0).pred)
 
 
+@pytest.mark.parametrize(
+    ("num_frames", "image_size", "tubelet_size", "patch_size"),
+    [(8, 112, 2, 16), (64, 112, 2, 16), (8, 224, 4, 32), (2, 448, 1, 32), (6, 96, 3, 8)],
+)
+@pytest.mark.parametrize("positions", ["flat-1d", "separable-3d"])
+def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, positions) -> None:
+    config = small(
+        num_frames=num_frames, image_size=image_size, tubelet_size=tubelet_size, patch_size=patch_size,
+        positions=positions,
+    )  # fmt: skip
+    model = AdaMAE(config)
+    output = model(random_clip(config, batch_size=1), 0, 0)
+    output.loss.backward()
+    num_tokens = (num_frames // tubelet_size) * (image_size // patch_size) ** 2
+    assert output.log_probs.shape == (1, num_tokens)
+    assert output.pred.shape == (1, num_tokens - num_tokens // 4, 3 * tubelet_size * patch_size**2)
+    assert model.encode(random_clip(config, batch_size=1)).tokens.shape == (1, num_tokens, 48)
+
+
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
 def test_compiles_whole_and_once(masking) -> None:
     torch._dynamo.reset()
