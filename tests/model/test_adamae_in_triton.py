@@ -1,0 +1,66 @@
+"""The model with its ops as Triton kernels: the definitions' values, and a step that the host never waits for."""
+
+import pytest
+import torch
+from material import random_clip, randomize, small
+
+from model.adamae import AdaMAE
+
+MASKINGS = ["adaptive", "random", "tube", "frame"]
+
+
+@pytest.mark.parametrize(
+    ("device", "masking", "detach"),
+    [
+        # The interpreter is slow: on the CPU one case, which calls every op.
+        pytest.param("cpu", "adaptive", False, id="interpreter"),
+        *(pytest.param("cuda", x, y, marks=pytest.mark.gpu) for x in MASKINGS for y in (True, False)),
+    ],
+)
+def test_values_and_gradients_are_the_definitions(device, masking, detach, monkeypatch) -> None:
+    num_frames = 2 if device == "cpu" else 4
+    config = small(masking=masking, mask_ratio=0.5, detach_sampler_input=detach, num_frames=num_frames)
+    here, there = AdaMAE(config).eval(), AdaMAE(config).eval().to(device)
+    randomize(here)
+    there.load_state_dict(here.state_dict())
+    clip = random_clip(config)
+    expected = here(clip, 3, 10)
+    expected.loss.backward()
+
+    monkeypatch.setattr("kernels.launch.triton_on_cpu", device == "cpu")
+    output = there(clip.to(device), 3, 10)
+    output.loss.backward()
+    assert torch.equal(output.visible_ids.cpu(), expected.visible_ids)
+    assert torch.equal(output.masked_ids.cpu(), expected.masked_ids)
+    close(output.pred, expected.pred)
+    close(output.loss_per_token, expected.loss_per_token)
+    close(output.sampling_loss, expected.sampling_loss)
+    gradients = {name: value.grad for name, value in there.named_parameters()}
+    for name, value in here.named_parameters():
+        close(gradients[name], value.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_the_host_never_waits(masking) -> None:
+    config = small(masking=masking, mask_ratio=0.5)
+    model = AdaMAE(config).cuda()
+    clip = random_clip(config).cuda()
+    seed, offset = (torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(2))
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(clip, seed, offset).loss
+        loss.backward()
+
+    step()  # compiles the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def close(value: torch.Tensor, expected: torch.Tensor) -> None:
+    atol = 1e-4 * max(expected.abs().max().item(), 1e-3)
+    torch.testing.assert_close(value.cpu(), expected, rtol=0, atol=atol)
