@@ -48,6 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
         if options.checkpoints:
             rows = checkpoint_rows(run, config, clip, options.seed)
             write_picture(output / f"{clip.name}.checkpoints.png", rows, config)
+        if options.beside:
+            write_picture(
+                output / f"{clip.name}.runs.png", run_rows([run, *options.beside], model, clip, options), config
+            )
         if options.html:
             report.append((clip.name, list(sheets(model, clip, options.seed))))
     if report:
@@ -68,6 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the masks")
     parser.add_argument("--strategies", action="store_true", help="also the masking strategies below each other")
     parser.add_argument("--checkpoints", action="store_true", help="also the same clip over the run's checkpoints")
+    parser.add_argument("--beside", type=Path, action="append", metavar="RUN", help="also this run, below RUN")
     parser.add_argument("--html", action="store_true", help="also report.html, with sliders over frames and ratios")
     options = parser.parse_args(arguments)
     for name in ("frame_stride", "clips"):
@@ -114,6 +119,20 @@ def checkpoint_rows(run: Path, config: ModelConfig, clip: Clip, seed: int) -> li
         step = int(folder.name.removeprefix("step-"))
         rows = rows or [drawing.frames_row(maps)]
         rows += labelled(f"step {step}", [*shown, drawing.reconstruction_row(maps)])
+    return rows
+
+
+def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Namespace) -> list[Row]:
+    """The same clip and the same noise under several models, named after their folders or files."""
+    rows = [drawing.frames_row(reconstruct(model, clip, options.seed))]
+    for run in runs:
+        changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
+        other = AdaMAE.from_pretrained(run, **changes)
+        if (other.config.num_frames, other.config.image_size) != (model.config.num_frames, model.config.image_size):
+            raise InputError(f"{run} is for clips of another shape than {runs[0]}: they cannot be shown side by side")
+        maps = reconstruct(other, clip, options.seed)
+        shown = [] if maps.probability is None else [drawing.probability_row(maps)]
+        rows += labelled(run.name, [*shown, drawing.mask_row(maps), drawing.reconstruction_row(maps)])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -16,6 +17,7 @@ import visualize
 from errors import InputError
 from figures import drawing
 from figures.clips import fit, middle, read_clips
+from model import pretrained
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 
@@ -82,6 +84,22 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path:
         corner = drawing.LABEL + t * side
         cell = picture[4 * side : 4 * side + drawing.CELL, corner : corner + drawing.CELL, 0]
         assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
+
+
+def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:
+    step = str(run / "checkpoints/step-00000005")
+    visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", step, "--beside", str(run)])
+    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, drawing.LABEL :]
+    side = drawing.CELL + drawing.GAP
+    assert len(picture) == (1 + 3 * 3) * side
+    first, second, third = (picture[(1 + 3 * i) * side : (4 + 3 * i) * side] for i in range(3))
+    assert np.array_equal(first, third)  # the run itself once more
+    assert not np.array_equal(first, second)
+    other = tmp_path / "other.safetensors"
+    shorter = replace(ModelConfig(**CONFIG), num_frames=4)
+    pretrained.save(other, AdaMAE(shorter).state_dict(), shorter)
+    with pytest.raises(InputError, match="another shape"):
+        visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", str(other)])
 
 
 def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
