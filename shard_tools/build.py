@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,12 +37,6 @@ class Runner(Protocol):
     """Something that applies `work` to jobs: processes here, or a cluster."""
 
     def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]: ...
-
-
-class Progress(Protocol):
-    """Is told about every input that is done."""
-
-    def __call__(self, outcome: Outcome) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,10 @@ class Build:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second run of the same part out."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be made ({error.strerror}): give another output folder") from error
         path = self.folder / f".part-{self.part[0]}.lock"
         with path.open("w") as file:
             try:
@@ -139,7 +136,7 @@ class Build:
             finally:
                 path.unlink()
 
-    def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Progress) -> None:
+    def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
         """Make this part's missing shards, each as soon as its inputs are done. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
         missing = self._missing(plan)

@@ -115,7 +115,13 @@ class Bar:
         self.num_frames = 0
         self.num_rejected = 0
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def count(self, outcome: Outcome) -> None:
         self.num_frames += sum(sample.num_frames for sample, _ in outcome.samples)
         self.num_rejected += outcome.reason is not None
         self.bar.set_postfix(frames=self.num_frames, rejected=self.num_rejected, refresh=False)
@@ -131,12 +137,13 @@ def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item],
     with build.locked():
         plan = build.unfinished() or build.new_plan(items, classes, retry_rejects)
         while plan is not None:
-            bar = Bar(build.num_missing(plan))
-            build.run(plan, items, pool, bar)
-            bar.bar.close()
+            with Bar(build.num_missing(plan)) as bar:
+                build.run(plan, items, pool, bar.count)
             if not build.finish(plan):
                 print(f"part {part} of {num_parts} is done; the part that ends last completes {folder}")
                 return 0
+            if build.done is None:
+                break
             # An interrupted run is complete now; what has come into the input since then is next.
             plan = build.new_plan(items, classes, retry_rejects and not plan.retries)
     return conclude(build, arguments)

@@ -48,6 +48,9 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         container = av.open(str(path.absolute()), metadata_errors="replace")
     except av.error.FFmpegError as error:
         raise UnusableError(_why_not_open(path)) from error
+    if _is_cut_off(path):
+        container.close()
+        raise UnusableError("the file is cut off: it is shorter than it says itself")
     with container:
         streams = [stream for stream in container.streams.video if not _is_cover(stream)]
         if not streams:
@@ -65,6 +68,23 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 def _is_cover(stream: VideoStream) -> bool:
     """Whether the stream is the picture on an album's cover."""
     return "attached_pic" in str(stream.disposition.name).lower()
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a Matroska or AVI file names a size that goes beyond its end: FFmpeg reads such files as if whole."""
+    with path.open("rb") as file:
+        head = file.read(128)
+    if head.startswith(b"RIFF"):
+        return 8 + int.from_bytes(head[4:8], "little") > path.stat().st_size
+    segment = head.find(b"\x18\x53\x80\x67")
+    if not head.startswith(b"\x1a\x45\xdf\xa3") or segment < 0:
+        return False
+    # The number of leading zero bits says how long the size is; all ones mean that it was not known.
+    first = head[segment + 4]
+    length = 9 - first.bit_length()
+    field = int.from_bytes(head[segment + 4 : segment + 4 + length]) & (1 << 7 * length) - 1
+    unknown = field == (1 << 7 * length) - 1
+    return not unknown and segment + 4 + length + field > path.stat().st_size
 
 
 def _why_not_open(path: Path) -> str:

@@ -11,6 +11,7 @@ from av.video.stream import VideoStream
 
 LONGEST_GAP_S = 10.0  # a longer gap between two frames is a broken clock, not a still picture
 MAX_FPS = 1000
+NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
         last_decode_time = packet.dts
         if not packet.is_discard:
             times.append(_time(packet))
-    named = _named_rate(stream)
+    if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
+        return Timing(_named_rate(stream.guessed_rate), num_packets)
+    named = _named_rate(stream.average_rate, stream.guessed_rate)
     if not usable or len(times) < 2 or stream.time_base is None:
         return Timing(named, num_packets)
     times.sort()
@@ -56,9 +59,10 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     if mean <= 1 / MAX_FPS or max(gaps) > LONGEST_GAP_S:
         return Timing(named, num_packets)
     origin = times[0] * stream.time_base
-    evenly = Timing(_nice(1 / mean, named), num_packets, origin)
-    if all(evenly.tick(time * stream.time_base, 0) == count for count, time in enumerate(times)):
-        return Timing(evenly.rate, num_packets)
+    for rate in (named, _nice(1 / mean, named)):
+        clock = Timing(rate, num_packets, origin)
+        if all(clock.tick(time * stream.time_base, 0) == count for count, time in enumerate(times)):
+            return Timing(rate, num_packets)
     # With a few frames missing, the usual gap is the true one; with gaps of all sizes, only their mean makes sense.
     usual = middle if mean / 1.5 < middle else mean
     return Timing(_nice(1 / usual, named), num_packets, origin)
@@ -76,9 +80,9 @@ def _goes_on(packet: Packet, last_decode_time: int | None) -> bool:
     return last_decode_time is None or packet.dts >= last_decode_time
 
 
-def _named_rate(stream: VideoStream) -> Fraction:
-    """The rate the container or codec names, 25 if it names none that can be."""
-    for rate in (stream.average_rate, stream.guessed_rate):
+def _named_rate(*rates: Fraction | None) -> Fraction:
+    """The first rate that can be, 25 if there is none."""
+    for rate in rates:
         if rate and 0 < rate <= MAX_FPS:
             return rate
     return Fraction(25)

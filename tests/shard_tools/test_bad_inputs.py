@@ -1,0 +1,281 @@
+"""Whatever lies in the input: it ends in a shard, or in rejected.jsonl with a reason that people understand."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+from shard_making import all_samples, make
+
+from errors import InputError
+from shard_tools import make_shards
+from shard_tools.build import read_rejects
+from shard_tools.synthetic_videos import main as draw_videos
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An intact video, with its table of contents at the end as most tools write it."""
+    folder = tmp_path_factory.mktemp("whole")
+    draw_videos([str(folder), "--num-videos", "1", "--size", "96", "--num-frames", "100"])
+    return next(folder.rglob("*.mp4"))
+
+
+@pytest.fixture(scope="module")
+def streamable(whole: Path) -> bytes:
+    """The same with its table of contents at the beginning, so that a cut file opens."""
+    return remuxed(whole, "mp4", movflags="+faststart")
+
+
+def remuxed(path: Path, container: str, **options: str) -> bytes:
+    target = path.with_name(f"remuxed.{container}")
+    with av.open(str(path)) as source, av.open(str(target), "w", options=options) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                output.mux(packet)
+    return target.read_bytes()
+
+
+def flipped(data: bytes) -> bytes:
+    """`data` with a byte in a hundred of its middle wrong."""
+    damaged = np.frombuffer(data, np.uint8).copy()
+    middle = slice(len(data) // 3, len(data) * 2 // 3, 100)
+    damaged[middle] ^= 255
+    return damaged.tobytes()
+
+
+def sound_only(path: Path) -> None:
+    with av.open(str(path), "w", format="mp4") as output:
+        stream: Any = output.add_stream("aac", rate=44100, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
+        frame.rate = 44100
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+def without_frames(path: Path) -> None:
+    with av.open(str(path), "w", format="mp4") as output:
+        stream: Any = output.add_stream("libx264", rate=25)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        output.start_encoding()
+
+
+def huge(path: Path) -> None:
+    pictures = [Image.fromarray(np.full((8, 8), grey, np.uint8)) for grey in (0, 128, 255)]
+    pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:])
+    data = bytearray(path.read_bytes())
+    data[6:10] = b"\xff\xff\xff\xff"  # width and height in the header
+    path.write_bytes(data)
+
+
+def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path: Path) -> None:
+    good, folder = whole.read_bytes(), tmp_path / "in"
+    folder.mkdir()
+    contents: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
+        "empty.mp4": (b"", "the file is empty"),
+        "text.mp4": (b"Not found: please log in\n" * 40, "text file"),
+        "random.mp4": (np.random.default_rng(0).bytes(20000), "no video format that FFmpeg knows"),
+        "zeros.mp4": (bytes(20000), "nothing but zeros"),
+        "cut_to_header.mp4": (good[:40], "moov"),
+        "cut_in_the_middle.mp4": (good[: len(good) // 2], "moov"),
+        "cut_at_the_end.mp4": (good[:-100], "moov"),
+        "cut_head.mp4": (good[5000:], "no video format that FFmpeg knows, or its beginning is missing"),
+        "cut_streamable_middle.mp4": (streamable[: len(streamable) // 2], "cut off or damaged"),
+        "cut_streamable_end.mp4": (streamable[:-300], "cut off or damaged|cannot be decoded|is damaged"),
+        "cut.mkv": (remuxed(whole, "mkv")[: len(good) // 2], "cut off"),
+        "cut.ts": (remuxed(whole, "ts")[:-3000], "cut off|damaged"),
+        "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
+        "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
+        "sound_only.mp4": (sound_only, "no video, only sound"),
+        "no_frames.mp4": (without_frames, "no frame|moov|no video"),
+        "still.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"), "still image"),
+        "photo.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"), "still image"),
+        "huge.gif": (huge, "65535x65535|cannot be decoded|no frame|FFmpeg"),
+        "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
+    }
+    for name, (content, _) in contents.items():
+        if callable(content):
+            content(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+    (folder / "dangling.mp4").symlink_to(folder / "nowhere.mp4")
+    (folder / "good.mp4").write_bytes(good)
+    make(folder, tmp_path / "out")
+    rejects = read_rejects(tmp_path / "out")
+    assert rejects.pop("dangling.mp4") == "it is a link to a file that does not exist"
+    assert sorted(rejects) == sorted(contents)
+    for name, (_, reason) in contents.items():
+        assert any(part in rejects[name] for part in reason.split("|")), f"{name}: {rejects[name]}"
+    assert [sample.source for _, sample in all_samples(tmp_path / "out")] == ["good.mp4"]
+
+
+def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) -> None:
+    names = [
+        "with spaces/a b  c.mp4",
+        "dots/v1.0.final.mp4",
+        "unicode/日本語 видео ñ.mp4",
+        "newline/a\nb.mp4",
+        "dash/-rf.mp4",
+        "same/clip.mp4",
+        "other/clip.mp4",
+        "folder.mp4/clip.mp4",
+        "upper/CLIP.MP4",
+        'quote/it\'s "so" 100% $HOME.mp4',
+        "wrong_extension/actually_mp4.avi",
+        "bytes/" + os.fsdecode(b"\xff\xfe.mp4"),
+    ]
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(whole.read_bytes())
+    (tmp_path / "in" / "same" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "same" / "._clip.mp4").write_bytes(b"what a Mac leaves behind")
+    (tmp_path / "in" / "notes.txt").write_text("no video")
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    samples = [sample for _, sample in all_samples(tmp_path / "out")]
+    assert sorted(sample.source for sample in samples) == sorted(names)
+    assert len({sample.key for sample in samples}) == len(names)
+    assert all(sample.key.isascii() and sample.key.replace("-", "").replace("_", "").isalnum() for sample in samples)
+    assert {sample.container for sample in samples} == {"mp4"}
+    assert read_rejects(tmp_path / "out") == {}
+    duplicates = make_shards.Build(tmp_path / "out", make_shards.Settings(encode="copy")).done.report["duplicates"]
+    assert [len(group) for group in duplicates] == [len(names)]
+
+
+def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.mp4", "c.mp4", "d.mp4"):
+        (tmp_path / name).write_bytes(whole.read_bytes())
+    (tmp_path / "folder").mkdir()
+    lines = [
+        "a.mp4,run",
+        "absent.mp4,run",
+        "b.mp4,",
+        "folder,run",
+        "c.mp4,run",
+        "c.mp4,walk",
+        "d.mp4,swim",
+        "a.mp4,run",
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    (tmp_path / "classes.txt").write_text("walk\nrun\n")
+    make(tmp_path / "list.csv", tmp_path / "out", "--label-map", str(tmp_path / "classes.txt"))
+    assert read_rejects(tmp_path / "out") == {
+        "absent.mp4": "there is no such file",
+        "b.mp4": "it has no label, others have one",
+        "c.mp4": "it is listed with two labels, 'run' and 'walk'",
+        "d.mp4": "its label 'swim' is not in the label map",
+        "folder": "it is a folder, not a video file",
+    }
+    assert [(sample.source, sample.label) for _, sample in all_samples(tmp_path / "out")] == [("a.mp4", 1)]
+
+
+def test_a_file_without_permission_is_named(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("good.mp4", "secret.mp4"):
+        (tmp_path / "in" / name).write_bytes(whole.read_bytes())
+    with pytest.MonkeyPatch.context() as patch:  # root may read everything
+        patch.setattr(os, "access", lambda path, mode: "secret" not in str(path))
+        make(tmp_path / "in", tmp_path / "out")
+    assert read_rejects(tmp_path / "out") == {"secret.mp4": "permission to read it is missing"}
+
+
+BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
+    "no input": (["nowhere", "out"], "nowhere does not exist"),
+    "empty folder": (["empty", "out"], "no video found in empty"),
+    "empty list": (["empty.csv", "out"], "empty.csv is empty"),
+    "list that is no list": (["broken.json", "out"], "broken.json is not a list of videos"),
+    "output is a file": (["videos", "empty.csv"], "empty.csv is a file"),
+    "output inside input": (["videos", "videos/shards"], "lies inside the input"),
+    "output is the input": (["videos", "videos"], "lies inside the input"),
+    "nothing usable": (["rubbish", "out"], "not one of 1 videos can be used"),
+    "stride": (["videos", "out", "--frame-stride", "0"], "--frame-stride 0 is too small"),
+    "fps": (["videos", "out", "--fps", "-1"], "--fps -1.0 is not a number above 0"),
+    "quality": (["videos", "out", "--quality", "99"], "--quality 99 is not between 0"),
+    "workers": (["videos", "out", "--workers", "0"], "--workers must be at least 1"),
+    "copy cannot split": (["videos", "out", "--encode", "copy", "--max-seconds", "3"], "cannot go with --max-seconds"),
+    "label map": (["videos", "out", "--label-map", "nowhere.txt"], "nowhere.txt is not a label map"),
+    "url": (["nonsense://bucket/folder", "out"], "cannot be listed"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_COMMANDS)
+def test_bad_commands_end_in_one_sentence(whole: Path, tmp_path: Path, kind: str) -> None:
+    for name in ("empty", "videos", "rubbish"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(whole.read_bytes())
+    (tmp_path / "rubbish" / "a.mp4").write_bytes(b"rubbish")
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "broken.json").write_text("{")
+    arguments, sentence = BAD_COMMANDS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(InputError, match=sentence) as caught:
+            make_shards.main(arguments)
+        assert "\n" not in str(caught.value)
+        assert not list(tmp_path.rglob("dataset.json"))
+        assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_a_second_run_at_the_same_time_is_refused(whole: Path, tmp_path: Path) -> None:
+    build = make_shards.Build(tmp_path / "out", make_shards.Settings())
+    with build.locked(), pytest.raises(InputError, match="another run is making"):
+        make(whole.parent, tmp_path / "out")
+
+
+def run_on_a_small_disk(folder: Path, size: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with a disk of `size` mounted at `folder`, seen by nobody else."""
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+    script = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder), *command]
+    return subprocess.run(script, capture_output=True, text=True)
+
+
+def small_disks_can_be_made() -> bool:
+    script = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return sys.platform == "linux" and subprocess.run(script, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not small_disks_can_be_made(), reason="this machine does not let users mount")
+def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path) -> None:
+    output = tmp_path / "disk"
+    command = [sys.executable, make_shards.__file__, str(videos), str(output / "out"), "--workers", "1"]
+    result = run_on_a_small_disk(output, "96k", command)
+    assert result.returncode == 74, result.stderr
+    assert "No space left on device" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(whole: Path, tmp_path: Path) -> None:
+    command = [sys.executable, make_shards.__file__, str(whole.parent), "/proc/shards", "--workers", "1"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: /proc/shards cannot be made")
+    assert result.stderr.count("\n") == 1
+
+
+def test_shared_clips_are_all_accounted_for(shared_folder: Path | None, tmp_path: Path) -> None:
+    if shared_folder is None:
+        pytest.skip("no clips beside the repository")
+    clips = [path for name in ("edge", "broken") for path in (shared_folder / "videos" / name).glob("*.[!t]*")]
+    (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in clips))
+    make(tmp_path / "list.txt", tmp_path / "out", "--frame-stride", "1")
+    stored = {Path(sample.source).name: sample.num_frames for _, sample in all_samples(tmp_path / "out")}
+    rejects = {Path(source).name for source in read_rejects(tmp_path / "out")}
+    assert len(stored) + len(rejects) == len(clips)
+    assert rejects == {path.name for path in (shared_folder / "videos" / "broken").iterdir()} | {
+        "decord__corrupted.mp4"
+    }
+    rows = [line.split("\t") for line in (shared_folder / "videos/edge/MANIFEST.tsv").read_text().splitlines()]
+    frames = rows[0].index("frames")
+    for row in rows[1:]:
+        # Variable frame rate is made constant; the edit list of one clip hides its first frames.
+        if row[0] in stored and row[rows[0].index("vfr")] == "no" and "discard" not in row[0]:
+            assert stored[row[0]] == int(row[frames]), row[0]

@@ -1,0 +1,248 @@
+"""Sources of every kind come out upright, progressive, on time and in the right colours."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from av.video.frame import VideoFrame
+from shard_making import decode
+
+from shard_tools.encode import Stored, store
+from shard_tools.picture import UnusableError
+from shard_tools.settings import Settings
+from shard_tools.synthetic_videos import draw_frame_number, read_frame_number, texture
+
+
+def numbered(number: int, width: int = 96, height: int = 64) -> np.ndarray:
+    """A smooth picture with its number in the corner, uint8 [height, width, 3]."""
+    y, x = np.mgrid[:height, :width]
+    frame = np.stack([40 + 170 * x / width, 40 + 170 * y / height, 200 - 120 * x * y / width / height], axis=2)
+    frame = frame.astype(np.uint8)
+    draw_frame_number(frame, number)
+    return frame
+
+
+def write(
+    path: Path,
+    frames: Iterable[np.ndarray],
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    times_ms: list[int] | None = None,
+    options: dict[str, str] | None = None,
+    **context: Any,
+) -> Path:
+    """Encode frames uint8 [H, W, 3] at 25 fps, or shown at `times_ms`; `context` sets the codec context's fields."""
+    with av.open(str(path), "w", options={"avoid_negative_ts": "disabled"}) as output:
+        options = {"bf": "0", "crf": "6", "g": "8"} | (options or {})
+        stream: Any = output.add_stream(codec, rate=25, options=options)
+        for number, picture in enumerate(frames):
+            if not number:
+                height, width = picture.shape[:2]
+                fields = {"height": height, "width": width, "pix_fmt": pixel_format, "time_base": Fraction(1, 1000)}
+                for name, value in (fields | context).items():
+                    setattr(stream.codec_context, name, value)
+            frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pixel_format)
+            frame.time_base = Fraction(1, 1000)
+            frame.pts = 40 * number if times_ms is None else times_ms[number]
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+def stored(path: Path, **settings: Any) -> Stored:
+    """The only piece that is made of `path`; by default every frame at high quality."""
+    (one,) = store(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
+    return one
+
+
+def numbers_in(path: Path) -> list[int]:
+    return [read_frame_number(frame) for frame in decode(path)]
+
+
+def ffmpegs_rgb(path: Path) -> np.ndarray:
+    """The first frame in RGB as FFmpeg's own scale filter makes it, uint8 [H, W, 3]."""
+    with av.open(str(path)) as container:
+        graph = av.filter.Graph()
+        frame = next(container.decode(video=0))
+        size, base = f"{frame.width}x{frame.height}", "1/25"
+        tags = f"colorspace={int(frame.colorspace)}:range={int(frame.color_range)}"
+        source = graph.add("buffer", f"video_size={size}:pix_fmt={frame.format.name}:time_base={base}:{tags}")
+        graph.link_nodes(source, graph.add("format", "rgb24"), graph.add("buffersink")).configure()
+        graph.push(frame)
+        return graph.pull().to_ndarray()
+
+
+COLOURS = {
+    "plain": ("libx264", "yuv420p", {}),
+    "bt709": ("libx264", "yuv420p", {"colorspace": 1, "color_range": 1}),
+    "bt2020": ("libx265", "yuv420p10le", {"colorspace": 9, "color_range": 1}),
+    "full range": ("libx264", "yuvj420p", {"color_range": 2}),
+    "full range bt709": ("libx264", "yuvj420p", {"colorspace": 1, "color_range": 2}),
+    "10 bit": ("libx265", "yuv420p10le", {}),
+    "4:2:2": ("libx264", "yuv422p", {}),
+    "4:4:4": ("libx264", "yuv444p", {}),
+    "rgb": ("png", "rgb24", {}),
+}
+
+
+@pytest.mark.parametrize("encode", ["h264", "mjpeg"])
+@pytest.mark.parametrize("kind", COLOURS)
+def test_colours_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> None:
+    codec, pixel_format, context = COLOURS[kind]
+    options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
+    path = write(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
+    expected = ffmpegs_rgb(path).astype(float)
+    found = ffmpegs_rgb(stored(path, encode=encode, quality=2).path).astype(float)
+    difference = (found - expected)[16:, 24:]  # below and beside the number, whose edges lose colour detail
+    assert np.abs(difference.mean(axis=(0, 1))).max() < 2
+    assert np.quantile(np.abs(difference), 0.95) <= 4
+
+
+def patch_display_matrix(path: Path, matrix: list[int]) -> None:
+    """Overwrite a, b, c, d of the track's display matrix in an mp4 file."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 44
+    for place, value in zip((0, 1, 3, 4), matrix, strict=True):
+        data[at + 4 * place : at + 4 * place + 4] = (value << 16).to_bytes(4, "big", signed=True)
+    path.write_bytes(data)
+
+
+UPRIGHT = {  # what was done to the picture, and the matrix (a, b, c, d) that undoes it
+    "turned left": (lambda x: np.rot90(x, 1), [0, 1, -1, 0]),
+    "turned over": (lambda x: np.rot90(x, 2), [-1, 0, 0, -1]),
+    "turned right": (lambda x: np.rot90(x, 3), [0, -1, 1, 0]),
+    "mirrored": (lambda x: x[:, ::-1], [-1, 0, 0, 1]),
+    "transposed": (lambda x: x.transpose(1, 0, 2), [0, 1, 1, 0]),
+    "transposed the other way": (lambda x: np.rot90(x, 2).transpose(1, 0, 2), [0, -1, -1, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", UPRIGHT)
+def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
+    change, matrix = UPRIGHT[kind]
+    path = write(tmp_path / "in.mp4", [np.ascontiguousarray(change(numbered(number))) for number in range(5)])
+    patch_display_matrix(path, matrix)
+    made = stored(path)
+    assert (made.width, made.height) == (96, 64)
+    assert numbers_in(made.path) == list(range(5))
+    assert stored(path, encode="copy").width == 96
+
+
+@pytest.mark.parametrize(
+    ("size", "aspect", "expected"),
+    [
+        ((64, 64), Fraction(2), (128, 64)),
+        ((321, 241), Fraction(1), (320, 240)),
+        ((640, 360), Fraction(1), (456, 256)),
+        ((360, 640), Fraction(1), (256, 456)),
+        ((40, 30), Fraction(1), (40, 30)),
+        ((64, 64), Fraction(1000), (64, 64)),
+    ],
+)
+def test_sizes(tmp_path: Path, size: tuple[int, int], aspect: Fraction, expected: tuple[int, int]) -> None:
+    options = {"pixel_format": "yuv444p"} if size[0] % 2 else {}
+    path = write(tmp_path / "in.mp4", [numbered(0, *size)] * 2, sample_aspect_ratio=aspect, **options)
+    made = stored(path)
+    assert (made.width, made.height) == expected
+    assert decode(made.path)[0].shape == (expected[1], expected[0], 3)
+
+
+def shown_at(times_ms: list[int], fps: float, stride: int, count: int) -> list[int]:
+    """The number of the frame shown at ticks 0, stride, … of a clock with `fps`."""
+    starts = np.round((np.array(times_ms) - times_ms[0]) * fps / 1000)
+    return [int(np.flatnonzero(starts <= tick)[-1]) for tick in range(0, count * stride, stride)]
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+def test_gaps_in_time_repeat_the_last_frame(tmp_path: Path, container: str, stride: int) -> None:
+    times = [40 * tick for tick in range(30) if tick not in (5, 6, 7, 20)]
+    path = write(tmp_path / f"in.{container}", [numbered(n) for n in range(len(times))], times_ms=times)
+    made = stored(path, frame_stride=stride)
+    assert made.fps == pytest.approx(25 / stride)
+    assert made.num_frames == -(-30 // stride)
+    assert numbers_in(made.path) == shown_at(times, 25, stride, made.num_frames)
+
+
+@pytest.mark.parametrize(
+    ("times", "fps"),
+    [
+        ([round(1000 * n * 1001 / 30000) for n in range(40)], 30000 / 1001),  # rounded by the container
+        ([40 * n + 7 * (n % 2) for n in range(40)], 25),  # a shaking clock
+        ([40 * n + 10_000 for n in range(40)], 25),  # begins late
+        ([40 * n - 500 for n in range(40)], 25),  # begins before zero
+    ],
+)
+def test_even_clocks_store_every_frame_once(tmp_path: Path, times: list[int], fps: float) -> None:
+    path = write(tmp_path / "in.mkv", [numbered(n) for n in range(40)], times_ms=times)
+    made = stored(path, frame_stride=4)
+    assert made.fps == pytest.approx(fps / 4, rel=2e-3)
+    assert numbers_in(made.path) == list(range(0, 40, 4))
+
+
+def test_a_clock_that_jumps_is_not_believed(tmp_path: Path) -> None:
+    times = [40 * n + (3_600_000 if n >= 20 else 0) for n in range(40)]
+    path = write(tmp_path / "in.mkv", [numbered(n) for n in range(40)], times_ms=times)
+    assert numbers_in(stored(path, frame_stride=4).path) == list(range(0, 40, 4))
+
+
+def test_a_clock_that_begins_again_is_not_believed(tmp_path: Path) -> None:
+    path = joined(tmp_path, [numbered(n) for n in range(16)], [numbered(n) for n in range(16, 32)])
+    assert numbers_in(stored(path, frame_stride=4).path) == list(range(0, 32, 4))
+
+
+def joined(folder: Path, *parts: list[np.ndarray]) -> Path:
+    """Several MPEG-2 recordings in one file, one after the other, each with its own clock and size."""
+    path = folder / "joined.mpg"
+    with path.open("wb") as file:
+        for frames in parts:
+            options = {"qmin": "2", "qmax": "2"}
+            file.write(
+                write(
+                    folder / "part.mpg", frames, "mpeg2video", options=options, time_base=Fraction(1, 25)
+                ).read_bytes()
+            )
+    return path
+
+
+@pytest.mark.parametrize("width", [192, 96])
+def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(tmp_path: Path, width: int) -> None:
+    path = joined(tmp_path, [numbered(n) for n in range(8)], [numbered(n, width, 128) for n in range(8, 16)])
+    if width == 96:
+        with pytest.raises(UnusableError, match="changes shape in the middle"):
+            stored(path)
+        return
+    made = stored(path)
+    assert (made.width, made.height) == (96, 64)
+    # FFmpeg's decoder drops the last frame before the change.
+    assert numbers_in(made.path) == [*range(7), *range(8, 16)]
+
+
+def combing(frame: np.ndarray) -> float:
+    """How much more neighbouring rows differ than rows two apart: above 1 in interlaced pictures of motion."""
+    rows = frame.astype(float).mean(axis=2)[16:]
+    return float(np.abs(rows[1:] - rows[:-1]).mean() / np.abs(rows[2:] - rows[:-2]).mean())
+
+
+def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    # Upright stripes: neighbouring rows differ only where they show different moments.
+    background = texture(rng, 400, 96, contrast=10) // 2 + rng.integers(0, 120, (1, 50, 1), np.uint8).repeat(8, axis=1)
+    moments = [background[:, 6 * field : 6 * field + 128] for field in range(40)]
+    frames = []
+    for number in range(20):
+        frame = moments[2 * number].copy()
+        frame[1::2] = moments[2 * number + 1][1::2]
+        draw_frame_number(frame, number)
+        frames.append(frame)
+    options = {"x264-params": "tff=1", "flags": "+ilme+ildct"}
+    path = write(tmp_path / "in.mp4", frames, options=options)
+    assert np.mean([combing(frame) for frame in decode(path)]) > 1.3
+    made = stored(path)
+    assert np.mean([combing(frame) for frame in decode(made.path)]) < 0.9
+    assert numbers_in(made.path) == list(range(20))
+    assert numbers_in(stored(path, frame_stride=4).path) == list(range(0, 20, 4))
