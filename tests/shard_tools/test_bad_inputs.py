@@ -244,10 +244,11 @@ def small_disks_can_be_made() -> bool:
 
 
 @pytest.mark.skipif(not small_disks_can_be_made(), reason="this machine does not let users mount")
-def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["36k", "96k"])  # full in a worker, and when the shard is put together
+def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path, size: str) -> None:
     output = tmp_path / "disk"
     command = [sys.executable, make_shards.__file__, str(videos), str(output / "out"), "--workers", "1"]
-    result = run_on_a_small_disk(output, "96k", command)
+    result = run_on_a_small_disk(output, size, command)
     assert result.returncode == 74, result.stderr
     assert "No space left on device" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr

@@ -1,0 +1,76 @@
+"""Each codec's shards: short groups, frames in order, the same bytes again, and DALI's decoder takes what it can."""
+
+import hashlib
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+from shard_making import decode
+
+from shard_tools.codecs import CODECS
+from shard_tools.encode import Stored, store
+from shard_tools.settings import PURPOSES, Settings
+from shard_tools.synthetic_videos import read_frame_number
+
+
+@pytest.fixture(scope="module")
+def source(draw) -> Path:
+    return draw("--num-frames", "80", "--size", "128x96")
+
+
+def made(source: Path, folder: Path, **settings: object) -> Stored:
+    (one,) = store(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
+    return one
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_keeps_frames_order_and_groups(source: Path, tmp_path: Path, codec: str) -> None:
+    one = made(source, tmp_path, encode=codec, gop=6)
+    assert (one.codec, one.num_frames, one.fps, one.width, one.height) == (codec, 20, 7.5, 128, 96)
+    assert [read_frame_number(frame) for frame in decode(one.path)] == list(range(0, 80, 4))
+    with av.open(str(one.path)) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        assert stream.codec_context.codec.canonical_name == codec
+        assert stream.average_rate == 7.5
+    keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    assert max(np.diff([*keys, 20])) <= 6
+    times = [packet.pts if packet.pts is not None else packet.dts for packet in packets]
+    assert times == sorted(times), "frames are stored out of order: there are B-frames"
+    assert len(packets) == 20, "hidden frames are stored"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_gives_the_same_bytes_again(source: Path, tmp_path: Path, codec: str) -> None:
+    digests = {hashlib.sha256(made(source, tmp_path, encode=codec).path.read_bytes()).hexdigest() for _ in range(2)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
+def test_dali_decodes_without_a_gpu_what_it_can(source: Path, tmp_path: Path, codec: str) -> None:
+    one = made(source, tmp_path, encode=codec)
+    video = np.frombuffer(one.path.read_bytes(), np.uint8)
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def graph() -> object:
+        encoded = fn.external_source(source=lambda: [video], dtype=None)
+        return fn.decoders.video(encoded, device="cpu")
+
+    pipe = graph()
+    pipe.build()
+    frames = np.asarray(pipe.run()[0].as_cpu().at(0))
+    assert frames.shape == (20, 96, 128, 3)
+    assert [read_frame_number(frame) for frame in frames] == list(range(0, 80, 4))
+    ours = np.stack(decode(one.path)).astype(int)
+    assert np.abs(frames - ours).mean() < 2
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_purposes_are_valid_and_differ_in_size(source: Path, tmp_path: Path, purpose: str) -> None:
+    settings = Settings(**PURPOSES[purpose])
+    one = made(source, tmp_path, **PURPOSES[purpose])
+    assert one.num_frames == -(-80 // settings.frame_stride)
+    default = made(source, tmp_path / "..", **PURPOSES["pretrain"])
+    assert (one.path.stat().st_size > default.path.stat().st_size) == (purpose != "pretrain")

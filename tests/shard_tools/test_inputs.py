@@ -1,0 +1,212 @@
+"""Everything that a collection of videos comes as."""
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pytest
+from shard_making import all_samples, make
+
+from errors import InputError
+from pipeline.shards import read_dataset_info
+from shard_tools import make_shards
+from shard_tools.inputs import Item, class_names, read_inputs, read_label_map
+from shard_tools.layout import assign, key_of
+from shard_tools.settings import Settings
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """A folder of files that only have names: enough for finding and labelling them."""
+    folder = tmp_path / "clips"
+    for name in ("run/a.mp4", "run/b c.mp4", "walk/d.webm", "e.mp4", "74225.webm"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+LISTS = {
+    "list.csv": "run/a.mp4,run\nwalk/d.webm,walk\n",
+    "header.csv": "id,path,label\n0,run/a.mp4,run\n1,walk/d.webm,walk\n",
+    "list.tsv": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
+    "list.txt": "run/a.mp4 run\n\nwalk/d.webm walk\n",
+    "tabs.txt": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
+    "windows.csv": "\ufeffrun/a.mp4,run\r\nwalk/d.webm,walk\r\n",
+    "quoted.csv": '"run/a.mp4","run"\n"walk/d.webm","walk"\n',
+    "without_extension.csv": "run/a,run\nwalk/d,walk\n",
+    "list.json": '[{"path": "run/a.mp4", "label": "run"}, {"path": "walk/d.webm", "label": "walk"}]',
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_lists(clips: Path, tmp_path: Path, name: str, elsewhere: bool) -> None:
+    path = (tmp_path if elsewhere else clips) / name
+    path.write_text(LISTS[name])
+    items = read_inputs(str(path), str(clips) if elsewhere else None, unlabelled=False)
+    assert [(item.source, item.label, item.problem) for item in items] == [
+        ("run/a.mp4", "run", None),
+        ("walk/d.webm", "walk", None),
+    ]
+    assert [Path(item.location) for item in items] == [clips / "run/a.mp4", clips / "walk/d.webm"]
+
+
+def test_a_path_with_spaces_needs_no_quotes(clips: Path) -> None:
+    (clips / "list.txt").write_text("run/a.mp4\nrun/b c.mp4\n")
+    assert [i.source for i in read_inputs(str(clips / "list.txt"), None, False)] == ["run/a.mp4", "run/b c.mp4"]
+    (clips / "list.txt").write_text("run/a.mp4 3\nrun/b c.mp4 4\n")
+    assert [i.label for i in read_inputs(str(clips / "list.txt"), None, False)] == ["3", "4"]
+
+
+def test_something_something_annotations(clips: Path) -> None:
+    entries = [{"id": "74225", "label": "spinning cube", "template": "Spinning [something]", "placeholders": ["cube"]}]
+    (clips / "train.json").write_text(json.dumps(entries))
+    (clips / "labels.json").write_text(json.dumps({"Holding something": "0", "Spinning something": "1"}))
+    (item,) = read_inputs(str(clips / "train.json"), None, False)
+    assert (item.source, item.label, item.problem) == ("74225.webm", "Spinning something", None)
+    assert read_label_map(clips / "labels.json") == ["Holding something", "Spinning something"]
+
+
+def test_kinetics_annotations(clips: Path) -> None:
+    for name in ("abseiling/-3B32lodo2M_000059_000069.mp4", "air_drumming/xyz.mp4"):
+        (clips / name).parent.mkdir()
+        (clips / name).touch()
+    rows = ["label,youtube_id,time_start,time_end,split", "abseiling,-3B32lodo2M,59,69,train"]
+    rows += ["air drumming,xyz,1,11,train", "yoga,gone,0,10,train"]
+    (clips / "train.csv").write_text("\n".join(rows))
+    items = read_inputs(str(clips / "train.csv"), None, False)
+    assert [(item.source, item.label) for item in items] == [
+        ("abseiling/-3B32lodo2M_000059_000069.mp4", "abseiling"),
+        ("air_drumming/xyz.mp4", "air drumming"),
+        ("yoga/gone_000000_000010", "yoga"),
+    ]
+    assert items[2].problem == "there is no such file"
+
+
+def test_a_list_on_stdin(videos: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(videos).as_posix() for path in videos.rglob("*.mp4"))[:2]
+    command = [sys.executable, make_shards.__file__, "-", str(tmp_path / "out"), "--root", str(videos), "--workers=1"]
+    subprocess.run(command, input="\n".join(names), text=True, check=True, capture_output=True)
+    assert sorted(sample.source for _, sample in all_samples(tmp_path / "out")) == names
+
+
+def test_urls(videos: Path, tmp_path: Path) -> None:
+    make(f"local://{videos}", tmp_path / "url", "--samples-per-shard", "3")
+    make(videos, tmp_path / "path", "--samples-per-shard", "3")
+    for name in ("shard-000000.tar", "shard-000002.tar", "dataset.json"):
+        assert (tmp_path / "url" / name).read_bytes() == (tmp_path / "path" / name).read_bytes()
+    (tmp_path / "list.csv").write_text(f"local://{next(videos.rglob('*.mp4'))},here\nlocal:///nowhere.mp4,here\n")
+    make(tmp_path / "list.csv", tmp_path / "list")
+    assert read_dataset_info(tmp_path / "list").num_samples == 1
+    assert read_dataset_info(tmp_path / "list").num_rejected == 1
+
+
+def test_a_bucket_is_listed_with_labels() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("/bucket/run/a.mp4", "/bucket/walk/b.webm", "/bucket/readme.txt"):
+        memory.pipe(name, b"12345")
+    items = read_inputs("memory://bucket", None, unlabelled=False)
+    assert [(i.source, i.label, i.size) for i in items] == [("run/a.mp4", "run", 5), ("walk/b.webm", "walk", 5)]
+    assert all(item.location.startswith("memory://") for item in items)
+
+
+def test_a_webdataset_of_raw_videos(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    sources = sorted(videos.rglob("*.mp4"))[:4]
+    for shard in range(2):
+        with tarfile.open(tmp_path / "raw" / f"raw-{shard}.tar", "w") as tar:
+            for path in sources[2 * shard : 2 * shard + 2]:
+                tar.add(path, f"{path.stem}.mp4")
+                label = path.parent.name.encode()
+                content = json.dumps({"label": path.parent.name}).encode() if shard else label
+                info = tarfile.TarInfo(f"{path.stem}.{'json' if shard else 'cls'}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    make(tmp_path / "raw", tmp_path / "out", "--encode", "copy")
+    samples = [sample for _, sample in all_samples(tmp_path / "out")]
+    assert sorted(s.source_sha256 for s in samples) == sorted(
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in sources
+    )
+    classes = read_dataset_info(tmp_path / "out").classes
+    by_name = {path.stem: path.parent.name for path in sources}
+    assert all(classes[s.label or 0] == by_name[s.source.split("/")[1].split(".")[0]] for s in samples)
+
+
+def test_the_same_files_give_the_same_list_hash_however_encoded(videos: Path, dataset: Path, tmp_path: Path) -> None:
+    make(videos, tmp_path / "copy", "--encode", "copy", "--seed", "5")
+    ours = read_dataset_info(tmp_path / "copy").report["file_list_sha256"]
+    assert ours == read_dataset_info(dataset).report["file_list_sha256"]
+    fewer = tmp_path / "fewer"
+    shutil.copytree(videos, fewer)
+    next(fewer.rglob("*.mp4")).unlink()
+    make(fewer, tmp_path / "out", "--encode", "copy")
+    assert read_dataset_info(tmp_path / "out").report["file_list_sha256"] != ours
+
+
+def named(count: int, labels: list[str] | None = None, sizes: list[int] | None = None) -> list[Item]:
+    return [Item(f"{n:05d}.mp4", "", labels[n] if labels else None, sizes[n] if sizes else 1000) for n in range(count)]
+
+
+def test_class_ids_are_stable() -> None:
+    assert class_names(named(3, ["b", "a", "b"]), []) == ["a", "b"]
+    assert class_names(named(3, ["0", "a", "b"]), ["b"]) == ["b", "0", "a"], "known classes keep their ids"
+    assert class_names(named(3, ["2", "0", "2"]), []) == ["0", "1", "2"], "numbers are ids"
+    assert class_names(named(3), []) == []
+
+
+@pytest.mark.parametrize("content", ["[1", '{"a": "x"}', '{"a": 0, "b": 2}', "3"])
+def test_bad_label_maps(tmp_path: Path, content: str) -> None:
+    (tmp_path / "map.json").write_text(content)
+    with pytest.raises(InputError, match="not a label map"):
+        read_label_map(tmp_path / "map.json")
+
+
+@pytest.mark.parametrize("count", [1, 5, 256, 257, 1000])
+def test_shards_are_of_equal_count(count: int) -> None:
+    shards = assign(named(count), Settings())
+    lengths = [len(shard) for shard in shards]
+    assert sum(lengths) == count
+    assert max(lengths) <= 256
+    assert max(lengths) - min(lengths) <= 1
+    assert min(lengths) > 0
+
+
+def test_as_many_shards_as_asked_for_as_far_as_there_are_videos() -> None:
+    assert len(assign(named(100), Settings(min_shards=16))) == 16
+    assert len(assign(named(3), Settings(min_shards=16))) == 3
+
+
+def test_shards_of_equal_bytes() -> None:
+    sizes = [1_000_000 + 50_000 * (n % 37) for n in range(400)]
+    shards = assign(named(400, sizes=sizes), Settings(shard_mb=50))
+    totals = [sum(item.size for item in shard) for shard in shards]
+    assert len(shards) == round(sum(sizes) / 50e6)
+    assert max(totals) - min(totals) <= 2 * max(sizes)
+    giant = assign(named(5, sizes=[1, 1, 10**9, 1, 1]), Settings(shard_mb=100))
+    assert all(giant)
+    assert sum(map(len, giant)) == 5
+
+
+def test_the_shuffle_is_global_and_depends_on_the_seed() -> None:
+    items = named(1000, [str(n // 100) for n in range(1000)])
+    first = [item.source for shard in assign(items, Settings()) for item in shard]
+    again = [item.source for shard in assign(items[::-1], Settings()) for item in shard]
+    other = [item.source for shard in assign(items, Settings(seed=1)) for item in shard]
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+    classes = [len({item.label for item in shard}) for shard in assign(items, Settings())]
+    assert min(classes) == 10
+
+
+def test_keys_tell_sources_apart() -> None:
+    sources = ["a/clip.mp4", "b/clip.mp4", "a/clip.webm", "clip.mp4", "clip.final.mp4", "日本.mp4", "x" * 300 + ".mp4"]
+    keys = [key_of(source) for source in sources]
+    assert len(set(keys)) == len(keys)
+    assert all(len(key) <= 80 and "." not in key and "/" not in key for key in keys)
