@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import finalize
 
 import torch
+import torch.nn.functional as F
+import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -42,15 +44,16 @@ class Account:
         return sum(self.at_peak.values())
 
 
-def predict(config: ModelConfig, batch_size: int) -> Account:
-    """The account of a bf16 step as a GPU takes it, of tensors that have shapes but no memory; takes about a second.
+def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True) -> Account:
+    """The account of a bf16 step as a GPU, or this CPU, takes it, of tensors that have shapes but no memory.
 
-    Not in it: the CUDA context, the allocator's fragmentation, and what CUDA's libraries allocate behind PyTorch.
+    It takes about a second, whatever the batch. Not in it: the CUDA context, the allocator's fragmentation, and what
+    CUDA's libraries allocate behind PyTorch.
     """
     with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
         model = AdaMAE(config)
     live = LiveBytes("weights")
-    with FakeTensorMode(allow_non_fake_inputs=True), _ClaimCuda(), live:
+    with FakeTensorMode(allow_non_fake_inputs=True), _AsOnCuda() if on_gpu else nullcontext(), live:
         step = PretrainingStep(model.to_empty(device="cpu"))
         live.label = "clip"
         clip = noise_clip(config, batch_size, torch.device("cpu"))
@@ -190,13 +193,16 @@ def _allocated(storage: torch.UntypedStorage) -> int:
     return -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
 
 
-class _ClaimCuda(TorchFunctionMode):
-    """Sends tensors without memory down the path that the project's ops take on a GPU, whose backward keeps less.
+class _AsOnCuda(TorchFunctionMode):
+    """Sends tensors without memory down the paths that they would take on a GPU: the project's ops to their kernels,
+    and dropout to the one that keeps a mask of a byte a value, where the CPU's keeps one in the values' own type.
 
     They are not made as CUDA tensors because PyTorch's backward then asks for a device that is there.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
-            return True
+        if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # made anew at every look: never identical
+            return not triton.knobs.runtime.interpret  # Triton's interpreter would read what has no memory
+        if func is F.dropout and kwargs["training"] and kwargs["p"] > 0:
+            return torch.ops.aten.native_dropout(*args, kwargs["p"], True)[0]
         return func(*args, **(kwargs or {}))

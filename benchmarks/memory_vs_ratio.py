@@ -148,7 +148,7 @@ def measure_on_gpu(config: ModelConfig, batch_size: int, repetitions: int, compi
 
 def cpu_columns(point: Point, repetitions: int) -> Row:
     saved, timing = in_fresh_process(measure_on_cpu, point.config, repetitions)
-    predicted = predict(point.config, CPU_BATCH).saved
+    predicted = predict(point.config, CPU_BATCH, on_gpu=False).saved
     off = max(abs(saved[part] - predicted[part]) for part in saved)
     require(
         "the bytes that an actual step saves for its backward are those predicted without one",

@@ -77,13 +77,17 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step() -> Non
         live.label = "optimizer"
         step(clip)
         actual = account(step, clip, live)
-    predicted = predict(TINY, 2)
+    predicted = predict(TINY, 2, on_gpu=False)
     assert predicted.saved == actual.saved
     for label in ("weights", "optimizer", "clip"):
         assert predicted.at_peak[label] == actual.at_peak[label]
     weights = sum(p.numel() * 4 for p in step.model.parameters())
     assert actual.at_peak["optimizer"] == pytest.approx(2 * weights, rel=0.1)
-    assert predicted.flops == pytest.approx(actual.flops, rel=0.01)
+    assert predicted.flops == actual.flops
+    # A GPU's dropout keeps a mask of a byte a value; all else that is kept is the same there.
+    on_gpu = predict(TINY, 2).saved
+    assert on_gpu["sampler"] < actual.saved["sampler"]
+    assert {**on_gpu, "sampler": 0} == {**actual.saved, "sampler": 0}
 
 
 def test_the_largest_batch_that_fits_is_followed_by_one_that_does_not() -> None:

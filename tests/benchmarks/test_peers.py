@@ -1,0 +1,91 @@
+"""The steps that ours is compared with: same loss as ours on the same weights, clips and masks, and they do learn."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import peers, train_throughput
+from benchmarks.naive_adamae import NaiveAdaMAE, normalized
+from benchmarks.step import noise_clip
+from errors import InputError
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+
+CPU = torch.device("cpu")
+TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
+RANDOM = replace(TINY, masking="random")
+
+
+def drawn(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
+    """Our model, clips, the mask that it draws for them, and its loss."""
+    torch.manual_seed(0)
+    model = AdaMAE(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases, norms and positions start at 0 and 1: errors would not show
+            parameter.add_(0.02 * torch.randn_like(parameter))  # little: Categorical cuts probabilities at 1e-7
+    clip = noise_clip(config, 3, CPU)
+    output = model(clip, 0, 0)
+    mask = torch.zeros(3, config.num_tokens, dtype=torch.bool).scatter_(1, output.masked_ids, True)
+    return model, clip, mask, output.loss
+
+
+def test_the_naive_loss_is_ours() -> None:
+    model, clip, mask, loss = drawn(replace(TINY, sampling_loss_weight=1.0))  # so that L_S weighs as much as L_R
+    torch.testing.assert_close(peers.naive(model)(clip, mask), loss, rtol=1e-5, atol=0)
+
+
+def test_the_naive_gradients_are_ours_where_the_published_code_and_the_paper_agree() -> None:
+    model, clip, mask, loss = drawn(replace(TINY, detach_sampler_input=False))
+    loss.backward()
+    naive = NaiveAdaMAE.load(model).eval()
+    naive(normalized(clip), mask).backward()
+    theirs = dict(naive.named_parameters())
+    for name, parameter in model.named_parameters():
+        if not name.startswith("tokenizer."):  # which lies there as a 3-D convolution
+            torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_the_naive_step_hides_the_right_number_without_repetition() -> None:
+    naive = NaiveAdaMAE.load(AdaMAE(TINY))
+    _, mask = naive.token_sampler(torch.randn(3, TINY.num_tokens, 96))
+    assert mask.sum(dim=1).tolist() == [TINY.num_tokens - TINY.num_visible] * 3
+
+
+def test_the_loss_of_hugging_face_is_ours() -> None:
+    model, clip, mask, loss = drawn(RANDOM)
+    torch.testing.assert_close(peers.hugging_face(model)(clip, mask), loss, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize(("make", "config"), [(peers.naive_step, TINY), (peers.hugging_face_step, RANDOM)])
+def test_steps_change_the_weights(make, config, monkeypatch) -> None:
+    optimizers = []
+    adamw = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: optimizers.append(adamw(*a, **k)) or optimizers[-1])
+    step = make(config, noise_clip(config, 2, CPU))
+    weights = optimizers[0].param_groups[0]["params"]
+    before = [weight.detach().clone() for weight in weights]
+    step()
+    changed = [not torch.equal(old, new) for old, new in zip(before, weights, strict=True)]
+    assert sum(changed) >= len(changed) - 1  # Hugging Face's model holds a norm that it does not use
+
+
+def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(peers, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
+    monkeypatch.setattr(train_throughput, "race", lambda *_: pytest.fail("timed all the same"))
+    with pytest.raises(InputError, match="nothing is reported, because a check is red: naive has our loss"):
+        train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_comparison_is_with_the_baseline_at_its_best() -> None:
+    row = {"contender": "ours", "batch_size": 2, "clips_per_second": 8.0, "peak_memory_gib": 1.0}
+    rows = [
+        row,
+        {**row, "contender": "naive", "clips_per_second": 2.0, "peak_memory_gib": 4.0},
+        {**row, "contender": "naive", "clips_per_second": 4.0, "peak_memory_gib": 8.0, "batch_size": 4},
+    ]
+    train_throughput.compare(rows, "naive")
+    assert [row["speed_up"] for row in rows] == [2.0, 0.5, 1.0]
+    assert [row["memory_ratio"] for row in rows] == [0.25, 1.0, 1.0]
