@@ -17,23 +17,24 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
     `seed` and `offset` are 0-d int64 tensors. 32-bit words are kept in int64, where a product keeps its low 64 bits.
     """
     words = -(-count // 4)
-    row = (offset + torch.arange(rows, device=seed.device))[:, None].expand(rows, words)
-    block = torch.arange(words, device=seed.device).expand(rows, words)
+    row = (offset + torch.arange(rows, device=seed.device))[:, None]
+    block = torch.arange(words, device=seed.device)[None, :]
     multipliers = torch.tensor(ROUND_MULTIPLIERS, device=seed.device).view(2, 1, 1)
-    increments = torch.tensor(KEY_INCREMENTS, device=seed.device).view(2, 1, 1)
-    keys = torch.stack([seed, seed >> 32]).view(2, 1, 1)
-    even = torch.stack([block, (row >> 32) & LOW_32])  # counter words 0 and 2
-    odd = torch.stack([row, torch.zeros_like(row)])  # counter words 1 and 3, whose upper halves are cut off in `even`
-    for step in range(NUM_ROUNDS):
+    rounds = torch.arange(NUM_ROUNDS, device=seed.device)[:, None]
+    keys = torch.stack([seed, seed >> 32]) + rounds * torch.tensor(KEY_INCREMENTS, device=seed.device)
+    even = torch.stack(torch.broadcast_tensors(block, row >> 32)) & LOW_32  # counter words 0 and 2
+    odd = torch.stack(torch.broadcast_tensors(row, torch.zeros_like(block)))  # 1 and 3; `even` drops their upper halves
+    for key in keys.view(NUM_ROUNDS, 2, 1, 1).unbind():
         odd, previous = (even * multipliers).flip(0), odd
-        even = ((odd >> 32) ^ previous ^ (keys + step * increments)) & LOW_32
-    return torch.stack([even[0], odd[0] & LOW_32, even[1], odd[1] & LOW_32], dim=-1).flatten(-2)[:, :count]
+        even = (odd >> 32).bitwise_xor_(previous).bitwise_xor_(key).bitwise_and_(LOW_32)
+    odd &= LOW_32
+    return torch.stack([even[0], odd[0], even[1], odd[1]], dim=-1).flatten(-2)[:, :count]
 
 
 def gumbel(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
     """Standard Gumbel noise, fp32 [rows, count]: -log(-log u) with u = (23 bits + 1/2) / 2^23, so 0 < u < 1 exactly."""
-    uniform = ((philox(seed, offset, rows, count) >> 9).float() + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
+    uniform = (philox(seed, offset, rows, count) >> 9).float().add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()
 
 
 @triton.jit

@@ -1,0 +1,148 @@
+"""What the definitions mean, how misuse is told, and that torch.compile takes them whole."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from errors import InputError
+from kernels import gather_tokens, gumbel_topk, launch, masked_patch_loss, patchify, sampling_loss, scatter_tokens
+
+CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8).permute(0, 4, 1, 2, 3)  # 2·2·3 patches of 2·8·8
+IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
+
+
+def test_gradients_of_the_definitions():
+    def double(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    ids, rest = torch.tensor([[0, 2], [1, 4]]), torch.tensor([[1, 3, 4], [0, 2, 3]])
+    table = torch.randn(5, 4, dtype=torch.float64)
+    assert gradcheck(lambda logits: gumbel_topk(logits, 2, 1, 0)[2], double(2, 5))
+    assert gradcheck(lambda x: gather_tokens(x, ids, table), double(2, 5, 4))
+    assert gradcheck(lambda *args: scatter_tokens(*args, table, ids, rest), (double(2, 2, 4), double(4)))
+    losses = torch.rand(2, 3)
+    assert gradcheck(lambda log_probs: sampling_loss(log_probs, rest, losses), double(2, 5))
+    clip = CLIP[:, :, :2, :4, :6]
+    for kind in ("mse", "l1"):
+        assert gradcheck(lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24))
+
+
+def test_masked_patch_loss_on_a_worked_example():
+    """A 1 x 1 x 2 patch with values 10 and 20 in red, 7 and 7 in green, 0 and 255 in blue."""
+    clip = torch.tensor([[10, 20], [7, 7], [0, 255]], dtype=torch.uint8).view(1, 3, 1, 1, 2)
+    patch = torch.stack([clip, clip], dim=3).view(1, 3, 1, 2, 2)  # two such lines
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalised values are -+ sqrt(3)/2.
+    away = math.sqrt(3) / 2
+    target = torch.tensor([-away, 0, -away, away, 0, away] * 2)
+    assert masked_patch_loss(target.view(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0, abs=1e-9)
+    assert masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0.5, rel=1e-4)
+    raw = masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2, "l1", normalize=False)
+    assert raw.item() == pytest.approx((10 + 20 + 7 + 7 + 0 + 255) / 6 / 255, rel=1e-6)
+
+
+def test_patchify_orders_tokens_and_values_as_the_specification_says():
+    clip = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(1, 2, 4, 4, 3).permute(0, 4, 1, 2, 3)
+    patch = patchify(clip, torch.tensor([[3]]), 2, 2)[0, 0].view(2, 2, 2, 3)  # token 3: the lower right corner
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close((patch * std + mean) * 255, clip[0, :, :, 2:, 2:].permute(1, 2, 3, 0).float())
+    assert patchify(clip, None, 2, 2).shape == (1, 4, 24)
+
+
+def test_sampling_loss_is_the_mean_of_minus_log_p_times_the_loss():
+    log_probs = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    loss = sampling_loss(log_probs, torch.tensor([[0, 2]]), torch.tensor([[1.0, 3.0]]))
+    assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(4)) / 2)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_cannot_be_drawn_from_raise(bad):
+    logits = torch.zeros(2, 5)
+    logits[1] = bad
+    with pytest.raises(RuntimeError, match="NaN or"):
+        gumbel_topk(logits, 2, 0, 0)
+    if bad != -torch.inf:
+        logits[1, 1:] = 0
+        with pytest.raises(RuntimeError, match="NaN or"):
+            gumbel_topk(logits, 2, 0, 0)
+
+
+MISUSES = {
+    "k is 6": lambda: gumbel_topk(torch.zeros(1, 5), 6, 0, 0),
+    "k is -1": lambda: gumbel_topk(torch.zeros(1, 5), -1, 0, 0),
+    "logits are torch.int64": lambda: gumbel_topk(torch.zeros(1, 5, dtype=torch.int64), 1, 0, 0),
+    "give 1 to 16384": lambda: gumbel_topk(torch.zeros(1, 16385), 1, 0, 0),
+    "seed is torch.float32": lambda: gumbel_topk(torch.zeros(1, 5), 1, torch.zeros(()), 0),
+    "ids are torch.int32": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS.int(), None),
+    "one row of ids": lambda: gather_tokens(torch.zeros(3, 12, 4), IDS, None),
+    "the table of positions has shape": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 5)),
+    "fixed": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 4, requires_grad=True)),
+    "2 features a clip and 3": lambda: scatter_tokens(
+        torch.zeros(2, 2, 4), torch.zeros(4), torch.zeros(12, 4), IDS, IDS
+    ),
+    "the mask token has shape": lambda: scatter_tokens(
+        torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(12, 4), IDS, IDS
+    ),
+    "the clip is torch.float32": lambda: patchify(CLIP.float(), None, 2, 8),
+    "give RGB": lambda: patchify(CLIP[:, :1], None, 2, 8),
+    "whole patches": lambda: patchify(CLIP, None, 3, 8),
+    "pred has shape": lambda: masked_patch_loss(torch.zeros(2, 3, 383), CLIP, IDS, 2, 8),
+    "kind is 'l2'": lambda: masked_patch_loss(torch.zeros(2, 3, 384), CLIP, IDS, 2, 8, "l2"),
+    "loss_per_token has shape": lambda: sampling_loss(torch.zeros(2, 12), IDS, torch.zeros(2, 2)),
+    "masked_ids are empty": lambda: sampling_loss(torch.zeros(2, 12), IDS[:, :0], torch.zeros(2, 0)),
+}
+
+
+@pytest.mark.parametrize("sentence", MISUSES)
+def test_misuse_is_told_before_anything_is_launched(sentence):
+    with pytest.raises(InputError, match=sentence):
+        MISUSES[sentence]()
+
+
+def test_the_debug_switch_looks_into_the_ids(monkeypatch):
+    monkeypatch.setattr(launch, "DEBUG", True)
+    x = torch.zeros(2, 12, 4)
+    assert gather_tokens(x, IDS, None).shape == (2, 3, 4)
+    with pytest.raises(InputError, match="from 0 to 12"):
+        gather_tokens(x, IDS + torch.tensor([0, 0, 1]), None)
+    with pytest.raises(InputError, match="from -1 to 11"):
+        gather_tokens(x, IDS - torch.tensor([[1, 0, 0], [0, 0, 0]]), None)
+    with pytest.raises(InputError, match="ascend"):
+        gather_tokens(x, IDS.flip(1), None)
+
+
+def token_path(clip, logits, x, mask_token, weight, seed, offset):
+    """The whole way from clip to loss, as the model goes it, in few tokens."""
+    visible, masked, log_probs = gumbel_topk(logits, 3, seed, offset)
+    table = torch.ones(x.shape[1], x.shape[2], device=x.device)
+    patches = patchify(clip, None, 2, 8, torch.bfloat16)
+    features = gather_tokens(x + patches.float().mean(), visible, table)
+    pred = scatter_tokens(features, mask_token, table, visible, masked)[:, 3:] @ weight
+    losses = masked_patch_loss(pred, clip, masked, 2, 8)
+    return losses.mean() + sampling_loss(log_probs, masked, losses)
+
+
+def token_path_inputs(device):
+    learnt = ((2, 12), (2, 12, 8), (8,), (8, 384))
+    return CLIP.to(device), *(torch.randn(shape, device=device, requires_grad=True) for shape in learnt)
+
+
+def test_torch_compile_takes_the_token_path_whole_and_once():
+    inputs = token_path_inputs("cpu")
+    graphs = []
+
+    def count(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(token_path, fullgraph=True, backend=count)
+    for number in range(3):  # a new seed and offset compile nothing anew
+        scalars = torch.tensor(number), torch.tensor(7 * number)
+        expected = token_path(*inputs, *scalars)
+        torch.testing.assert_close(compiled(*inputs, *scalars), expected)
+    assert len(graphs) == 1
+    compiled = torch.compile(token_path, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(*inputs, *scalars), inputs[1:])
+    torch.testing.assert_close(got, torch.autograd.grad(expected, inputs[1:]))

@@ -1,0 +1,106 @@
+"""What only a GPU can show: custom-op contracts, graphs that replay, assertions on the device, misaligned rows."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kernels
+from kernels.gather_tokens import gather_tokens_op
+from kernels.gumbel_topk import definition, gumbel_topk, gumbel_topk_op
+from kernels.masked_patch_loss import masked_patch_loss, masked_patch_loss_op
+from kernels.patchify import patchify_op
+from kernels.sampling_loss import sampling_loss_op
+from kernels.scatter_tokens import scatter_tokens_op
+from tests.kernels.test_definitions import IDS, token_path, token_path_inputs
+
+pytestmark = pytest.mark.gpu
+
+
+def op_arguments():
+    clip, logits, x, mask_token, weight = token_path_inputs("cuda")
+    ids, scalar = IDS.cuda(), torch.tensor(3, device="cuda")
+    table, pred = torch.randn(12, 8, device="cuda"), torch.randn(2, 3, 384, device="cuda", requires_grad=True)
+    features = torch.randn(2, 3, 8, device="cuda", requires_grad=True)
+    return {
+        gumbel_topk_op: (logits, 3, scalar, scalar),
+        gather_tokens_op: (x, ids, table),
+        scatter_tokens_op: (features, mask_token, table, ids, ids),
+        masked_patch_loss_op: (pred, clip, ids, 2, 8, "mse", True),
+        patchify_op: (clip, ids, 2, 8, torch.bfloat16),
+        sampling_loss_op: (torch.log_softmax(logits, 1).detach().requires_grad_(), ids, torch.rand(2, 3).cuda()),
+    }
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_opcheck(number):
+    op, arguments = list(op_arguments().items())[number]
+    torch.library.opcheck(op, arguments)
+
+
+def test_ids_differ_from_the_definition_only_where_keys_differ_by_rounding():
+    logits = torch.randn(1024, 1568, generator=torch.Generator().manual_seed(1))
+    seed, offset = torch.tensor(2), torch.tensor(3)
+    visible = gumbel_topk(logits.cuda(), 78, seed.cuda(), offset.cuda())[0].cpu()
+    expected = definition(logits, 78, seed, offset)[0]
+    assert (visible != expected).any(dim=1).float().mean() < 2e-3
+
+
+def test_a_cuda_graph_replays_with_new_clips_seeds_and_offsets():
+    inputs = token_path_inputs("cuda")
+    seed, offset = torch.zeros(2, dtype=torch.int64, device="cuda").unbind()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(token_path(*inputs, seed, offset), inputs[1:])
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = token_path(*inputs, seed, offset)
+        gradients = torch.autograd.grad(loss, inputs[1:])
+    for number in (1, 2):
+        seed.fill_(number)
+        offset.fill_(10 * number)
+        inputs[0].random_(0, 256)
+        graph.replay()
+        expected = token_path(*inputs, seed, offset)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected, inputs[1:]))
+
+
+def test_torch_compile_with_inductor_gives_the_same():
+    inputs = token_path_inputs("cuda")
+    compiled = torch.compile(token_path, fullgraph=True)
+    for number in range(2):
+        scalars = torch.tensor(number, device="cuda"), torch.tensor(5 * number, device="cuda")
+        expected, got = token_path(*inputs, *scalars), compiled(*inputs, *scalars)
+        torch.testing.assert_close(got, expected)
+        wanted = torch.autograd.grad(expected, inputs[1:])
+        torch.testing.assert_close(torch.autograd.grad(got, inputs[1:]), wanted)
+
+
+def test_no_tensor_of_the_targets_size_is_allocated():
+    clip = torch.randint(0, 256, (4, 16, 224, 224, 3), dtype=torch.uint8, device="cuda").permute(0, 4, 1, 2, 3)
+    ids = kernels.gumbel_topk(torch.zeros(4, 1568, device="cuda"), 78, 0, 0)[1]
+    pred = torch.randn(4, 1490, 1536, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = masked_patch_loss(pred, clip, ids, 2, 16)
+    assert torch.cuda.max_memory_allocated() - before < pred.nbytes // 100
+    loss.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * pred.nbytes  # its gradient, and nothing else
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_bad_logits_end_the_process(bad):
+    program = f"""
+import torch
+from kernels import gumbel_topk
+gumbel_topk(torch.full((2, 40), float("{bad}"), device="cuda"), 3, 0, 0)
+torch.cuda.synchronize()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "device-side assert" in done.stderr
+    assert "logits hold NaN or +inf" in done.stderr

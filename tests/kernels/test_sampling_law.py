@@ -1,0 +1,81 @@
+"""gumbel_topk draws what softmax(logits) says, without replacement, and every row, step and rank on its own."""
+
+import itertools
+
+import numpy as np
+import torch
+from scipy import stats
+
+from kernels import gumbel_topk
+from kernels.noise import gumbel, philox
+
+CHANCE = 1e-3  # a true sampler fails a test this often; seeds are fixed, so each either always or never does
+
+
+def draw(logits, k, rows, seed):
+    """Visible ids of `rows` draws from one row of logits, on the GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = [
+        gumbel_topk(logits.to(device).expand(min(1024, rows - first), -1), k, seed, first)[0].cpu()
+        for first in range(0, rows, 1024)  # what a CPU's cache holds
+    ]
+    return torch.cat(parts)
+
+
+def test_subsets_come_as_often_as_enumeration_says():
+    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, 0.5, -2.0]])
+    probability = torch.softmax(logits[0].double(), dim=0).tolist()
+    exact: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(6), 3):
+        chance, left = 1.0, 1.0
+        for token in order:
+            chance, left = chance * probability[token] / left, left - probability[token]
+        exact[tuple(sorted(order))] = exact.get(tuple(sorted(order)), 0) + chance
+    assert abs(sum(exact.values()) - 1) < 1e-12
+    rows = 200_000
+    subsets, counts = draw(logits, 3, rows, seed=1).unique(dim=0, return_counts=True)
+    seen = dict(zip(map(tuple, subsets.tolist()), counts.tolist(), strict=True))
+    observed = [seen.get(subset, 0) for subset in exact]
+    assert stats.chisquare(observed, [rows * chance for chance in exact.values()]).pvalue > CHANCE
+
+
+def test_inclusion_is_that_of_a_float64_reference_and_no_index_repeats():
+    rows, tokens, k = 100_000, 1568, 100  # 10^7 indices
+    logits = torch.randn(1, tokens, generator=torch.Generator().manual_seed(5)) * 2
+    ids = draw(logits, k, rows, seed=2)
+    assert bool((ids.diff(dim=1) > 0).all())
+    counts = np.bincount(ids.flatten().numpy(), minlength=tokens)
+
+    generator, weights = np.random.default_rng(6), np.exp(-logits[0].double().numpy())
+    reference = np.zeros(tokens)
+    for _ in range(0, rows, 500):
+        # The k first of exponential arrivals are the k largest of log-probability + Gumbel noise.
+        arrivals = generator.standard_exponential((500, tokens)) * weights
+        reference += (arrivals <= np.partition(arrivals, k - 1, axis=1)[:, k - 1 : k]).sum(axis=0)
+
+    share = (counts + reference) / (2 * rows)
+    z = (counts - reference) / np.sqrt(2 * rows * share * (1 - share))
+    assert stats.chi2.sf(np.square(z).sum(), tokens - 1) > CHANCE  # k a row costs one degree of freedom
+
+
+def test_words_are_uniform_in_every_byte():
+    words = philox(torch.tensor(11), torch.tensor(0), rows=256, count=1568)
+    for shift in (0, 8, 16, 24):
+        assert stats.chisquare(torch.bincount((words.flatten() >> shift) & 255, minlength=256)).pvalue > CHANCE
+
+
+def test_rows_steps_and_ranks_are_independent():
+    """Correlations of noise between rows, seeds (steps) and distant offsets (ranks) are those of chance."""
+    tokens = 4096
+    blocks = [
+        gumbel(torch.tensor(seed), torch.tensor(offset), rows=64, count=tokens)
+        for seed, offset in ((0, 0), (1, 0), (0, 64), (0, 2**32), (2**32, 0))
+    ]
+    noise = torch.cat(blocks).double()
+    noise = noise - noise.mean(dim=1, keepdim=True)
+    noise /= noise.norm(dim=1, keepdim=True)
+    correlations = (noise @ noise.T)[tuple(torch.triu_indices(len(noise), len(noise), offset=1))]
+    assert stats.chi2.sf((correlations.square().sum() * tokens).item(), len(correlations)) > CHANCE
+    assert correlations.abs().max() < 6 / tokens**0.5
+    lagged = (noise[:, :-1] * noise[:, 1:]).sum(dim=1)  # neighbouring tokens of a row
+    assert stats.chi2.sf((lagged.square().sum() * tokens).item(), len(lagged)) > CHANCE
