@@ -81,6 +81,7 @@ def points(size: str) -> list[Point]:
         replace(base, sampler="mlp"),
         replace(base, sampler_width=width // 2),
         replace(base, sampler_width=width // 2, sampler_depth=2),
+        replace(base, sampler_autocast=not base.sampler_autocast),
     ):
         paper_gb = PAPER_GB_BY_SAMPLER.get((config.sampler, config.sampler_depth, config.sampler_width))
         found.append(Point("sampler", config, paper_gb if of_paper else None))
@@ -111,7 +112,8 @@ def predicted_row(point: Point, batch_size: int) -> tuple[Row, Account]:
 
 
 def _sampler(config: ModelConfig) -> str:
-    return f"{config.sampler} {config.sampler_depth}×{config.sampler_dimension}"
+    dtype = "bf16" if config.sampler_autocast else "fp32"
+    return f"{config.sampler} {config.sampler_depth}×{config.sampler_dimension} {dtype}"
 
 
 def largest_batch(account: Account, batch_size: int, capacity: float) -> int:
@@ -134,16 +136,34 @@ def measure_on_cpu(config: ModelConfig, repetitions: int) -> tuple[dict[str, int
 
 def measure_on_gpu(config: ModelConfig, batch_size: int, repetitions: int, compiled: bool) -> tuple[Row, Timing]:
     device = torch.device("cuda")
-    step = PretrainingStep(AdaMAE(config).to(device), compiled)
-    clip = noise_clip(config, batch_size, device)
-    time_calls(partial(step, clip), device, warmup=3, repetitions=1)
+    with device:
+        step = PretrainingStep(AdaMAE(config), compiled)
+    take = partial(step, noise_clip(config, batch_size, device))
+    time_calls(take, device, warmup=3, repetitions=1)
     torch.cuda.reset_peak_memory_stats(device)
-    timing = time_calls(partial(step, clip), device, warmup=0, repetitions=repetitions)
+    timing = time_calls(take, device, warmup=0, repetitions=repetitions)
     gib = {
         "measured_peak_gib": torch.cuda.max_memory_allocated(device) / 2**30,
         "reserved_peak_gib": torch.cuda.max_memory_reserved(device) / 2**30,
     }
     return {name: round(value, 3) for name, value in gib.items()}, timing
+
+
+def fits(config: ModelConfig, batch_size: int, capacity_gb: float) -> bool:
+    """Whether two steps run where PyTorch may allocate `capacity_gb` less what a GPU holds besides."""
+    device = torch.device("cuda")
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((capacity_gb * 1e9 - RESERVE_BYTES) / total, device)
+    try:
+        with device:
+            step = PretrainingStep(AdaMAE(config))
+        clip = noise_clip(config, batch_size, device)
+        for _ in range(2):
+            step(clip)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def cpu_columns(point: Point, repetitions: int) -> Row:
@@ -158,16 +178,23 @@ def cpu_columns(point: Point, repetitions: int) -> Row:
     return {"timed_batch_size": CPU_BATCH, **timing_columns(timing, CPU_BATCH)}
 
 
-def gpu_columns(point: Point, account: Account, batch_size: int, repetitions: int, matmul: float) -> Row:
-    row: Row = {}
-    for compiled in (False, True) if point.axis == "ratio" and point.config.mask_ratio == 0.95 else (False,):
-        found, timing = in_fresh_process(measure_on_gpu, point.config, batch_size, repetitions, compiled)
-        columns = {**found, **timing_columns(timing, batch_size)}
+def gpu_columns(point: Point, account: Account, row: Row, repetitions: int, matmul: float) -> Row:
+    found: Row = {}
+    batch_size = row["batch_size"]
+    is_default = (point.axis, point.config.masking, point.config.mask_ratio) == ("ratio", "adaptive", 0.95)
+    for compiled in (False, True) if is_default else (False,):
+        columns, timing = in_fresh_process(measure_on_gpu, point.config, batch_size, repetitions, compiled)
+        columns |= timing_columns(timing, batch_size)
         columns["tflops"] = round(account.flops / timing.median_ms / 1e9, 1)
         columns["mfu"] = round(columns["tflops"] / matmul, 3)
-        columns["prediction_error"] = round(account.peak_bytes / 2**30 / found["measured_peak_gib"] - 1, 3)
-        row |= {f"compiled_{name}": value for name, value in columns.items()} if compiled else columns
-    return row
+        columns["prediction_error"] = round(account.peak_bytes / 2**30 / columns["measured_peak_gib"] - 1, 3)
+        found |= {f"compiled_{name}": value for name, value in columns.items()} if compiled else columns
+    if is_default:
+        total = torch.cuda.get_device_properties(0).total_memory
+        for capacity in (capacity for capacity in CAPACITIES_GB if capacity * 1e9 <= total):
+            tried = in_fresh_process(fits, point.config, row[f"largest_batch_{capacity}gb"], capacity)
+            found[f"largest_batch_{capacity}gb_tried"] = "fits" if tried else "does not fit"
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -189,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     for point in tqdm(points(options.size), unit="point", file=sys.stderr):
         row, account = predicted_row(point, options.batch_size)
         if on_gpu:
-            row |= gpu_columns(point, account, options.batch_size, options.repetitions or 20, about["matmul_tflops"])
+            row |= gpu_columns(point, account, row, options.repetitions or 20, about["matmul_tflops"])
         elif point.measured_on_cpu:
             row |= cpu_columns(point, options.repetitions or 2)
         rows.append(row)

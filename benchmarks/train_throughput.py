@@ -10,6 +10,7 @@ them, and the quartiles are over all rounds. On a GPU each is timed at every bat
 import argparse
 import resource
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ LOSS_TOLERANCE = 1e-4  # relative, in fp32
 @dataclass(frozen=True)
 class Measurement:
     milliseconds: list[float]
+    cpu_ms: float  # of one step, over all threads: what other programs on the machine disturb least
     peak_memory_gib: float  # GPU: most allocated; CPU: most resident of the whole process, Python included
 
 
@@ -69,12 +71,15 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     clip = noise_clip(config, batch_size, device)
     try:
         step = _step(contender, config, clip)
-        milliseconds = call_times(step, device, warmup=3 if device.type == "cuda" else 1, repetitions=repetitions)
+        call_times(step, device, warmup=2 if device.type == "cuda" else 0, repetitions=1)
+        start = time.process_time()
+        milliseconds = call_times(step, device, warmup=0, repetitions=repetitions)
+        cpu_ms = (time.process_time() - start) * 1e3 / repetitions
     except torch.OutOfMemoryError:
         return None
     if device.type == "cuda":
-        return Measurement(milliseconds, torch.cuda.max_memory_allocated(device) / 2**30)
-    return Measurement(milliseconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
+        return Measurement(milliseconds, cpu_ms, torch.cuda.max_memory_allocated(device) / 2**30)
+    return Measurement(milliseconds, cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 
 def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> peers.Step:
@@ -105,6 +110,7 @@ def race(config: ModelConfig, contenders: list[str], batches: list[int], rounds:
         timing = Timing.of([ms for measured in measurements for ms in measured.milliseconds])
         row: Row = {"masking": config.masking, "mask_ratio": config.mask_ratio, "contender": contender}
         row |= {"batch_size": batch_size, **timing_columns(timing, batch_size)}
+        row["cpu_ms_per_clip"] = round(min(measured.cpu_ms for measured in measurements) / batch_size, 1)
         row["peak_memory_gib"] = round(max(measured.peak_memory_gib for measured in measurements), 3)
         rows.append(row)
     return rows

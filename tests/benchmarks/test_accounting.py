@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks.accounting import LiveBytes, account, predict, saved_bytes
-from benchmarks.memory_vs_ratio import RESERVE_BYTES, largest_batch
+from benchmarks.memory_vs_ratio import RESERVE_BYTES, largest_batch, measure_on_gpu
 from benchmarks.step import PretrainingStep, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -95,3 +95,12 @@ def test_the_largest_batch_that_fits_is_followed_by_one_that_does_not() -> None:
     batch = largest_batch(predict(TINY, 64), 64, capacity + RESERVE_BYTES)
     assert predict(TINY, batch).peak_bytes <= 1.01 * capacity
     assert predict(TINY, batch + 2).peak_bytes > 0.99 * capacity
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masking", ["adaptive", "tube"])
+def test_predicted_memory_is_what_a_gpu_needs(masking: str) -> None:
+    config = ModelConfig(size="small", masking=masking)  # type: ignore[arg-type]
+    measured, _ = measure_on_gpu(config, batch_size=16, repetitions=2, compiled=False)
+    predicted = predict(config, 16).peak_bytes / 2**30
+    assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.1)
