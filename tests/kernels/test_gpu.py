@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def op_arguments():
-    clip, logits, x, mask_token, weight = token_path_inputs("cuda")
+    clip, logits, x, mask_token, _ = token_path_inputs("cuda")
     ids, scalar = IDS.cuda(), torch.tensor(3, device="cuda")
     table, pred = torch.randn(12, 8, device="cuda"), torch.randn(2, 3, 384, device="cuda", requires_grad=True)
     features = torch.randn(2, 3, 8, device="cuda", requires_grad=True)
