@@ -1,0 +1,215 @@
+"""Clips a second out of real videos: our pipeline against the loaders that people use, on the same videos and cores.
+
+    python benchmarks/pipeline_throughput.py VIDEOS [--encodes h264 mjpeg copy] [--seconds 10] [--output FOLDER]
+
+VIDEOS is a folder. Shards are made of it with every encode (kept in --work for the next time), and each loader runs in
+a process of its own, over the originals and over the very bytes that are in the shards. decord and torchcodec take part
+where they are installed. Clips per CPU-second is the figure that other programs on the machine do not disturb.
+"""
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, pick_device, require, write_results
+from benchmarks.loader_baselines import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
+from benchmarks.pipeline_plot import draw
+from errors import InputError, run_command
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.graph import CPU_CODECS
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.reader import Reader
+from pipeline.store import Cache
+from pipeline.video import decode_frames
+
+BATCH_SIZE = 8
+FRAME_STRIDE = 4
+WARM_UP_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    loader: str  # ours, or a baseline
+    decoder: str
+    encode: str  # of the shards; original: the files as they were
+    repeats: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.loader}, {self.decoder}" + (f", {self.repeats} crops a decode" if self.repeats > 1 else "")
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    device = pick_device()
+    work = options.work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput"
+    for encode in {*options.encodes, "copy"}:
+        prepare(options.videos, work / encode, encode)
+    cases = make_cases(options.encodes, device)
+    rows = [
+        in_fresh_process(measure, case, work, options.seconds, options.threads, device.type)
+        for case in tqdm(cases, desc="loaders", file=sys.stderr)
+    ]
+    reference = next((row for row in rows if row["loader"] == "decord" and row["encode"] == "original"), rows[0])
+    for row in rows:
+        row["times_reference"] = row["clips_per_cpu_second"] / reference["clips_per_cpu_second"]
+    about = {**machine(device), "videos": len(ShardDataset.open(work / "copy").samples), "threads": options.threads}
+    notes = [
+        f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; batches of {BATCH_SIZE}.",
+        f"times_reference: clips per CPU-second against {reference['loader']} over the {reference['encode']} files.",
+    ]
+    folder = options.output or default_output(device)
+    write_results(folder, "pipeline_throughput", rows, about, notes)
+    draw(rows, folder / "pipeline_throughput.png")
+    print((folder / "pipeline_throughput.md").read_text(encoding="utf-8"))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("videos", type=Path, help="folder of videos")
+    parser.add_argument("--encodes", nargs="+", default=["h264", "mjpeg", "copy"], help="of make_shards.py")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for each loader")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="or worker processes")
+    parser.add_argument("--work", type=Path, help="folder that keeps the shards")
+    parser.add_argument("--output", type=Path, help="folder for the results")
+    options = parser.parse_args(arguments)
+    if not options.videos.is_dir():
+        raise InputError(f"{options.videos} is no folder of videos")
+    return options
+
+
+def prepare(videos: Path, folder: Path, encode: str) -> None:
+    """Make shards of the videos, and lay their samples beside them as files for the loaders that want files."""
+    command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(folder)]
+    if subprocess.run([*command, "--encode", encode, "--unlabelled"], stdout=subprocess.DEVNULL).returncode:
+        raise InputError(f"shards of {videos} could not be made: see above")
+    dataset = ShardDataset.open(folder)
+    reader = Reader(dataset, Cache())
+    files = folder / "files"
+    files.mkdir(exist_ok=True)
+    for index, sample in enumerate(dataset.samples):
+        path = files / f"{sample.key.replace('/', '_')}.{sample.container}"
+        if not path.exists():
+            path.write_bytes(reader.read(index))
+
+
+def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
+    baselines = [name for name in DECODERS if name == "pyav" or importlib.util.find_spec(name)]
+    cases = [Case("decord" if name == "decord" else name, name, "original") for name in baselines]
+    for encode in encodes:
+        if encode != "copy":  # copied files are the originals
+            cases += [Case(name, name, encode) for name in baselines]
+        cases.append(Case("webdataset", "pyav", encode))
+        cases.append(Case("ours", "pyav", encode))
+        if device.type == "cuda" or encode in CPU_CODECS:
+            cases.append(Case("ours", "dali", encode))
+        if encode != "copy":
+            cases.append(Case("ours", "auto", encode, repeats=2))
+    return cases
+
+
+def measure(case: Case, work: Path, seconds: float, threads: int, device: str) -> Row:
+    """Run one loader for `seconds`; called in a process of its own."""
+    torch.set_num_threads(1)
+    folder = work / ("copy" if case.encode == "original" else case.encode)
+    if case.loader == "ours":
+        batches, counters = our_batches(case, folder, threads, torch.device(device))
+    else:
+        batches, counters = baseline_batches(case, folder, threads), dict
+    for _ in range(WARM_UP_BATCHES):
+        next(batches)
+    before, cpu, started = counters(), cpu_seconds(), time.perf_counter()
+    clips = 0
+    while time.perf_counter() - started < seconds:
+        clips += next(batches)
+    wall, cpu, after = time.perf_counter() - started, cpu_seconds() - cpu, counters()
+    decoded = after.get("frames_decoded", 0) - before.get("frames_decoded", 0)
+    return {
+        "loader": case.loader,
+        "decoder": case.decoder,
+        "encode": case.encode,
+        "repeats": case.repeats,
+        "clips_per_second": clips / wall,
+        "clips_per_cpu_second": clips / cpu,
+        "cores_busy": cpu / wall,
+        "frames_decoded_per_delivered": decoded / (clips * NUM_FRAMES) if decoded else None,
+        "memory_mib": memory_mib(),
+    }
+
+
+def our_batches(
+    case: Case, folder: Path, threads: int, device: torch.device
+) -> tuple[Iterator[int], Callable[[], dict[str, float]]]:
+    config = DataConfig(
+        frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats, num_threads=threads  # type: ignore[arg-type]
+    )  # fmt: skip
+    dataset = ShardDataset.open(folder)
+    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH_SIZE)
+    loader = Loader(dataset, plan, device, config, None)
+    check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
+    return (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
+
+
+def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
+    """The clips are what the plan says: against whole frames, cropped and scaled with PIL."""
+    reader = Reader(dataset, Cache())
+    for row, clip in zip(plan.batch(0), clips, strict=True):
+        x, y, w, h = row.crop
+        frames = decode_frames(reader.read(row.sample), row.frames, dataset.samples[row.sample].num_frames)
+        images = [Image.fromarray(frame).crop((x, y, x + w, y + h)).resize((SIDE, SIDE), 2) for frame in frames]
+        expected = np.stack([np.asarray(image)[:, :: -1 if row.flip else 1] for image in images])
+        difference = float(np.abs(expected.astype(int) - clip).mean())
+        require("clips show what the plan says", difference < 4, f"{dataset.where(row.sample)} is {difference:.1f} off")
+
+
+def baseline_batches(case: Case, folder: Path, threads: int) -> Iterator[int]:
+    stride = FRAME_STRIDE // ShardDataset.open(folder).samples[0].frame_stride
+    if case.loader == "webdataset":
+        batches = tar_batches(sorted(folder.glob("*.tar")), stride, BATCH_SIZE, threads)
+    else:
+        files = sorted((folder / "files").iterdir())
+        batches = file_batches(DECODERS[case.decoder], files, stride, BATCH_SIZE, threads)
+    first = next(batches)
+    shape = (BATCH_SIZE, NUM_FRAMES, 3, SIDE, SIDE)
+    require("a baseline gives whole clips", tuple(first.shape) == shape, str(first.shape))
+    return (len(batch) for batch in batches)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and its children so far."""
+    ticks = 0
+    for process in family():
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib() -> float:
+    """Resident memory of this process and its children; what they share is counted once."""
+    sizes = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in family()]
+    return sum(int(text.split("Pss:")[1].split()[0]) for text in sizes) / 1024
+
+
+def family() -> list[str]:
+    me = str(os.getpid())
+    return [me, *Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+
+
+if __name__ == "__main__":
+    run_command(main)
