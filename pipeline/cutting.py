@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from pipeline.crops import Crop
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
-from pipeline.video import Video
+from pipeline.video import Video, turns
 
 Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
 
@@ -56,13 +56,13 @@ class Scaler:
     def _build(self, frame: VideoFrame) -> Graph:
         graph = Graph()
         graph.threads = 1  # clips are cut side by side, one a thread
-        turned = frame.rotation % 180 != 0
+        turned = turns(frame) % 2 == 1
         width, height = (frame.height, frame.width) if turned else (frame.width, frame.height)
         across, down = width / self._stored[0], height / self._stored[1]
         crop = self._crop
         box = (round(crop.width * across), round(crop.height * down), round(crop.x * across), round(crop.y * down))
         steps = [
-            *UPRIGHT[frame.rotation % 360],
+            *UPRIGHT[turns(frame)],
             ("crop", "{}:{}:{}:{}:exact=1".format(*box)),
             *([("hflip", "")] if self._flip else []),
             ("scale", f"{self._size}:{self._size}:flags=bilinear+full_chroma_int:in_color_matrix=bt601"),
@@ -80,10 +80,10 @@ class Scaler:
         return graph
 
 
-# What turns a frame upright, by the rotation (counter-clockwise, degrees) that its container asks for.
-UPRIGHT = {
-    0: [],
-    90: [("transpose", "cclock")],
-    180: [("hflip", ""), ("vflip", "")],
-    270: [("transpose", "clock")],
-}
+# What turns a frame upright, by the number of quarter turns counter-clockwise.
+UPRIGHT: tuple[list[tuple[str, str]], ...] = (
+    [],
+    [("transpose", "cclock")],
+    [("hflip", ""), ("vflip", "")],
+    [("transpose", "clock")],
+)

@@ -22,6 +22,7 @@ class ShardDataset:
     shard_of: Int[np.ndarray, " samples"]
     shards: list[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
+    holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
 
     @classmethod
     def open(cls, folders: str | Path | Sequence[str | Path], cache: Cache | None = None) -> "ShardDataset":
@@ -57,7 +58,8 @@ class ShardDataset:
                 part_of.append(part)
             if not samples or part_of[shard_of[-1]] != part:
                 raise InputError(f"{path} holds no video: see its rejected.jsonl")
-        return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of))
+        copies = any(info.encode.get("encode") == "copy" for info in infos)
+        return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of), copies)
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""

@@ -19,7 +19,7 @@ from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.store import Cache
-from pipeline.video import VideoError
+from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
 
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
@@ -46,7 +46,9 @@ class ClipMaker:
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self._by_dali = _codecs_for_dali(dataset, device, config)
         self.pyav_only: set[int] = set()  # samples that DALI has failed at
-        self.all_by_dali = self._by_dali >= {sample.codec for sample in dataset.samples}
+        # Shards made by re-encoding hold nothing that decoders disagree about; videos copied into them may.
+        self._all_plain = not dataset.holds_copies
+        self.all_by_dali = self._all_plain and self._by_dali >= {sample.codec for sample in dataset.samples}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -74,7 +76,7 @@ class ClipMaker:
             try:
                 data = self._reader.read(sample)
                 self.count(videos_read=1, bytes_read=len(data))
-                if clips is None or self._goes_to_dali(sample):
+                if clips is None or self._goes_to_dali(sample, data):
                     group.data = data
                 else:
                     self._cut(task, group, data, clips)
@@ -100,8 +102,14 @@ class ClipMaker:
         self._quarantine.delivered(clips)
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
 
-    def _goes_to_dali(self, sample: int) -> bool:
-        return self._dataset.samples[sample].codec in self._by_dali and sample not in self.pyav_only
+    def _goes_to_dali(self, sample: int, data: bytes) -> bool:
+        video = self._dataset.samples[sample]
+        if video.codec not in self._by_dali or sample in self.pyav_only:
+            return False
+        if self._all_plain or is_plain(data, video.num_frames):
+            return True
+        self.pyav_only.add(sample)
+        return False
 
     def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()

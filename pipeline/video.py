@@ -16,6 +16,7 @@ import av
 import av.error
 import numpy as np
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 
@@ -46,15 +47,19 @@ class Video:
         """`num_frames`, where known, guards the way through keyframes. Raises VideoError if this is no video."""
         self._source, self._num_frames = source, num_frames
         self.frames_decoded = 0
+        self.has_index = False  # True once frames have been found through keyframes
         try:
             self._open()
-        except (av.error.FFmpegError, IndexError, ValueError) as error:
+        except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(f"cannot be opened: {_reason(error)}") from error
+        except StopIteration:
+            raise VideoError("cannot be opened: it holds no video") from None
 
     def _open(self) -> None:
         file = io.BytesIO(self._source) if isinstance(self._source, bytes) else str(self._source)
         self._container = av.open(file, mode="r")
-        self._stream = self._container.streams.video[0]
+        # A picture on the cover of the file is a video stream too.
+        self._stream = next(stream for stream in self._container.streams.video if not _is_cover(stream))
         self._stream.codec_context.thread_count = 1  # clips are decoded side by side, one a thread
 
     def __enter__(self) -> "Video":
@@ -88,6 +93,7 @@ class Video:
         index = self._read_index()
         if index is None or numbers[-1] >= len(index.pts):
             return
+        self.has_index = True
         run: list[int] = []
         for number in numbers:
             # Whole groups of pictures between two wanted frames are jumped over.
@@ -153,6 +159,13 @@ class Video:
                 return
 
 
+def is_plain(data: bytes, num_frames: int) -> bool:
+    """Whether any decoder will number and turn the frames as this module does: upright, none hidden, all timed."""
+    with Video(data, num_frames) as video:
+        frame = next(frame for _, frame in video.frames([0]))
+        return video.has_index and frame.rotation == 0
+
+
 def decode_frames(
     source: bytes | Path, numbers: Sequence[int], num_frames: int | None = None
 ) -> UInt8[np.ndarray, "T H W 3"]:
@@ -163,9 +176,17 @@ def decode_frames(
     decoded: dict[int, np.ndarray] = {}
     with Video(source, num_frames) as video:
         for number, frame in video.frames(numbers):
-            rgb = frame.to_ndarray(format="rgb24")
-            decoded[number] = np.rot90(rgb, frame.rotation // 90)
+            decoded[number] = np.rot90(frame.to_ndarray(format="rgb24"), turns(frame))
     return np.stack([decoded[number] for number in numbers])
+
+
+def turns(frame: VideoFrame) -> int:
+    """Quarter turns, counter-clockwise, that make a frame upright; angles between are left alone."""
+    return frame.rotation % 360 // 90 if frame.rotation % 90 == 0 else 0
+
+
+def _is_cover(stream: VideoStream) -> bool:
+    return "attached_pic" in str(stream.disposition.name).lower()
 
 
 def _reason(error: Exception) -> str:

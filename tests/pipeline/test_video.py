@@ -9,8 +9,13 @@ import av
 import numpy as np
 import pytest
 from made_videos import LEVELS, encode, read_number
+from PIL import Image
 
-from pipeline.video import Video, VideoError, decode_frames
+from pipeline.crops import Crop
+from pipeline.cutting import cut_views
+from pipeline.plan import PlanRow
+from pipeline.shards import Sample
+from pipeline.video import Video, VideoError, decode_frames, is_plain
 
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
@@ -130,20 +135,47 @@ def test_a_count_that_does_not_fit_leads_to_counting_from_the_start() -> None:
         assert video.frames_decoded == 26
 
 
-def test_rotation_is_undone() -> None:
+def rotated(angle: int) -> bytes:
+    """64×48 as stored, the left half white; a player turns it counter-clockwise by `angle`."""
     file = io.BytesIO()
     image = np.zeros((48, 64, 3), np.uint8)
-    image[:, :32] = 255  # the left half is white
+    image[:, :32] = 255
     with av.open(file, "w", format="mp4") as output:
         stream = output.add_stream("libx264", rate=Fraction(8))
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.set_display_rotation(90)
+        stream.set_display_rotation(angle)
         for packet in [*stream.encode(av.VideoFrame.from_ndarray(image)), *stream.encode(None)]:
             output.mux(packet)
-    (upright,) = decode_frames(file.getvalue(), [0])
-    assert upright.shape == (64, 48, 3)
-    assert upright[40:].mean() > 240, "turned counter-clockwise, the left is at the bottom"
-    assert upright[:24].mean() < 15
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("angle", "white"),
+    [(0, np.s_[:, :32]), (90, np.s_[32:]), (180, np.s_[:, 32:]), (270, np.s_[:32])],
+    ids=["upright", "left", "upside down", "right"],
+)
+def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
+    data = rotated(angle)
+    assert is_plain(data, num_frames=1) == (angle == 0)
+    (upright,) = decode_frames(data, [0])
+    height, width = (64, 48) if angle % 180 else (48, 64)
+    expected = np.zeros((height, width, 3))
+    expected[white] = 255
+    assert upright.shape == (height, width, 3)
+    assert np.abs(upright - expected).mean() < 12, "only the edge is soft"
+
+    sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
+    cut = np.zeros((64, 64, 3), np.uint8)
+    row = PlanRow(0, 0, 0, (0,), Crop(0, 0, width, height), flip=False)
+    cut_views(data, sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
+    assert np.abs(cut.astype(int) - scaled).mean() < 4
+
+
+def test_what_other_decoders_may_see_otherwise_is_not_plain() -> None:
+    assert is_plain(encode(20, options={**X264, "g": "8"}), num_frames=20)
+    assert not is_plain(encode(20, options={**X264, "g": "8"}), num_frames=19)
+    assert not is_plain(encode(50, **KINDS["mpeg4 with B-frames"]), num_frames=50)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"", b"no video at all", encode(10)[:700]], ids=["empty", "text", "cut short"])
