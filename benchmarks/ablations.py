@@ -137,8 +137,8 @@ def notes(title: str, options: argparse.Namespace) -> list[str]:
     said = [
         f"Table 1 ({options.table}), {title}; recipe {options.config.name}, batch {options.batch_size}. `paper_*`: SSv2"
         " after fine-tuning, ViT-Base, 800 epochs; memory at batch 16.",
-        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context, the allocator's"
-        " fragmentation and what CUDA's libraries allocate; `measured_peak_gib` where a GPU was at hand.",
+        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context, the"
+        " allocator's fragmentation and what CUDA's libraries allocate; `measured_peak_gib` where a GPU was at hand.",
     ]
     if options.train:
         said.append(
