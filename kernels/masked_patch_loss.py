@@ -45,19 +45,19 @@ def masked_patch_loss(
 def difference(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, normalize: bool
 ) -> Tensor:
-    """target - pred in at least fp32, [B, M, p_t·p_h·p_w, 3]."""
+    """target - pred in at least fp32, [B, M, 3, p_t·p_h·p_w]: channel by channel, which the CPU sums fastest."""
     # In pixels of 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
     dtype = torch.promote_types(pred.dtype, torch.float32)
-    target = gather_patches(clip, masked_ids, tubelet_size, patch_size).to(dtype)
+    pixels = gather_patches(clip, masked_ids, tubelet_size, patch_size).transpose(2, 3).contiguous()
+    target = pixels.to(dtype)
     if normalize:
-        target -= target.mean(dim=2, keepdim=True)
+        target -= target.mean(dim=3, keepdim=True)
         # Not Tensor.std: on the CPU its running mean takes 17 times as long as this two-pass form.
-        deviation = torch.linalg.vector_norm(target, dim=2, keepdim=True) / (target.shape[2] - 1) ** 0.5
+        deviation = torch.linalg.vector_norm(target, dim=3, keepdim=True) / (target.shape[3] - 1) ** 0.5
         target *= 1 / (deviation + EPSILON)
     else:
         target *= 1 / 255
-    # In place, because the target lies in memory as the clip does: channel by channel or pixel by pixel.
-    return target.sub_(pred.to(dtype).view(target.shape))
+    return target.sub_(pred.to(dtype).unflatten(2, (-1, 3)).transpose(2, 3))
 
 
 class Definition(torch.autograd.Function):
@@ -82,7 +82,7 @@ class Definition(torch.autograd.Function):
         away = difference(pred, clip, masked_ids, tubelet_size, patch_size, normalize)
         slope = away.mul_(-2) if kind == "mse" else away.sign_().neg_()
         slope *= (grads[0] / pred.shape[-1])[..., None, None]
-        return slope.flatten(2).to(pred.dtype), None, None, None, None, None, None
+        return slope.transpose(2, 3).flatten(2).to(pred.dtype), None, None, None, None, None, None
 
 
 @triton.jit
