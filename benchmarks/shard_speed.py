@@ -4,7 +4,7 @@
 
 Speed: make_shards and ffmpeg (the system's, with the same x264 settings and as many processes) do the same videos in
 turns; ours also hashes, decodes again what it stored, and writes tars. Storage: for every codec the size, the
-likeness to the source at the same size (SSIM of luma), and how many random clips of 16 frames one core decodes a second.
+likeness to the source at the same size (SSIM of luma), and how many random clips of 16 frames a core decodes a second.
 """
 
 import argparse

@@ -10,7 +10,7 @@ OUTPUT/rejected.jsonl. Interrupted, the same command goes on where it stopped; w
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from tqdm import tqdm
 
 from errors import InputError, run_command
 from pipeline.shards import REJECTED_FILE
-from shard_tools.build import Build, read_rejects
+from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
 from shard_tools.estimate import estimate
 from shard_tools.inputs import Item, class_names, is_url, read_inputs, read_label_map
+from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import COPY, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
 from shard_tools.workers import Pool
+
+ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -64,6 +67,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
+    run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="of a job array: only every N-th shard")
     run.add_argument("--estimate", action="store_true", help="try a few videos, say how long and how large, and stop")
     run.add_argument(
@@ -132,7 +136,7 @@ def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item],
     """Make or complete one dataset; returns the exit code."""
     part, num_parts = arguments.part
     build = Build(folder, settings_of(arguments), (part - 1, num_parts))
-    pool = Pool(work, arguments.workers, arguments.timeout)
+    pool = ENGINES[arguments.engine](work, arguments.workers, arguments.timeout)
     retry_rejects = arguments.retry_rejects
     with build.locked():
         plan = build.unfinished() or build.new_plan(items, classes, retry_rejects)

@@ -1,0 +1,40 @@
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from shard_making import hashes, make
+
+from errors import InputError
+from shard_tools.ray_workers import RayPool
+from shard_tools.workers import Failed
+
+
+def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match="pip install ray"):
+        RayPool(len, 1, 60)
+
+
+def test_a_cluster_of_two_gives_the_same_bytes(videos: Path, dataset: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    make(videos, tmp_path / "out", "--samples-per-shard", "3", "--engine", "ray", "--workers", "2")
+    assert hashes(tmp_path / "out") == hashes(dataset)
+
+
+def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
+    pytest.importorskip("ray")
+
+    def act(job: str) -> str:  # in here, since the cluster's processes cannot import this file
+        if job == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if job == "hang":
+            time.sleep(1000)
+        return job.upper()
+
+    results = dict(RayPool(act, 2, timeout=20).run(["a", "crash", "hang", "b"]))
+    assert results["crash"] == Failed("the process that worked on it died")
+    assert results["hang"] == Failed("it took longer than 20 seconds")
+    assert (results["a"], results["b"]) == ("A", "B")
