@@ -25,7 +25,7 @@ class DataConfig:
 
     decoder: Decoder = "auto"  # auto: DALI where it knows the codec on this device, else PyAV
     num_threads: int | None = None  # None: this process's share of the cores
-    prefetch: int = 2  # batches ready or in the making beyond the one in use
+    prefetch: int = 3  # batches ready or in the making beyond the one in use: reading, decoding, done
     prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
     cache: str = ""  # folder for shards of an object store, "": a folder in the system's temporary one
     cache_gib: float = 50.0

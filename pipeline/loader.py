@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
@@ -53,6 +54,7 @@ class Loader:
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
         self._workers = Workers(config.threads, "clips")
+        self._dali_waiter = Workers(1, "dali")
         self._graph: Graph | None = None
         self._handed_out: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
@@ -67,6 +69,7 @@ class Loader:
         """Stop all threads; the frame that each is decoding is let finish."""
         atexit.unregister(self.close)
         self._workers.close()
+        self._dali_waiter.close()
         self._maker.close()
         self._graph = None
 
@@ -77,13 +80,14 @@ class Loader:
         return {name: float(counts[name]) for name in COUNTERS}
 
     def batches(self, first: int) -> Iterator[Batch]:
-        """The plan's batches from number `first` on; endless if the plan is.
+        """The plan's batches from number `first` on, endless if the plan is; one iterator at a time.
 
         Clips from DALI lie in DALI's memory: use them on the stream that is current when the next batch is asked for,
         or copy them. Raises InputError if too many videos are bad.
         """
         numbers = iter(range(first, 2**62))
         jobs: deque[_Job] = deque()
+        self._graph = None  # an earlier iterator may have left batches in it
         self._top_up(jobs, numbers)
         while jobs:
             started = time.perf_counter()
@@ -125,13 +129,25 @@ class Loader:
         self._feed(job)
         if job.fed and self._graph is not None:
             try:
-                decoded = self._graph.take()
+                decoded = self._take(job, self._graph)
             except RuntimeError:
                 self._rescue(job, later)
             else:
                 return decoded if len(job.fed) == len(job.groups) else self._merged(job, decoded)
         assert job.clips is not None
         return job.clips.to(self._device, non_blocking=True)
+
+    def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
+        """What DALI has made of a batch. It cannot be interrupted: if it hangs, the run ends with the videos' names."""
+        task = self._dali_waiter.submit(lambda _: graph.take())
+        try:
+            return self._dali_waiter.result(task, self._config.decode_timeout_s)
+        except TimeoutError:
+            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
+            raise InputError(
+                f"DALI has not come back for {self._config.decode_timeout_s:g} s from one of {names}: set data.decoder"
+                " to pyav, which finds the video"
+            ) from None
 
     def _wait_for(self, job: _Job) -> None:
         """Wait until all videos of a batch are read and PyAV's part of it is cut."""

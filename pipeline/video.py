@@ -171,6 +171,7 @@ def decode_frames(
 ) -> UInt8[np.ndarray, "T H W 3"]:
     """The frames with these numbers, in the order given, as RGB, upright; `num_frames` of the video if it is known.
 
+    Colours are what the file says they are (unlike in clips for training, where they are always read as BT.601).
     Raises VideoError if one of them does not decode.
     """
     decoded: dict[int, np.ndarray] = {}

@@ -8,11 +8,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from made_videos import LEVELS, encode, read_number
 from PIL import Image
 
 from pipeline.crops import Crop
 from pipeline.cutting import cut_views
+from pipeline.graph import Graph
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
 from pipeline.video import Video, VideoError, decode_frames, is_plain
@@ -172,6 +174,37 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
     assert np.abs(cut.astype(int) - scaled).mean() < 4
 
 
+@pytest.mark.parametrize(
+    ("matrix", "full_range"), [(1, False), (2, False), (5, True), (6, False), (9, False), (9, True)]
+)
+def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> None:
+    """As BT.601 whatever the file says, limited or full range as the file says; BT.2020 included."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="webm") as output:
+        stream = output.add_stream("libvpx-vp9", rate=Fraction(8), options={"crf": "4", "b": "0"})
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        context = stream.codec_context
+        context.colorspace = context.color_primaries = context.color_trc = matrix
+        context.color_range = 2 if full_range else 1
+        frame = av.VideoFrame(64, 64, "yuv420p")
+        for plane, value in zip(frame.planes, (100, 90, 200), strict=True):
+            plane.update(bytes([value]) * plane.buffer_size)
+        frame.pts, frame.time_base = 0, Fraction(1, 8)
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
+    sample, cut = Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), np.zeros((64, 64, 3), np.uint8)
+    cut_views(data, sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    graph = Graph(torch.device("cpu"), OneFrame(), 1, 1)
+    graph.feed([data], [[row]])
+    assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
+    assert cut[32, 32, 0] > 195, "mostly red"
+
+
+class OneFrame:
+    views, num_frames, image_size, batch_size = 1, 1, 64, 1
+
+
 def test_what_other_decoders_may_see_otherwise_is_not_plain() -> None:
     assert is_plain(encode(20, options={**X264, "g": "8"}), num_frames=20)
     assert not is_plain(encode(20, options={**X264, "g": "8"}), num_frames=19)
@@ -210,4 +243,11 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
             for number, frame in video.frames(numbers):
                 assert np.array_equal(frame.to_ndarray(format="rgb24"), expected[number]), (path.name, number)
                 checked += 1
+        upright = decode_frames(data, [numbers[1]], len(expected))[0]
+        height, width = upright.shape[:2]
+        sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
+        row, cut = PlanRow(0, 0, 0, (numbers[1],), Crop(0, 0, width, height), flip=False), np.zeros((1, 112, 112, 3))
+        cut_views(data, sample, [row], 112, lambda view, time, image, into=cut: into.__setitem__(view, image))
+        scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
+        assert np.abs(cut[0] - scaled).mean() < 16, (path.name, "colours may differ, but not the picture")
     assert checked > 40
