@@ -93,6 +93,8 @@ class Build:
         if not new:
             return None
         known_classes = self.done.classes if self.done else []
+        if classes and classes[: len(known_classes)] != known_classes:
+            raise InputError(f"the label map does not begin with the classes of {self.folder}: their ids would change")
         names = class_names(items, classes or known_classes)
         if classes and names != classes:
             new = [_with_known_label(item, classes) for item in new]
@@ -187,8 +189,11 @@ class Build:
 
     def _finish_shard(self, plan: Plan, name: str) -> None:
         stems = [self._stem(name, number) for number in range(len(plan.shards[name]))]
-        outcomes = [outcome for stem in stems if (outcome := load_outcome(stem)) is not None]
-        assert len(outcomes) == len(stems), "a staged result vanished"
+        sources = [source for source, _ in plan.shards[name]]
+        changed = "it was changed while it was read"  # a copied video is read again here
+        outcomes = [
+            load_outcome(stem) or Outcome(source, [], changed) for stem, source in zip(stems, sources, strict=True)
+        ]
         samples = [sample for outcome in outcomes for sample in outcome.samples]
         info = write_shard(self.folder, name, samples) if samples else None
         rejected = {outcome.source: outcome.reason for outcome in outcomes if outcome.reason is not None}

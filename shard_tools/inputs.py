@@ -17,7 +17,8 @@ from shard_tools.source import VIDEO_EXTENSIONS
 
 LABEL_COLUMNS = ("label", "class", "template")
 PATH_COLUMNS = ("path", "video", "clip", "file", "filename", "video_path")
-KINETICS_COLUMNS = {"label", "youtube_id", "time_start", "time_end"}
+KINETICS_COLUMNS = {"youtube_id", "time_start", "time_end"}
+MAX_CLASSES = 100_000  # larger numbers are names, not class ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,9 @@ def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
     Labels that are all whole numbers are class ids already and stay what they are.
     """
     labels = {item.label for item in items if item.label is not None}
-    if labels and not known and all(label.isdecimal() for label in labels):
-        return [str(identity) for identity in range(max(map(int, labels)) + 1)]
+    numbers = labels | set(known)
+    if labels and all(name.isdecimal() and int(name) < MAX_CLASSES for name in numbers):
+        by_number = [str(identity) for identity in range(max(map(int, numbers)) + 1)]
+        if by_number[: len(known)] == known:
+            return by_number
     return known + sorted(labels - set(known))

@@ -18,14 +18,14 @@ from typing import Any
 from tqdm import tqdm
 
 from errors import InputError, run_command
-from pipeline.shards import REJECTED_FILE
+from pipeline.shards import DATASET_FILE, REJECTED_FILE, read_dataset_info
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
 from shard_tools.estimate import estimate
 from shard_tools.inputs import Item, class_names, is_url, read_inputs, read_label_map
 from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
-from shard_tools.settings import COPY, PRESETS, PURPOSES, Settings
+from shard_tools.settings import CHECKS, COPY, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
 from shard_tools.workers import Pool
 
@@ -57,14 +57,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     how.add_argument("--quality", type=int, help="crf or quantiser, lower is better (default: 23 for h264)")
     how.add_argument("--preset", choices=PRESETS, help="effort of h264 and hevc (default veryfast)")
     how.add_argument("--max-seconds", type=float, help="split longer videos into samples of this length")
-    how.add_argument("--check", choices=["full", "key-frames"], help="how much of a copied video to decode")
+    how.add_argument("--check", choices=CHECKS, help="how much of a copied video to decode")
     where = parser.add_argument_group("where to put it")
     where.add_argument("--seed", type=int, help="of the shuffle over all shards (default 0)")
     where.add_argument("--samples-per-shard", type=int, metavar="N", help="at most (default 256)")
     where.add_argument("--shard-mb", type=float, help="instead: megabytes of source video in a shard")
     where.add_argument("--min-shards", type=int, metavar="N", help="at least: ranks times workers")
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
+    run.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core"
+    )
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
@@ -96,8 +98,10 @@ def _part(text: str) -> tuple[int, int]:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The purpose's settings with the given options over them."""
     given = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
-    chosen = PURPOSES[arguments.purpose] | {name: value for name, value in given.items() if value is not None}
-    return Settings(**chosen)
+    purpose = dict(PURPOSES[arguments.purpose])
+    if arguments.encode not in (None, "h264"):
+        purpose.pop("quality", None)  # it is meant on x264's scale
+    return Settings(**(purpose | {name: value for name, value in given.items() if value is not None}))
 
 
 def refuse_overlap(inputs: str, output: Path) -> None:
@@ -169,7 +173,7 @@ def conclude(build: Build, arguments: argparse.Namespace) -> int:
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
         f"shards, {len(rejects)} rejected: {build.folder}"
     )
-    allowed = arguments.max_rejects * (len(rejects) + info.num_samples)
+    allowed = arguments.max_rejects * (len(rejects) + info.report["num_sources"])
     if len(rejects) > allowed:
         print(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", file=sys.stderr)
         return 3
@@ -190,8 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         estimate([item for items in splits.values() for item in items], settings, parsed.workers)
         return 0
     if parsed.split and not classes:
-        # All splits count their classes alike.
-        classes = class_names([item for items in splits.values() for item in items], [])
+        # All splits count their classes alike, and as they did when they were made.
+        folders = [parsed.output / name for name in splits if (parsed.output / name / DATASET_FILE).exists()]
+        known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+        classes = class_names([item for items in splits.values() for item in items], known)
     return max(make_dataset(parsed.output / name, parsed, items, classes) for name, items in splits.items())
 
 

@@ -113,12 +113,13 @@ def draw_frames(
     size: tuple[int, int],
     num_frames: int,
     fps: float,
+    movers: int = 2,
     distractors: int = 1,
     shake: int = 0,
 ) -> Iterator[tuple[UInt8[np.ndarray, "H W 3"], list[list[float]]]]:
     """Yield frames, each with the boxes [x0, y0, x1, y1] in pixels of all that moves in the scene.
 
-    size: (width, height). shake: the most that the camera leaves its middle position, in pixels.
+    size: (width, height). movers: objects that move by the class. shake: the most that the camera leaves its middle position, in pixels.
     """
     width, height = size
     canvas_size = width + 2 * shake, height + 2 * shake
@@ -127,7 +128,7 @@ def draw_frames(
     for _ in range(rng.integers(1, 3)):
         thing = _thing(rng, side)
         thing.pasted(still, Pose(*thing.start))
-    movers = [_thing(rng, side) for _ in range(rng.integers(1, 3))]
+    things = [_thing(rng, side) for _ in range(movers)]
     strays = [(_thing(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     camera = _camera(rng, num_frames, shake)
     parts = CLASSES[class_name]
@@ -138,7 +139,7 @@ def draw_frames(
         for thing, axis, phase in strays:
             swing = abs((number / fps / (2 * TO_AND_FRO) + phase) % 1 * 2 - 1) * TO_AND_FRO
             boxes += thing.pasted(frame, _moved(thing, swing * axis))
-        for thing in movers:
+        for thing in things:
             boxes += thing.pasted(frame, _moved(thing, travel))
         travel = travel + parts[number * len(parts) // num_frames] / fps
         corners = np.array(boxes, float) - (left, top, left, top)
@@ -155,11 +156,8 @@ def make_video(output: Path, index: int, arguments: argparse.Namespace) -> Path:
     path = folder / f"video_{index:06d}.{CODECS[arguments.codec].container}"
     width, height = arguments.size
     rng = np.random.default_rng([arguments.seed, index])
-    drawn = list(
-        draw_frames(
-            rng, name, (width, height), arguments.num_frames, arguments.fps, arguments.distractors, arguments.shake
-        )
-    )
+    options = {name: getattr(arguments, name) for name in ("movers", "distractors", "shake")}
+    drawn = list(draw_frames(rng, name, (width, height), arguments.num_frames, arguments.fps, **options))
     write_video(path, (frame for frame, _ in drawn), arguments.fps, arguments.codec)
     sidecar = {
         "fps": arguments.fps,
@@ -189,7 +187,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", type=_size, default=(64, 64), help="pixels: 64 or 320x240 (default 64)")
     parser.add_argument("--fps", type=int, default=30)
     parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES), metavar="CLASS")
-    parser.add_argument("--distractors", type=int, default=1, help="objects that move to and fro in every video")
+    parser.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
+    parser.add_argument("--distractors", type=int, default=1, help="objects that move to and fro (default 1)")
     parser.add_argument("--shake", type=int, default=0, help="the most the camera leaves its place, in pixels")
     parser.add_argument("--codec", choices=CODECS, default="h264")
     parser.add_argument("--seed", type=int, default=0)
@@ -198,8 +197,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     parsed = parse_arguments(arguments)
-    if min(parsed.num_videos, parsed.num_frames, parsed.fps) < 1:
-        raise InputError("--num-videos, --num-frames and --fps must be at least 1")
+    if min(parsed.num_videos, parsed.num_frames, parsed.fps, parsed.movers) < 1:
+        raise InputError("--num-videos, --num-frames, --fps and --movers must be at least 1")
     if min(parsed.distractors, parsed.shake, parsed.seed) < 0:
         raise InputError("--distractors, --shake and --seed must be at least 0")
     for index in range(parsed.num_videos):

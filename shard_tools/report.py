@@ -32,6 +32,7 @@ def describe(
         by_content[sample.source_sha256].add(sample.source)
     report = {
         "hours": round(sum(sample.num_frames / sample.fps for sample in samples) / 3600, 6),
+        "num_sources": len({sample.source for sample in samples}),
         "video_bytes": sum(sample.size for sample in samples),
         "codecs": dict(sorted(Counter(sample.codec for sample in samples).items())),
         "sizes": dict(Counter(f"{sample.width}x{sample.height}" for sample in samples).most_common(10)),

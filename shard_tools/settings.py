@@ -7,6 +7,7 @@ from errors import InputError
 from shard_tools.codecs import CODECS
 
 COPY = "copy"
+CHECKS = ("full", "key-frames")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
@@ -44,6 +45,8 @@ class Settings:
             raise InputError(f"--preset {self.preset} is not one of {', '.join(PRESETS)}")
         if self.quality is not None and not 0 <= self.quality <= 63:
             raise InputError(f"--quality {self.quality} is not between 0 (best) and 63")
+        if self.check not in CHECKS or (self.check != "full" and self.encode != COPY):
+            raise InputError(f"--check {self.check} is not one of {', '.join(CHECKS)}, and only --encode copy has it")
         if self.encode == COPY and (self.max_seconds or self.fps):
             raise InputError("--encode copy keeps every byte: it cannot go with --max-seconds or --fps")
 

@@ -99,12 +99,14 @@ def _sentence(error: BaseException) -> str:
 def _samples(job: Job) -> list[tuple[Sample, Path]]:
     with fetched(job.location, job.stem) as path:
         source_hash = file_hash(path)
-        stored = store(path, job.stem, job.settings)
+        # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
+        stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
+        stored = store(path, stem, job.settings)
         samples = []
         for number, video in enumerate(stored):
             kept = video.path
             if kept == path and is_temporary(job.location):
-                kept = job.stem.with_name(f"{job.stem.name}-{number:04d}.{video.container}")
+                kept = stem.with_name(f"{stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
             sample = Sample(
                 key=key_of(job.source) + (f"-{number:04d}" if job.settings.max_seconds else ""),

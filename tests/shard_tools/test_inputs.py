@@ -157,6 +157,9 @@ def test_class_ids_are_stable() -> None:
     assert class_names(named(3, ["b", "a", "b"]), []) == ["a", "b"]
     assert class_names(named(3, ["0", "a", "b"]), ["b"]) == ["b", "0", "a"], "known classes keep their ids"
     assert class_names(named(3, ["2", "0", "2"]), []) == ["0", "1", "2"], "numbers are ids"
+    assert class_names(named(2, ["4", "1"]), ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
+    assert class_names(named(2, ["4", "1"]), ["1", "0"]) == ["1", "0", "4"]
+    assert class_names(named(1, ["20240131"]), []) == ["20240131"], "large numbers are names"
     assert class_names(named(3), []) == []
 
 

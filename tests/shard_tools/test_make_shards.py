@@ -202,6 +202,21 @@ def test_splits_share_their_classes(videos: Path, tmp_path: Path) -> None:
         assert all(["down", "left", "right"][sample.label or 0] == sample.source.split("/")[0] for sample in samples)
 
 
+def test_classes_keep_their_ids_when_splits_grow(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("right/video_000000.mp4,right\n")
+    (tmp_path / "val.csv").write_text("left/video_000001.mp4,left\n")
+    splits = [f"--split={name}={tmp_path}/{name}.csv" for name in ("train", "val")]
+    make(videos, tmp_path / "out", *splits)
+    (tmp_path / "val.csv").write_text("left/video_000001.mp4,left\ndown/video_000002.mp4,down\n")
+    make(videos, tmp_path / "out", *splits)
+    assert read_dataset_info(tmp_path / "out" / "train").classes == ["left", "right"]
+    assert read_dataset_info(tmp_path / "out" / "val").classes == ["left", "right", "down"]
+    (tmp_path / "map.txt").write_text("down\nleft\nright\n")
+    (tmp_path / "val.csv").write_text("left/video_000004.mp4,left\n")
+    with pytest.raises(InputError, match="their ids would change"):
+        make(videos, tmp_path / "out", *splits, "--label-map", str(tmp_path / "map.txt"))
+
+
 def test_long_videos_are_split_without_losing_a_frame(videos: Path, tmp_path: Path) -> None:
     make(videos, tmp_path / "out", "--frame-stride", "2", "--max-seconds", "0.28")
     by_source: dict[str, list[int]] = {}
