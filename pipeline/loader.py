@@ -17,7 +17,10 @@ from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
 from pipeline.making import ClipMaker, Group
 from pipeline.plan import ClipPlan, PlanRow
+from pipeline.store import is_remote
 from pipeline.workers import Task, Workers
+
+DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Loader:
         """
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
+        self._remote = any(is_remote(shard) for shard in dataset.shards)
         self._workers = Workers(config.threads, "clips")
         self._dali_waiter = Workers(1, "dali")
         self._graph: Graph | None = None
@@ -70,7 +74,7 @@ class Loader:
         atexit.unregister(self.close)
         self._workers.close()
         self._dali_waiter.close()
-        self._maker.close()
+        self._maker.reader.close()
         self._graph = None
 
     @property
@@ -103,9 +107,12 @@ class Loader:
         """Have `prefetch` batches in the making, fewer if they are large."""
         limit = self._config.prefetch_mib * 2**20
         while len(jobs) < self._config.prefetch and (not jobs or sum(job.num_bytes for job in jobs) < limit):
-            rows = self._plan.batch(next(numbers))
+            number = next(numbers)
+            rows = self._plan.batch(number)
             if not rows:
                 return
+            if self._remote:
+                self._maker.reader.expect(row.sample for row in self._plan.batch(number + DOWNLOAD_AHEAD))
             jobs.append(self._start(rows))
 
     def _start(self, rows: list[PlanRow]) -> _Job:

@@ -42,7 +42,7 @@ class ClipMaker:
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
     ) -> None:
         cache = Cache(Path(config.cache) if config.cache else None, config.cache_gib)
-        self._dataset, self._plan, self._reader = dataset, plan, Reader(dataset, cache)
+        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, cache)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self._by_dali = _codecs_for_dali(dataset, device, config)
         self.pyav_only: set[int] = set()  # samples that DALI has failed at
@@ -51,9 +51,6 @@ class ClipMaker:
         self.all_by_dali = self._all_plain and self._by_dali >= {sample.codec for sample in dataset.samples}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        self._reader.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -74,7 +71,7 @@ class ClipMaker:
         while not task.abandoned:
             sample = group.rows[0].sample
             try:
-                data = self._reader.read(sample)
+                data = self.reader.read(sample)
                 self.count(videos_read=1, bytes_read=len(data))
                 if clips is None or self._goes_to_dali(sample, data):
                     group.data = data

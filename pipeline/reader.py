@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import BinaryIO
 
@@ -9,6 +10,7 @@ from errors import InputError
 from pipeline.dataset import ShardDataset
 from pipeline.store import Cache, is_remote
 from pipeline.video import VideoError
+from pipeline.workers import Workers
 
 
 class Reader:
@@ -17,6 +19,8 @@ class Reader:
     def __init__(self, dataset: ShardDataset, cache: Cache) -> None:
         """`cache`: where shards of an object store are kept; local ones are read where they are."""
         self._dataset, self._cache = dataset, cache
+        self._downloads: Workers | None = None
+        self._requested = lru_cache(maxsize=64)(self._request)
         self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
 
     def read(self, sample: int) -> bytes:
@@ -33,9 +37,23 @@ class Reader:
             raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
         return data
 
+    def expect(self, samples: Iterable[int]) -> None:
+        """Have the shards of samples that will be read soon downloaded in the background; returns at once."""
+        for shard in {int(self._dataset.shard_of[sample]) for sample in samples}:
+            if is_remote(self._dataset.shards[shard]):
+                self._requested(shard)
+
     def close(self) -> None:
         """Close the files; reading again opens them again."""
         self._file.cache_clear()
+        if self._downloads is not None:
+            self._downloads.close()
+
+    def _request(self, shard: int) -> None:
+        if self._downloads is None:
+            self._downloads = Workers(2, "shards")
+        # An error is left for the read to find.
+        self._downloads.submit(lambda _: self._cache.fetch(self._dataset.shards[shard]))
 
     def _open(self, shard: int) -> BinaryIO:
         place = self._dataset.shards[shard]

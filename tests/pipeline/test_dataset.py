@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -111,6 +112,20 @@ def test_an_object_store_gives_the_same_clips(bucket: str, short: ShardDataset, 
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
     assert len(list(tmp_path.glob("*/*.tar"))) == 3
+
+
+def test_shards_are_downloaded_before_they_are_needed(bucket: str, tmp_path: Path) -> None:
+    dataset = ShardDataset.open(bucket, Cache(tmp_path))
+    reader = Reader(dataset, Cache(tmp_path))
+    reader.expect([5, 6, 9])
+    deadline = time.monotonic() + 10
+    while len(list(tmp_path.glob("*/*.tar"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(path.name for path in tmp_path.glob("*/*.tar")) == ["shard-000001.tar", "shard-000002.tar"]
+    fsspec.filesystem("memory").store.clear()  # from here on only the copies are there
+    assert len(reader.read(5)) == dataset.samples[5].size
+    reader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shards-")]
 
 
 def test_the_cache_keeps_to_its_size_and_drops_the_least_recently_used(bucket: str, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
         return cut_views(data, sample, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr("pipeline.making.cut_views", cut_or_hang)
-    config = DataConfig(frame_stride=1, decode_timeout_s=0.3, num_threads=2, max_bad_share=0.9)
+    config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_share=0.9)
     plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
     with Loader(short, plan, CPU, config, report) as loader:
         batches = [batch for batch, _ in zip(loader.batches(0), range(3), strict=False)]
@@ -269,7 +269,7 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
     assert "v03" not in [key for batch in batches for key in batch.keys]
     (line,) = [json.loads(line) for line in report.read_text().splitlines()]
     assert line["key"] == "v03"
-    assert "took more than 0.3 s" in line["reason"]
+    assert "took more than 2 s" in line["reason"]
     for index, batch in enumerate(batches):
         for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
             shown = row if short.samples[row.sample].key != "v03" else plan.replacement(row, 1)
@@ -286,16 +286,19 @@ def test_a_hung_dali_ends_the_run_with_names(vp9: ShardDataset, monkeypatch: pyt
         release.set()
 
 
-def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1, prefetch=2)
+def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, release = DataConfig(frame_stride=1, prefetch=2), threading.Event()
     with Loader(short, plan_of(short, config), CPU, config, None) as loader:
         batches = loader.batches(0)
         next(batches)
-        time.sleep(0.5)  # the step
-        before = loader.counters
-        assert before["videos_read"] == 3 * 4, "two batches ahead, and no more"
-        next(batches)
-        assert loader.counters["wait_seconds"] - before["wait_seconds"] < 0.05
+        deadline = time.monotonic() + 30
+        while loader.counters["videos_read"] < 3 * 4 and time.monotonic() < deadline:
+            time.sleep(0.01)  # the step
+        time.sleep(0.2)
+        assert loader.counters["videos_read"] == 3 * 4, "two batches ahead, and no more"
+        monkeypatch.setattr(loader._maker, "make", lambda *_: release.wait(60))  # from here on nothing is made
+        assert [next(batches).positions[0], next(batches).positions[0]] == [4, 8]
+        release.set()
 
 
 def test_large_batches_are_not_prefetched_beyond_the_bound(short: ShardDataset) -> None:
@@ -319,8 +322,8 @@ def test_memory_threads_and_files_stay_as_they_are(vp9: ShardDataset, short: Sha
         config = DataConfig(frame_stride=1, decoder=decoder, num_threads=2)  # type: ignore[arg-type]
         with Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
             batches = loader.batches(0)
-            memory, threads, files = run(batches, 150)
-            later = run(batches, 450)
+            memory, threads, files = run(batches, 100)
+            later = run(batches, 200)
             assert later[0] < memory * 1.02 + 2, decoder
             assert later[1:] == (threads, files), decoder
 
@@ -378,7 +381,7 @@ def test_nothing_stays_behind_however_the_program_ends(vp9_shards: Path, ending:
     assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "and no shared memory"
     if ending != "leave":
         program.send_signal(getattr(signal, ending))
-    _, errors = program.communicate(timeout=10)
+    _, errors = program.communicate(timeout=60)
     expected = {"leave": 7, "SIGINT": -signal.SIGINT}.get(ending, -getattr(signal, ending, 0))
     assert program.returncode in (expected, 1 if ending == "SIGINT" else expected), errors
     assert "terminate called" not in errors
