@@ -119,7 +119,8 @@ def draw_frames(
 ) -> Iterator[tuple[UInt8[np.ndarray, "H W 3"], list[list[float]]]]:
     """Yield frames, each with the boxes [x0, y0, x1, y1] in pixels of all that moves in the scene.
 
-    size: (width, height). movers: objects that move by the class. shake: the most that the camera leaves its middle position, in pixels.
+    size: (width, height). movers: how many objects move by the class. shake: the most that the camera leaves its
+    middle position, in pixels.
     """
     width, height = size
     canvas_size = width + 2 * shake, height + 2 * shake
