@@ -127,9 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core"
-    )
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     parsed = parser.parse_args(arguments)
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():

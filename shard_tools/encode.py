@@ -14,7 +14,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from shard_tools.codecs import CODECS, Codec
-from shard_tools.picture import BT601, FULL, LIMITED, Converter, Form, UnusableError, deinterlaced
+from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
 from shard_tools.source import container_of, intact_frames, opened, thinned, with_ticks
 from shard_tools.timing import Timing, read_timing
@@ -128,7 +128,8 @@ def _copied(source: Path, timing: Timing, key_frames_only: bool) -> Stored:
         if key_frames_only:
             stream.codec_context.skip_frame = "NONKEY"
         frames = intact_frames(container, stream)
-        width, height = Form.of(next(frames), stream.sample_aspect_ratio).shown_size()
+        first = next(frames)
+        width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
         decoded = 1 + sum(1 for _ in frames)
         return Stored(
             path=source,

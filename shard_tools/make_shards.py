@@ -64,9 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     where.add_argument("--shard-mb", type=float, help="instead: megabytes of source video in a shard")
     where.add_argument("--min-shards", type=int, metavar="N", help="at least: ranks times workers")
     run = parser.add_argument_group("how to run")
-    run.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core"
-    )
+    run.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")

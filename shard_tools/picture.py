@@ -32,30 +32,11 @@ class Form:
     pixel_format: str
     color_range: int
     color_matrix: int
-    pixel_aspect: Fraction
-    turn: tuple[str, ...]  # filters that bring it upright
 
     @classmethod
-    def of(cls, frame: VideoFrame, pixel_aspect: Fraction | None = None) -> "Form":
-        """The form of a frame whose stream's pixels are `pixel_aspect` times as wide as high."""
-        aspect = pixel_aspect or Fraction(1)
-        if not Fraction(1, 8) < aspect < 8:
-            aspect = Fraction(1)  # nonsense in the header
-        return cls(
-            frame.width,
-            frame.height,
-            frame.format.name,
-            int(frame.color_range),
-            int(frame.colorspace),
-            aspect,
-            _turn(frame),
-        )
-
-    def shown_size(self) -> tuple[float, float]:
-        """Width and height in square pixels, upright."""
-        width, height = float(self.width * self.pixel_aspect), float(self.height)
-        sideways = any(step.startswith("transpose") for step in self.turn)
-        return (height, width) if sideways else (width, height)
+    def of(cls, frame: VideoFrame) -> "Form":
+        color = int(frame.color_range), int(frame.colorspace)
+        return cls(frame.width, frame.height, frame.format.name, *color)
 
     def source_filter(self) -> tuple[str, str]:
         fields = {
@@ -68,7 +49,26 @@ class Form:
         return "buffer", ":".join(f"{name}={value}" for name, value in fields.items())
 
 
-def _turn(frame: VideoFrame) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Pose:
+    """How the pictures of a video are to be shown."""
+
+    pixel_aspect: Fraction  # width of a pixel over its height
+    turn: tuple[tuple[str, str], ...]  # the filters, with their options, that bring a picture upright
+
+    @classmethod
+    def of(cls, frame: VideoFrame, pixel_aspect: Fraction | None) -> "Pose":
+        """Read it off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long."""
+        usual = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8  # else nonsense in the header
+        return cls(pixel_aspect if pixel_aspect and usual else Fraction(1), _turn(frame))
+
+    def shown_size(self, width: int, height: int) -> tuple[float, float]:
+        """Width and height of a picture, upright and in square pixels."""
+        wide, high = float(width * self.pixel_aspect), float(height)
+        return (high, wide) if any(name == "transpose" for name, _ in self.turn) else (wide, high)
+
+
+def _turn(frame: VideoFrame) -> tuple[tuple[str, str], ...]:
     """The filters that obey the frame's display matrix, like `ffmpeg -autorotate`; angles between are left alone."""
     data = cast(Any, frame.side_data).get(Type.DISPLAYMATRIX)
     if data is None:
@@ -77,15 +77,14 @@ def _turn(frame: VideoFrame) -> tuple[str, ...]:
     a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
     if a == d == 0 and b and c:
         direction = {(True, True): "cclock_flip", (True, False): "clock", (False, True): "cclock"}
-        return (f"transpose={direction.get((b > 0, c > 0), 'clock_flip')}",)
+        return (("transpose", direction.get((b > 0, c > 0), "clock_flip")),)
     if b == c == 0:
-        return tuple(name for name, value in (("hflip", a), ("vflip", d)) if value < 0)
+        return tuple((name, "") for name, value in (("hflip", a), ("vflip", d)) if value < 0)
     return ()
 
 
-def stored_size(form: Form, short_side: int | None) -> tuple[int, int]:
+def stored_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
     """Even width and height to store: the shorter side at most `short_side` pixels, never scaled up."""
-    width, height = form.shown_size()
     scale = min(1.0, short_side / min(width, height)) if short_side else 1.0
     return max(2, round(width * scale / 2) * 2), max(2, round(height * scale / 2) * 2)
 
@@ -104,25 +103,28 @@ class Converter:
         self.codec = codec
         self.pixel_aspect = pixel_aspect
         self.short_side = short_side
-        self.size: tuple[int, int] | None = None  # (width, height) of all frames, decided by the first
+        # Decided by the first frame for all of them.
+        self.pose: Pose | None = None
+        self.size = (0, 0)
         self.form: Form | None = None
         self.graph: Graph | None = None
 
     def __call__(self, frame: VideoFrame) -> VideoFrame:
         """Raises UnusableError if the picture's shape changes in the middle of the video."""
-        form = Form.of(frame, self.pixel_aspect)
+        form = Form.of(frame)
         if form != self.form or self.graph is None:
-            self.graph = self._build(form)
+            if form.width * form.height > MAX_PIXELS:
+                raise UnusableError(f"its pictures of {form.width}x{form.height} pixels are beyond any real video's")
+            if self.pose is None:
+                self.pose = Pose.of(frame, self.pixel_aspect)
+                self.size = stored_size(*self.pose.shown_size(form.width, form.height), self.short_side)
+            self.graph = self._build(form, self.pose)
             self.form = form
         self.graph.push(frame)
         return self.graph.pull()  # type: ignore[return-value]
 
-    def _build(self, form: Form) -> Graph:
-        if form.width * form.height > MAX_PIXELS:
-            raise UnusableError(f"its pictures of {form.width}x{form.height} pixels are larger than any real video's")
-        if self.size is None:
-            self.size = stored_size(form, self.short_side)
-        width, height = form.shown_size()
+    def _build(self, form: Form, pose: Pose) -> Graph:
+        width, height = pose.shown_size(form.width, form.height)
         if abs(width / height / (self.size[0] / self.size[1]) - 1) > 0.05 and min(self.size) > 32:
             raise UnusableError("its picture changes shape in the middle")
         scale = {
@@ -134,9 +136,8 @@ class Converter:
             "out_range": "pc" if self.codec.full_range else "tv",
         }
         options = ":".join(f"{name}={value}" for name, value in scale.items())
-        turns = [tuple((step + "=").split("=")[:2]) for step in form.turn]
         steps = [("scale", options), ("setsar", "1"), ("format", self.codec.pixel_format)]
-        return _graph(form, [*turns, *steps] if turns else steps)  # type: ignore[list-item]
+        return _graph(form, [*pose.turn, *steps])
 
 
 def deinterlaced(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
