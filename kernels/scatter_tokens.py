@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.gather_tokens import ROWS, take_rows
 from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, wrap_triton
 
-MAX_PARTS = 256  # partial sums of the mask token's gradient: 256 x 3 blocks of 128 keep 132 multiprocessors busy
+STEPS = 16  # tiles of the mask token's gradient that a program sums: 256 rows, and a 256th of them left to sum
 
 
 def scatter_tokens(
@@ -66,18 +66,18 @@ def scatter_kernel(
 
 @triton.jit
 def mask_token_gradient_kernel(
-    grad_ptr, partial_ptr, stride_b, stride_j, B, K, M, E, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Program p sums the masked rows p·ROWS…, (p + parts)·ROWS…, … : the same order every time."""
+    grad_ptr, partial_ptr, stride_b, stride_j, total, K, M, E,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each program sums STEPS · ROWS neighbouring masked rows of all there are, always in the same order."""
     d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(tl.program_id(0) * ROWS, B * M, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
+    partial = tl.zeros((ROWS, BLOCK), tl.float32)
+    for step in range(STEPS):
+        row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         address = (row // M).to(tl.int64) * stride_b + (K + row % M) * stride_j
-        inside = (row < B * M)[:, None] & (d < E)
-        total += tl.load(grad_ptr + address[:, None] + d, mask=inside, other=0.0).to(tl.float32)
-    out = tl.sum(total, axis=0)[None, :]
-    tl.store(partial_ptr + tl.program_id(0) * E + d, out, mask=d < E)
+        inside = (row < total)[:, None] & (d < E)
+        partial += tl.load(grad_ptr + address[:, None] + d, mask=inside, other=0.0).to(tl.float32)
+    tl.store(partial_ptr + tl.program_id(0) * E + d, tl.sum(partial, axis=0)[None, :], mask=d < E)
 
 
 @torch.library.triton_op("adamae::scatter_tokens", mutates_args=())
@@ -101,12 +101,13 @@ def mask_token_gradient_op(grad: Tensor, num_visible: int, dtype: torch.dtype) -
     batch, rows, width = grad.shape
     grad = rows_contiguous(grad)
     masked = rows - num_visible
-    parts = max(1, min(MAX_PARTS, triton.cdiv(batch * masked, ROWS)))
+    parts = triton.cdiv(batch * masked, STEPS * ROWS)
     block = block_width(width)
     partial = grad.new_empty(parts, width, dtype=torch.float32)
     wrap_triton(mask_token_gradient_kernel)[(parts, triton.cdiv(width, block))](
-        grad, partial, grad.stride(0), grad.stride(1), batch, num_visible, masked, width, ROWS=ROWS, BLOCK=block
-    )
+        grad, partial, grad.stride(0), grad.stride(1), batch * masked, num_visible, masked, width,
+        STEPS=STEPS, ROWS=ROWS, BLOCK=block,
+    )  # fmt: skip
     return partial.sum(dim=0).to(dtype)
 
 
