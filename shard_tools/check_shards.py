@@ -8,7 +8,6 @@ with videos but without our dataset.json, are checked as far as they go. Exits w
 
 import argparse
 import hashlib
-import os
 import random
 import sys
 import tarfile
@@ -25,7 +24,7 @@ from shard_tools.encode import file_hash
 from shard_tools.picture import UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, intact_frames, opened
 from shard_tools.work import fetched
-from shard_tools.workers import Failed, Pool
+from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members
 
 
@@ -127,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    parser.add_argument("--workers", type=int, default=num_processors(), help="default: one a core")
     parsed = parser.parse_args(arguments)
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():

@@ -8,7 +8,6 @@ OUTPUT/rejected.jsonl. Interrupted, the same command goes on where it stopped; w
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -27,7 +26,7 @@ from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
-from shard_tools.workers import Pool
+from shard_tools.workers import Pool, num_processors
 
 ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 
@@ -64,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     where.add_argument("--shard-mb", type=float, help="instead: megabytes of source video in a shard")
     where.add_argument("--min-shards", type=int, metavar="N", help="at least: ranks times workers")
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    run.add_argument("--workers", type=int, default=num_processors(), help="default: one a core")
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")

@@ -1,6 +1,7 @@
 """Processes that do the work: one that crashes, hangs or is killed costs the video it was at, and nothing else."""
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 ATTEMPTS = 2  # a worker may have been killed for another's memory: each job gets a second chance
+
+
+def num_processors() -> int:
+    """Those this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

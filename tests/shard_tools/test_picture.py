@@ -184,6 +184,12 @@ def test_even_clocks_store_every_frame_once(tmp_path: Path, times: list[int], fp
     assert numbers_in(made.path) == list(range(0, 40, 4))
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_the_shortest_videos(tmp_path: Path, count: int) -> None:
+    path = write(tmp_path / "in.mp4", [numbered(n) for n in range(count)])
+    assert numbers_in(stored(path, frame_stride=4).path) == list(range(0, count, 4))
+
+
 def test_a_clock_that_jumps_is_not_believed(tmp_path: Path) -> None:
     times = [40 * n + (3_600_000 if n >= 20 else 0) for n in range(40)]
     path = write(tmp_path / "in.mkv", [numbered(n) for n in range(40)], times_ms=times)
