@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks import memory_vs_ratio
+from benchmarks.accounting import Account
+from benchmarks.harness import Row
+from benchmarks.memory_plot import draw
+from benchmarks.memory_vs_ratio import Point, points, predicted_row
+from errors import InputError
+from model.config import ModelConfig
+
+TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
+
+
+@pytest.fixture(scope="module")
+def predicted() -> tuple[Row, Account]:
+    return predicted_row(Point("ratio", TINY, 14.4), batch_size=4)
+
+
+def test_every_figure_of_the_paper_stands_beside_one_of_ours() -> None:
+    table = points("base")
+    beside = {point.paper_gb for point in table if point.paper_gb}
+    assert beside == {16.2, 14.7, 12.8, 14.1, 14.4, 15.1, 15.9, 16.9, 9.2, 11.0, 21.3, 11.8, 14.0, 17.1}  # SPEC §8
+    assert all(point.paper_gb is None for point in points("small"))
+    assert len({str(point.config) for point in table}) == len(table)
+    assert {point.config.masking for point in table} == {"adaptive", "random", "tube", "frame"}
+
+
+def test_a_row_accounts_for_every_byte(predicted: tuple[Row, Account]) -> None:
+    row, account = predicted
+    parts = [size for name, size in row.items() if name.startswith("at_peak_")]
+    assert sum(parts) / 1024 == pytest.approx(row["predicted_peak_gib"], abs=2e-3)
+    assert row["saved_mib"] == pytest.approx(sum(account.saved.values()) / 2**20, abs=0.1)
+    assert row["num_visible"] == 8
+    fitting = [row[f"largest_batch_{size}gb"] for size in memory_vs_ratio.CAPACITIES_GB]
+    assert fitting == sorted(fitting)
+    assert fitting[0] > 4
+
+
+def test_the_picture_is_drawn(predicted: tuple[Row, Account], tmp_path: Path) -> None:
+    row, _ = predicted
+    rows = [{**row, "mask_ratio": ratio} for ratio in (0.75, 0.95)]
+    rows += [{**row, "masking": "tube"}, {**row, "axis": "decoder depth", "decoder_depth": 8, "paper_gb": None}]
+    draw(rows, tmp_path / "plot.png", 4)
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert picture.width > 1000
+        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
+
+
+def test_a_prediction_that_is_off_stops_the_report(
+    predicted: tuple[Row, Account], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_four_clips = predicted[1].saved
+    monkeypatch.setattr(memory_vs_ratio, "in_fresh_process", lambda *_: (of_four_clips, None, 0.0))
+    with pytest.raises(InputError, match=r"nothing is reported.*the bytes that an actual step saves"):
+        memory_vs_ratio.cpu_columns(Point("ratio", TINY, None), repetitions=1)
