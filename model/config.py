@@ -56,7 +56,7 @@ class ModelConfig:
     sampler: Literal["mha", "mlp"] = "mha"  # Table 1 (f)
     sampler_depth: int = 1
     sampler_width: int | None = None  # None: the encoder's width
-    sampler_autocast: bool = False  # True: only logits and what follows are fp32; halves the sampler's memory
+    sampler_autocast: bool = True  # logits and what follows are fp32 either way; False: the whole sampler is
     detach_sampler_input: bool = True  # False: as the authors' code, L_S also trains the tokenizer
 
     loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
