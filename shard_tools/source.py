@@ -45,7 +45,9 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     if path.stat().st_size == 0:
         raise UnusableError("the file is empty")
     try:
-        container = av.open(str(path.absolute()), metadata_errors="replace")
+        # A playlist that calls itself a video must not make us read from the network.
+        options = {"protocol_whitelist": "file"}
+        container = av.open(str(path.absolute()), metadata_errors="replace", options=options)
     except av.error.FFmpegError as error:
         raise UnusableError(_why_not_open(path)) from error
     if _is_cut_off(path):

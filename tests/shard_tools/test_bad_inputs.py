@@ -100,6 +100,10 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "still.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"), "still image"),
         "photo.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"), "still image"),
         "huge.gif": (huge, "65535x65535|cannot be decoded|no frame|FFmpeg"),
+        "playlist.mp4": (
+            b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n",
+            "text file|no frame|no video",
+        ),
         "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
     }
     for name, (content, _) in contents.items():
