@@ -20,6 +20,9 @@ class DataConfig:
     sampling: Literal["strided", "segments"] = "strided"  # segments: one frame from each of num_frames parts (TSN)
     crop: Literal["multiscale", "random_resized"] = "multiscale"
     flip: bool = True  # off for SSv2, whose labels know left from right
+    rand_augment: int = 0  # operations of RandAugment, for fine-tuning; half of them take place
+    rand_augment_magnitude: float = 9.0  # of 10
+    random_erasing: float = 0.0  # share of the clips
     repeats: int = 1  # clips cut from one decode, with the same frames and crops of their own
     shuffle_shards: int = 16  # shards whose videos are shuffled together
 
@@ -40,6 +43,9 @@ class DataConfig:
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
         for name in ("cache_gib", "decode_timeout_s"):
             self._require(name, getattr(self, name) > 0, "give a number above 0")
+        self._require("rand_augment", self.rand_augment >= 0, "give a whole number of at least 0")
+        self._require("rand_augment_magnitude", 0 <= self.rand_augment_magnitude <= 10, "give a number from 0 to 10")
+        self._require("random_erasing", 0 <= self.random_erasing <= 1, "give a share from 0 to 1")
         self._require("max_bad_share", 0 <= self.max_bad_share < 1, "give a share from 0 to below 1")
         if self.weights is not None:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)

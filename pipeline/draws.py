@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     FRAMES = 4
     CROP = 5
     REPLACEMENT = 6
+    AUGMENT = 7
 
 
 def raw(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> UInt64[np.ndarray, " count"]:

@@ -96,7 +96,7 @@ class Loader:
         while jobs:
             started = time.perf_counter()
             job = jobs.popleft()
-            clips = self._finish(job, jobs)
+            clips = self._augmented(job, self._finish(job, jobs))
             self._top_up(jobs, numbers)
             self._feed_ready(jobs)
             self._maker.count(wait_seconds=time.perf_counter() - started)
@@ -143,6 +143,17 @@ class Loader:
                 return decoded if len(job.fed) == len(job.groups) else self._merged(job, decoded)
         assert job.clips is not None
         return job.clips.to(self._device, non_blocking=True)
+
+    def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
+        rows = [row for group in job.groups for row in group.rows]
+        if not any(row.changes or row.erased for row in rows):
+            return clips
+        from pipeline.augment import augmented  # torchvision takes a second to import, and only fine-tuning needs it
+
+        changed = [
+            augmented(clip, row.changes, row.erased, row.position) for clip, row in zip(clips, rows, strict=True)
+        ]
+        return torch.stack(changed)
 
     def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
         """What DALI has made of a batch. It cannot be interrupted: if it hangs, the run ends with the videos' names."""

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from errors import InputError
-from pipeline import crops, draws
+from pipeline import changes, crops, draws
+from pipeline.changes import Box, Change
 from pipeline.config import DataConfig
 from pipeline.crops import Crop
 from pipeline.dataset import ShardDataset
@@ -32,6 +33,8 @@ class PlanRow:
     frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
     crop: Crop  # in stored pixels
     flip: bool  # left to right
+    changes: tuple[Change, ...] = ()  # RandAugment's
+    erased: Box | None = None
 
     @property
     def start_frame(self) -> int:
@@ -111,9 +114,18 @@ class Plan:
             frames = segment_frames(video.num_frames, when)
         else:
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
-        return PlanRow(
-            position, epoch, sample, frames, cut(video.width, video.height, where[1:]), config.flip and where[0] < 0.5
-        )
+        crop, flip = cut(video.width, video.height, where[1:]), config.flip and where[0] < 0.5
+        return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
+
+    def _augmentation(self, position: int, attempt: int) -> tuple[tuple[Change, ...], Box | None]:
+        count, share = self._config.rand_augment, self._config.random_erasing
+        if not count and not share:
+            return (), None
+        needed = changes.DRAWS_FOR_ERASING + count * changes.DRAWS_PER_CHANGE
+        numbers = draws.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), needed)
+        box = changes.drawn_box(share, numbers)
+        rest = numbers[changes.DRAWS_FOR_ERASING :]
+        return changes.drawn_changes(count, self._config.rand_augment_magnitude, rest), box
 
 
 class ViewPlan:

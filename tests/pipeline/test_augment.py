@@ -1,0 +1,127 @@
+"""RandAugment and random erasing: drawn in the plan, alike in all frames, with timm's strengths."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import auto_augment as timm_augment
+
+from errors import InputError
+from pipeline.augment import OPERATIONS, augmented
+from pipeline.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+
+# timm's function and the argument it gets for strength 0.5, of what needs no resampling.
+TIMM = {
+    "autocontrast": (timm_augment.auto_contrast, ()),
+    "equalize": (timm_augment.equalize, ()),
+    "invert": (timm_augment.invert, ()),
+    "posterize": (timm_augment.posterize, (2,)),
+    "solarize": (timm_augment.solarize, (128,)),
+    "solarize_add": (timm_augment.solarize_add, (55,)),
+    "color": (timm_augment.color, (1.45,)),
+    "contrast": (timm_augment.contrast, (1.45,)),
+    "brightness": (timm_augment.brightness, (1.45,)),
+    "sharpness": (timm_augment.sharpness, (1.45,)),
+    "rotate": (timm_augment.rotate, (-15,)),  # PIL turns the other way; the sign is drawn anyway
+    "translate_x": (timm_augment.translate_x_rel, (-0.225,)),
+    "translate_y": (timm_augment.translate_y_rel, (-0.225,)),
+}
+
+
+def picture() -> np.ndarray:
+    """Coloured, from dark to bright, with one sharp square: uint8 [64, 64, 3]."""
+    down, across = np.mgrid[0:64, 0:64] / 63
+    image = np.stack([40 + 150 * across, 30 + 190 * down, 90 + 60 * across * down], -1).astype(np.uint8)
+    image[20:32, 20:32] = (200, 40, 90)
+    return image
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_operations_are_timms(name: str) -> None:
+    function, arguments = TIMM[name]
+    options = {"fillcolor": (128,) * 3, "resample": Image.Resampling.BILINEAR} if name in ("rotate",) else {}
+    options |= {"fillcolor": (128,) * 3} if name.startswith("translate") else {}
+    expected = np.asarray(function(Image.fromarray(picture()), *arguments, **options)).astype(int)
+    clip = torch.from_numpy(picture()).expand(2, 64, 64, 3)
+    ours = augmented(clip, (Change(name, 0.5),), None, seed=0)
+    assert torch.equal(ours[0], ours[1]), "all frames alike"
+    difference = np.abs(ours[0].numpy() - expected)
+    assert np.median(difference) <= 2
+    assert difference.mean() < 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("strength", [-1.0, 0.0, 0.55, 1.0])
+def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
+    clip = torch.from_numpy(picture()).repeat(3, 1, 1, 1)
+    result = augmented(clip, (Change(name, strength),), None, seed=0)
+    assert result.shape == clip.shape
+    assert result.dtype == torch.uint8
+    if strength == 0 and name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast"):
+        assert (result.int() - clip.int()).abs().max() <= 1
+    if abs(strength) > 0.5:
+        assert not torch.equal(result, clip)
+    assert torch.equal(clip[0], torch.from_numpy(picture())), "the loader's memory is left alone"
+
+
+def test_draws_follow_magnitude_and_share() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [drawn_changes(4, 9, rng.random(20).tolist()) for _ in range(2000)]
+    changes = [change for row in drawn for change in row]
+    assert 3800 < len(changes) < 4200, "half of four"
+    assert set(Counter(change.name for change in changes)) == set(NAMES) == set(OPERATIONS)
+    strengths = np.array([change.strength for change in changes])
+    assert 0.45 < (strengths > 0).mean() < 0.55
+    assert abs(np.abs(strengths).mean() - 0.897) < 0.005
+    assert np.abs(strengths).max() == 1
+
+
+def test_erased_boxes_have_area_and_ratio() -> None:
+    rng = np.random.default_rng(0)
+    boxes = [drawn_box(0.25, rng.random(DRAWS_FOR_ERASING).tolist()) for _ in range(4000)]
+    found = [box for box in boxes if box is not None]
+    assert 900 < len(found) < 1100
+    assert all(0 <= b.top <= 1 - b.height and 0 <= b.left <= 1 - b.width for b in found)
+    areas, ratios = [b.height * b.width for b in found], [b.height / b.width for b in found]
+    assert min(areas) >= 0.02
+    assert 0.3 < max(areas) <= 1 / 3 + 1e-9
+    assert min(ratios) >= 0.3 - 1e-9
+    assert max(ratios) <= 10 / 3 + 1e-9
+
+
+def test_erasing_fills_the_box_with_noise_and_nothing_else() -> None:
+    clip = torch.full((2, 40, 40, 3), 7, dtype=torch.uint8)
+    box = Box(0.25, 0.5, 0.5, 0.25)
+    result = augmented(clip, (), box, seed=3)
+    inside = result[:, 10:30, 20:30]
+    assert 110 < inside.float().mean() < 122
+    assert inside.float().std() > 40
+    result[:, 10:30, 20:30] = 7
+    assert torch.equal(result, clip)
+    assert torch.equal(augmented(clip, (), box, seed=3), augmented(clip, (), box, seed=3))
+
+
+def test_the_loader_does_what_the_plan_says(short: ShardDataset) -> None:
+    def batches(config: DataConfig) -> list[torch.Tensor]:
+        plan = Plan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+        with Loader(short, plan, torch.device("cpu"), config, None) as loader:
+            return [batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)]
+
+    config = DataConfig(frame_stride=1, rand_augment=3, random_erasing=0.5)
+    plain, changed, again = batches(DataConfig(frame_stride=1)), batches(config), batches(config)
+    assert all(torch.equal(a, b) for a, b in zip(changed, again, strict=True))
+    plan = Plan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+    rows = [row for index in range(3) for row in plan.batch(index)]
+    clips = zip(torch.cat(plain), torch.cat(changed), rows, strict=True)
+    for before, after, row in clips:
+        expected = augmented(before.permute(1, 2, 3, 0), row.changes, row.erased, row.position)
+        assert torch.equal(after.permute(1, 2, 3, 0), expected)
+    assert 0 < sum(row.erased is not None for row in rows) < 12
+    with pytest.raises(InputError, match=r"data\.random_erasing is 2"):
+        DataConfig(random_erasing=2)
