@@ -54,7 +54,7 @@ CLASSES: dict[str, tuple[Float[np.ndarray, "4"], ...]] = {
     "down_then_right": (_DOWN, _ACROSS),
 }
 SPEEDS = (0.5, 1.0)  # turns per second
-LARGEST, LOG_SIZES = 0.5, math.log(2.5)  # side of the largest object as a share of the picture's; largest : smallest
+LARGEST, LOG_SIZES = 0.7, math.log(2.0)  # side of the largest object as a share of the picture's; largest : smallest
 TO_AND_FRO = 0.15  # seconds in which a distractor turns back; shorter than a clip, so that it gets nowhere
 
 

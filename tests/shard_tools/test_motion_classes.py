@@ -23,8 +23,8 @@ def drawn(seed: int, name: str, **options) -> tuple[np.ndarray, list[list[list[f
 
 @pytest.fixture(scope="module")
 def videos() -> list[tuple[int, np.ndarray, list]]:
-    """(class, frames, boxes) of 500 videos, 50 of each class."""
-    return [(seed % len(NAMES), *drawn(seed, NAMES[seed % len(NAMES)])) for seed in range(500)]
+    """(class, frames, boxes) of 300 videos, 30 of each class."""
+    return [(seed % len(NAMES), *drawn(seed, NAMES[seed % len(NAMES)])) for seed in range(300)]
 
 
 def accuracy_of_ridge(features: np.ndarray, labels: np.ndarray, strength: float) -> float:
@@ -67,8 +67,8 @@ def test_a_still_frame_says_nothing_and_motion_says_it(videos):
         np.asarray(Image.fromarray(frames[rng.integers(len(frames))]).resize((16, 16)), np.float32).ravel()
         for _, frames, _ in videos
     ]
-    # Ten classes, 150 test videos: chance is .100, and three standard deviations of it .073.
-    assert accuracy_of_ridge(np.stack(small), labels, strength=300) < 0.175
+    # Ten classes, 90 test videos: chance is .100, and three standard deviations of it .095.
+    assert accuracy_of_ridge(np.stack(small), labels, strength=300) < 0.195
     moving = np.stack([motion_features(frames, boxes) for _, frames, boxes in videos])
     assert accuracy_of_ridge(moving, labels, strength=1) > 0.5
 
