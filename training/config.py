@@ -131,8 +131,12 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
-    """The keys, other than FREE_KEYS, in which `config` differs from an earlier run's: `key: earlier -> now`."""
-    before, now = _flat(earlier), _flat(dataclasses.asdict(config))
+    """The keys, other than FREE_KEYS, in which `config` differs from an earlier run's: `key: earlier -> now`.
+
+    A key that did not exist when the earlier run was made had, in effect, its default.
+    """
+    defaults = _flat(dataclasses.asdict(TrainConfig(data=DataConfig(shards=config.data.shards))))
+    before, now = defaults | _flat(earlier), _flat(dataclasses.asdict(config))
     return [
         f"{key}: {before.get(key)} -> {now.get(key)}"
         for key in sorted(before.keys() | now.keys())

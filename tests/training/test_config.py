@@ -60,6 +60,8 @@ def test_only_keys_that_change_results_count_as_different():
     earlier = yaml.safe_load(to_yaml(config))
     assert differences(dataclasses.replace(config, log_every=3, run="elsewhere"), earlier) == []
     assert differences(dataclasses.replace(config, seed=1), earlier) == ["seed: 0 -> 1"]
+    del earlier["data"]["flip"]  # as if the option were newer than the earlier run
+    assert differences(config, earlier) == []
 
 
 def test_the_recipes_hold_the_papers_numbers():
