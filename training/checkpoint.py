@@ -47,6 +47,12 @@ def save(
             sync(file)
         os.replace(aside, final)
         sync(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors hide a full disk behind their own
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB are free):"
+            " make room, and the same command goes on from the checkpoint before"
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     for old in existing(folder)[:-keep]:

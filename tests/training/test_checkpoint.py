@@ -36,14 +36,15 @@ def test_only_the_newest_are_kept(tmp_path, trained):
     assert [p.name for p in checkpoint.existing(tmp_path)] == ["step-00000002", "step-00000010"]
 
 
-def test_a_save_that_dies_leaves_the_older_checkpoint_and_nothing_else(tmp_path, trained, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 917440")])
+def test_a_save_that_dies_leaves_the_older_checkpoint_and_nothing_else(tmp_path, trained, monkeypatch, error):
     checkpoint.save(tmp_path, checkpoint.Place(1, 16), *trained, keep=2)
 
     def no_space_left(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(torch, "save", no_space_left)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match="step-00000002 cannot be written"):
         checkpoint.save(tmp_path, checkpoint.Place(2, 16), *trained, keep=2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
