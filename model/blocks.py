@@ -1,10 +1,12 @@
-"""The transformer block of encoder, decoder and token sampler: timm's MLP, and attention as VideoMAE has it."""
+"""The transformer block of encoder, decoder and token sampler, with attention as VideoMAE has it."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
+
+from model.mlp import Mlp
 
 
 class LayerNorm(nn.LayerNorm):

@@ -1,0 +1,54 @@
+"""The MLP of a transformer block, which keeps less for its backward pass than timm's."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import Mlp as TimmMlp
+from torch import Tensor
+
+
+class Mlp(TimmMlp):
+    """timm's: linear, GELU, dropout, linear, dropout. Its parameters have the same names."""
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        dropout = self.drop1.p if self.training else 0.0
+        return self.drop2(GeluLinear.apply(self.fc1(x), self.fc2.weight, self.fc2.bias, dropout))
+
+
+class GeluLinear(torch.autograd.Function):
+    """linear(dropout(gelu(x))), which makes GELU and dropout of x once more in its backward pass.
+
+    Autograd would keep their result too: at four times the width, the largest tensor of a block. The weight is kept
+    as it is, not as the copy that autocast makes of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dropout: float) -> Tensor:
+        hidden, kept = F.gelu(x), None
+        if dropout:
+            hidden, kept = torch.native_dropout(hidden, dropout, True)
+        ctx.save_for_backward(x, weight, kept)
+        ctx.dropout = dropout
+        return F.linear(hidden, weight.to(x.dtype), bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        x, weight, kept = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2)
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[1]:
+            hidden = _dropped(F.gelu(x), kept, ctx.dropout)
+            grad_weight = (grad.T @ hidden.flatten(0, -2)).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.sum(dim=0, dtype=weight.dtype)
+        if ctx.needs_input_grad[0]:
+            hidden = (grad @ weight.to(grad.dtype)).view_as(x)
+            grad_x = torch.ops.aten.gelu_backward(_dropped(hidden, kept, ctx.dropout), x)
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _dropped(x: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
+    """Dropout is linear: its gradient is what it makes of the gradient."""
+    return x if kept is None else torch.ops.aten.native_dropout_backward(x, kept, 1 / (1 - dropout))
