@@ -196,9 +196,9 @@ def steps_of_equal_time(configs: dict[Point, TrainConfig], device: torch.device)
 
 
 def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
-    """Labelled shards for training and, a tenth as many, for validation; drawn once."""
+    """Labelled shards for training and, a fifth as many, for validation; drawn once."""
     shards = []
-    for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 10), 1)):
+    for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
         if not (output / "dataset.json").is_file():
             draw = ["motion_classes.py", videos, "--num-videos", count, "--seed", seed, *drawn.split()]
