@@ -2,18 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
@@ -53,22 +52,23 @@ def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True) -> Accoun
     with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
         model = AdaMAE(config)
     live = LiveBytes("weights")
-    with FakeTensorMode(allow_non_fake_inputs=True), _AsOnCuda() if on_gpu else nullcontext(), live:
+    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu() if on_gpu else nullcontext(), live:
         step = PretrainingStep(model.to_empty(device="cpu"))
         live.label = "clip"
         clip = noise_clip(config, batch_size, torch.device("cpu"))
-        live.label = "optimizer"
-        step(clip)  # the first update makes the optimizer's state
         return account(step, clip, live)
 
 
 def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes") -> Account:
-    """Take one step under `live`, which is running and saw weights and optimizer being made."""
+    """Take the first two steps under `live`, which is running and saw the weights being made; the second one counts."""
     model = step.model
+    live.label = "optimizer"  # the first update makes the optimizer's state
+    # Not in the step whose bytes are counted: this mode keeps what is computed once more in a backward pass.
+    with FlopCounterMode(display=False) as flops:
+        step(clip)
     live.label = "tokenizer"
     live.forget_peak()
-    flops = FlopCounterMode(display=False)
-    with ExitStack() as hooks, flops:
+    with ExitStack() as hooks:
         for parameter in model.parameters():
             handle = parameter.register_post_accumulate_grad_hook(lambda p: live.relabel(p.grad, "gradients"))
             hooks.callback(handle.remove)
@@ -193,16 +193,9 @@ def _allocated(storage: torch.UntypedStorage) -> int:
     return -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
 
 
-class _AsOnCuda(TorchFunctionMode):
-    """Sends tensors without memory down the paths that they would take on a GPU: the project's ops to their kernels,
-    and dropout to the one that keeps a mask of a byte a value, where the CPU's keeps one in the values' own type.
+def _as_on_gpu() -> AbstractContextManager[Any]:
+    """Sends tensors without memory down the paths that the project's ops take on a GPU.
 
     They are not made as CUDA tensors because PyTorch's backward then asks for a device that is there.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # made anew at every look: never identical
-            return not triton.knobs.runtime.interpret  # Triton's interpreter would read what has no memory
-        if func is F.dropout and kwargs["training"] and kwargs["p"] > 0:
-            return torch.ops.aten.native_dropout(*args, kwargs["p"], True)[0]
-        return func(*args, **(kwargs or {}))
+    return patch.object(Tensor, "is_cuda", not triton.knobs.runtime.interpret)  # an interpreter would read what is not

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
@@ -48,6 +49,7 @@ class Decoder(nn.Module):
         self.embed = nn.Linear(size.encoder_width, width, bias=False)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
+        self.activation_checkpointing = config.activation_checkpointing
         self.norm = LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, config.patch_values)
 
@@ -57,8 +59,9 @@ class Decoder(nn.Module):
         x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
         *first_blocks, last_block = self.blocks
         for block in first_blocks:
-            x = block(x)
-        # Visible tokens stand first and are not read: the last block and the head work for masked ones only.
+            x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
+        # Visible tokens stand first and are not read: the last block and the head work for masked ones only. Running
+        # it once more would save nothing: its backward pass comes when all else is still kept.
         return self.head(self.norm(last_block(x, num_silent=visible_ids.shape[1])))
 
 

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from model.dropout import Dropout
 from model.mlp import Mlp
 
 
@@ -30,7 +31,7 @@ class Attention(nn.Module):
         self.q_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
         self.proj = nn.Linear(width, width)
-        self.proj_drop = nn.Dropout(dropout)
+        self.proj_drop = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
         """The first `num_silent` tokens are looked at, but get no output."""
@@ -66,7 +67,7 @@ class Block(nn.Module):
         self.norm1 = LayerNorm(width, eps=norm_eps)
         self.attn = Attention(width, num_heads, qv_bias, dropout)
         self.norm2 = LayerNorm(width, eps=norm_eps)
-        self.mlp = Mlp(width, 4 * width, drop=dropout)
+        self.mlp = Mlp(width, 4 * width, dropout)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:

@@ -8,9 +8,15 @@ from jaxtyping import Float
 from timm.layers import Mlp as TimmMlp
 from torch import Tensor
 
+from model.dropout import Dropout, draw_kept, drop
+
 
 class Mlp(TimmMlp):
     """timm's: linear, GELU, dropout, linear, dropout. Its parameters have the same names."""
+
+    def __init__(self, width: int, hidden_width: int, dropout: float) -> None:
+        super().__init__(width, hidden_width)
+        self.drop1, self.drop2 = Dropout(dropout), Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         dropout = self.drop1.p if self.training else 0.0
@@ -26,12 +32,10 @@ class GeluLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        hidden, kept = F.gelu(x), None
-        if dropout:
-            hidden, kept = torch.native_dropout(hidden, dropout, True)
+        kept = draw_kept(x, dropout) if dropout else None
         ctx.save_for_backward(x, weight, kept)
         ctx.dropout = dropout
-        return F.linear(hidden, weight.to(x.dtype), bias.to(x.dtype))
+        return F.linear(_dropped(F.gelu(x), kept, dropout), weight.to(x.dtype), bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
@@ -50,5 +54,4 @@ class GeluLinear(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
-    """Dropout is linear: its gradient is what it makes of the gradient."""
-    return x if kept is None else torch.ops.aten.native_dropout_backward(x, kept, 1 / (1 - dropout))
+    return x if kept is None else drop(x, kept, dropout)

@@ -86,13 +86,15 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give a whole number of at least 1")
+        if self.model.activation_checkpointing and self.objective != "pretrain":
+            raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
 
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again.
 FREE_KEYS = {
-    "run", "resume", "device", "batch_size", "accumulate", "compile",
+    "run", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
     "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.decode_timeout_s",

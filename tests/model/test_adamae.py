@@ -164,10 +164,10 @@ def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, pos
     assert model.encode(random_clip(config, batch_size=1)).tokens.shape == (1, num_tokens, 48)
 
 
-@pytest.mark.parametrize("masking", ["adaptive", "tube"])
-def test_compiles_whole_and_once(masking) -> None:
+@pytest.mark.parametrize(("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)])
+def test_compiles_whole_and_once(masking, checkpointing) -> None:
     torch._dynamo.reset()
-    config = small(masking=masking)
+    config = small(masking=masking, activation_checkpointing=checkpointing)
     model = AdaMAE(config).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     clip = random_clip(config)
@@ -177,6 +177,34 @@ def test_compiles_whole_and_once(masking) -> None:
             expected, output = model(clip, *numbers), compiled(clip, *numbers)
             assert torch.equal(output.visible_ids, expected.visible_ids)
             torch.testing.assert_close(output.loss, expected.loss)
+
+
+@pytest.mark.parametrize("masking", ["adaptive", "tube"])
+def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
+    def step(checkpointing: bool, clips_at_once: int, train: bool) -> tuple[Tensor, list[Tensor], int]:
+        monkeypatch.setattr("model.token_samplers.CLIPS_AT_ONCE", clips_at_once)
+        torch.manual_seed(0)
+        config = small(masking=masking, activation_checkpointing=checkpointing, decoder_depth=3)
+        model = AdaMAE(config).train(train)
+        randomize(model)
+        kept: list[int] = []
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x),
+            torch.autocast("cpu", torch.bfloat16, enabled=train),
+        ):
+            loss = model(random_clip(config, batch_size=3), 0, 0).loss
+        loss.backward()
+        return loss, [value.grad for value in model.parameters()], sum(kept)
+
+    loss, gradients, kept = step(False, 8, train=True)
+    again, other_gradients, less = step(True, 8, train=True)  # in one go dropout draws the same
+    assert less < 0.75 * kept
+    assert torch.equal(again, loss)
+    torch.testing.assert_close(other_gradients, gradients, rtol=0, atol=0)
+    loss, gradients, _ = step(False, 8, train=False)
+    again, other_gradients, _ = step(True, 2, train=False)  # two clips, then one
+    torch.testing.assert_close(again, loss)
+    torch.testing.assert_close(other_gradients, gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_weight_decay_leaves_positions_and_mask_token_alone() -> None:

@@ -11,7 +11,7 @@ from model.mlp import GeluLinear, Mlp
 def pair(dropout: float = 0.0) -> tuple[Mlp, TimmMlp]:
     """Ours and timm's, with the same weights."""
     torch.manual_seed(0)
-    ours, theirs = Mlp(16, 64, drop=dropout), TimmMlp(16, 64, drop=dropout)
+    ours, theirs = Mlp(16, 64, dropout), TimmMlp(16, 64, drop=dropout)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 

@@ -43,6 +43,12 @@ def test_bad_values_are_one_sentence(override, says):
     assert "Traceback" not in str(raised.value)
 
 
+def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
+    parse(["data.shards=s", "model.activation_checkpointing=true"])
+    with pytest.raises(InputError, match="activation_checkpointing is for pre-training"):
+        parse(["data.shards=s", "model.activation_checkpointing=true", "objective=finetune"])
+
+
 def test_missing_config_file_is_named():
     with pytest.raises(InputError, match=r"nowhere\.yaml"):
         parse(["--config", "nowhere.yaml"])
