@@ -6,6 +6,7 @@ from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from kernels import attention
 from model.dropout import Dropout
 from model.mlp import Mlp
 
@@ -42,7 +43,7 @@ class Attention(nn.Module):
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(x))
 
     def _qkv_bias(self) -> Float[Tensor, "3*D"] | None:
