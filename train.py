@@ -21,6 +21,7 @@ from training.interrupt import StopRequest
 from training.metrics import Metrics
 from training.objective import Objective, Pretraining
 from training.optimizer import update
+from training.profiling import StepProfiler
 from training.run_folder import RunFolder
 from training.schedule import Horizon, seed_step
 
@@ -45,6 +46,7 @@ def train(config: TrainConfig) -> None:
         with (
             Metrics(folder, process, horizon, first_step) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
+            StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config)
             batches = loader.batches(first=first_step * config.accumulate)
@@ -52,6 +54,7 @@ def train(config: TrainConfig) -> None:
                 seed_step(config.seed, step, process.rank)
                 lr = horizon.schedule.lr(step - 1)
                 metrics.add(train_step(model, objective, batches, optimizer, lr, config))
+                profiler.step()
                 is_last, is_log_step = step == horizon.total_steps, step % config.log_every == 0
                 stopping = stop.granted(process.device, may_talk=is_log_step)
                 if is_log_step or is_last:

@@ -66,6 +66,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: bool = False  # torch.compile the model
+    profile: bool = False  # watch three steps, then go on: trace and picture of memory in the run's profile/
     log_every: int = 10  # steps; the only moments at which the host waits for the device
     checkpoint_every: int = 1000  # steps
     keep_checkpoints: int = 3
@@ -95,7 +96,7 @@ class TrainConfig:
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again.
 FREE_KEYS = {
     "run", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
-    "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
+    "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.decode_timeout_s",
 }  # fmt: skip

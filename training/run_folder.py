@@ -1,4 +1,4 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl`."""
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl, profile/`."""
 
 import fcntl
 import shutil
@@ -22,6 +22,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
+        self.profile = self.path / "profile"
         self._lock: IO[str] | None = None
         if is_first:
             self.path.mkdir(parents=True, exist_ok=True)
