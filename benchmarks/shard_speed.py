@@ -78,14 +78,11 @@ def speed_rows(videos: Path, folder: Path, num_processes: int, repetitions: int)
     """Median times of ffmpeg and make_shards over `repetitions` turns, each doing all the videos once."""
     items = read_inputs(str(videos), None, unlabelled=True)
     output = folder / "turn"
-    ways: dict[str, Callable[[], None]] = {
-        "ffmpeg": lambda: with_ffmpeg(items, output, num_processes),
-        "make_shards": lambda: with_make_shards(videos, output, num_processes),
-        "make_shards --encode copy": lambda: with_make_shards(videos, output, num_processes, "--encode", "copy"),
-        "make_shards --encode copy --check key-frames": lambda: with_make_shards(
-            videos, output, num_processes, "--encode", "copy", "--check", "key-frames"
-        ),
-    }
+    ways: dict[str, Callable[[], None]] = {"ffmpeg": lambda: with_ffmpeg(items, output, num_processes)}
+    for options in ("", "--encode copy", "--encode copy --check full"):
+        ways[f"make_shards {options}".strip()] = partial(
+            with_make_shards, videos, output, num_processes, *options.split()
+        )
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repetitions):
         for name, way in ways.items():
@@ -100,8 +97,9 @@ def speed_rows(videos: Path, folder: Path, num_processes: int, repetitions: int)
         row |= {"source_frames_per_second": num_frames / wall, "repetitions": repetitions}
         rows.append(row)
     for row in rows:
-        row["speed_to_ffmpeg"] = rows[0]["seconds"] / row["seconds"]
-        row["speed_to_ffmpeg_by_processor_time"] = rows[0]["processor_seconds"] / row["processor_seconds"]
+        for peer, its in (("ffmpeg", rows[0]), ("default", rows[1])):
+            row[f"speed_to_{peer}"] = its["seconds"] / row["seconds"]
+            row[f"speed_to_{peer}_by_processor_time"] = its["processor_seconds"] / row["processor_seconds"]
     return rows
 
 

@@ -82,12 +82,15 @@ class Build:
         different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
         raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
 
-    def unfinished(self) -> Plan | None:
-        """The plan of a run that was interrupted."""
-        return Plan.load(self.plan_file) if self.plan_file.exists() else None
+    def plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
+        """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
+        with locked_folder(self.folder):
+            if self.plan_file.exists():
+                return Plan.load(self.plan_file)
+            shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
+            return self._new_plan(items, classes, retry_rejects)
 
-    def new_plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
-        """A plan for the items that the dataset does not hold yet, or None if it holds all."""
+    def _new_plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
         known = set() if self.done is None else self._sources(retry_rejects)
         new = [item for item in items if item.source not in known]
         if not new:
@@ -216,7 +219,8 @@ class Build:
 
     def _finish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(name).read_text(encoding="utf-8")) for name in plan.shards]
-        shards = [*(self.done.shards if self.done else [])]
+        # Some may be in there already: an earlier run may have been killed right after writing it.
+        shards = [shard for shard in (self.done.shards if self.done else []) if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
         rejected = {} if plan.retries else read_rejects(self.folder)
         rejected |= plan.rejected
@@ -229,6 +233,9 @@ class Build:
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
             write_text(self.folder / DATASET_FILE, json.dumps(info.to_json(), indent=2) + "\n")
             self.done = info
+        for path in self.folder.glob(".*.partial"):  # left by a kill
+            path.unlink()
+        self.plan_file.unlink()
         shutil.rmtree(self.work_folder)
 
 

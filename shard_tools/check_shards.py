@@ -22,7 +22,7 @@ from errors import InputError, run_command
 from pipeline.shards import DATASET_FILE, Sample, ShardInfo, read_dataset_info, read_samples
 from shard_tools.encode import file_hash
 from shard_tools.picture import UnusableError
-from shard_tools.source import VIDEO_EXTENSIONS, intact_frames, opened
+from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members
@@ -102,7 +102,7 @@ def decode(video: Video) -> str | None:
     place = f"{video.shard}::{video.offset}:{video.size}:{video.member}"
     try:
         with fetched(place, None) as path, opened(path) as (container, stream):
-            count = sum(1 for _ in intact_frames(container, stream))
+            _, count = checked(container, stream)
     except UnusableError as error:
         return f"{video.shard.name}: {video.member}: {error}"
     if video.num_frames is not None and count != video.num_frames:

@@ -4,6 +4,7 @@ Memory does not grow with a video's length.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,8 +17,10 @@ from av.video.stream import VideoStream
 from shard_tools.codecs import CODECS, Codec
 from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
-from shard_tools.source import container_of, intact_frames, opened, thinned, with_ticks
+from shard_tools.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
 from shard_tools.timing import Timing, read_timing
+
+SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,10 @@ def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
         timing = read_timing(container, stream)
         if not timing.num_packets:
             raise UnusableError("it holds no frame")
-        if timing.num_packets < stream.frames and container.format.name.startswith("mov"):
-            found = f"only {timing.num_packets} of its {stream.frames} frames can be reached"
-            raise UnusableError(f"the file is cut off or damaged: {found}")
+        if container.format.name.startswith("mov"):
+            refuse_cut(source, timing.num_packets, stream.frames)
     if settings.encode == COPY:
-        return [_copied(source, timing, settings.check == "key-frames")]
+        return [_copied(source, timing, settings.check == "sample")]
     stride = settings.frame_stride
     if settings.fps:
         stride = max(1, round(timing.rate / Fraction(settings.fps)))
@@ -116,26 +118,30 @@ def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, s
     """Decode what was stored: the number of frames is the one that comes out again."""
     with opened(path) as (container, stream):
         size = stream.width, stream.height
-        counted = sum(1 for _ in intact_frames(container, stream))
+        _, counted = checked(container, stream)
     if counted != num_frames:
         raise UnusableError(f"{num_frames} frames were encoded, but {counted} come out again")
     return Stored(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
 
 
-def _copied(source: Path, timing: Timing, key_frames_only: bool) -> Stored:
-    """Decode `source` to see that it is intact; with `key_frames_only` its other frames are only counted."""
+def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
+    """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
+
+    Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
+    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them.
+    """
+    run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
     with opened(source) as (container, stream):
-        if key_frames_only:
-            stream.codec_context.skip_frame = "NONKEY"
-        frames = intact_frames(container, stream)
-        first = next(frames)
+        first, decoded = checked(container, stream, run)
+        if decoded != sum(min(size, run) for size in timing.groups) and sample_only:
+            # Two pictures in a packet, or a hidden one: only decoding all of them tells how many there are.
+            return _copied(source, timing, sample_only=False)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
-        decoded = 1 + sum(1 for _ in frames)
         return Stored(
             path=source,
             container=container_of(source, container),
             codec=stream.codec_context.codec.canonical_name,
-            num_frames=timing.num_packets if key_frames_only else decoded,
+            num_frames=timing.num_packets if sample_only else decoded,
             fps=float(timing.rate),
             frame_stride=1,
             width=round(width),

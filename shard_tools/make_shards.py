@@ -56,7 +56,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     how.add_argument("--quality", type=int, help="crf or quantiser, lower is better (default: 23 for h264)")
     how.add_argument("--preset", choices=PRESETS, help="effort of h264 and hevc (default veryfast)")
     how.add_argument("--max-seconds", type=float, help="split longer videos into samples of this length")
-    how.add_argument("--check", choices=CHECKS, help="how much of a copied video to decode")
+    how.add_argument("--check", choices=CHECKS, help="of copied videos, decode a sample or all (default sample)")
     where = parser.add_argument_group("where to put it")
     where.add_argument("--seed", type=int, help="of the shuffle over all shards (default 0)")
     where.add_argument("--samples-per-shard", type=int, metavar="N", help="at most (default 256)")
@@ -140,7 +140,7 @@ def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item],
     pool = ENGINES[arguments.engine](work, arguments.workers, arguments.timeout)
     retry_rejects = arguments.retry_rejects
     with build.locked():
-        plan = build.unfinished() or build.new_plan(items, classes, retry_rejects)
+        plan = build.plan(items, classes, retry_rejects)
         while plan is not None:
             with Bar(build.num_missing(plan)) as bar:
                 build.run(plan, items, pool, bar.count)
@@ -150,7 +150,7 @@ def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item],
             if build.done is None:
                 break
             # An interrupted run is complete now; what has come into the input since then is next.
-            plan = build.new_plan(items, classes, retry_rejects and not plan.retries)
+            plan = build.plan(items, classes, retry_rejects and not plan.retries)
     return conclude(build, arguments)
 
 

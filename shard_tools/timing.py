@@ -19,8 +19,12 @@ class Timing:
     """`rate` in frames per second. Without `origin` frames are evenly spaced and are simply counted."""
 
     rate: Fraction
-    num_packets: int
+    groups: list[int]  # packets from each key frame to the next
     origin: Fraction | None = None  # time of the first frame, in seconds
+
+    @property
+    def num_packets(self) -> int:
+        return sum(self.groups)
 
     def tick(self, time: Fraction | None, count: int) -> int:
         """The tick, counted from 0 at `rate`, of the frame that is `count` frames after the first, shown at `time`."""
@@ -37,35 +41,38 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     backwards or jumps is not believed.
     """
     times: list[int] = []
-    num_packets = 0
+    groups: list[int] = []
     usable = True
     last_decode_time = None
     for packet in container.demux(stream):
         if not packet.size:
             continue
-        num_packets += 1
+        if packet.is_keyframe or not groups:
+            groups.append(0)
+        groups[-1] += 1
         usable = usable and _goes_on(packet, last_decode_time)
         last_decode_time = packet.dts
         if not packet.is_discard:
             times.append(_time(packet))
     if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
-        return Timing(_named_rate(stream.guessed_rate), num_packets)
+        return Timing(_named_rate(stream.guessed_rate), groups)
     named = _named_rate(stream.average_rate, stream.guessed_rate)
     if not usable or len(times) < 2 or stream.time_base is None:
-        return Timing(named, num_packets)
+        return Timing(named, groups)
     times.sort()
-    gaps = [float((later - earlier) * stream.time_base) for earlier, later in pairwise(times)]
+    unit = float(stream.time_base)
+    gaps = [(later - earlier) * unit for earlier, later in pairwise(times)]
     mean, middle = sum(gaps) / len(gaps), median(gaps)
     if mean <= 1 / MAX_FPS or max(gaps) > LONGEST_GAP_S:
-        return Timing(named, num_packets)
+        return Timing(named, groups)
     origin = times[0] * stream.time_base
     for rate in (named, _nice(1 / mean, named)):
-        clock = Timing(rate, num_packets, origin)
+        clock = Timing(rate, groups, origin)
         if all(clock.tick(time * stream.time_base, 0) == count for count, time in enumerate(times)):
-            return Timing(rate, num_packets)
+            return Timing(rate, groups)
     # With a few frames missing, the usual gap is the true one; with gaps of all sizes, only their mean makes sense.
     usual = middle if mean / 1.5 < middle else mean
-    return Timing(_nice(1 / usual, named), num_packets, origin)
+    return Timing(_nice(1 / usual, named), groups, origin)
 
 
 def _time(packet: Packet) -> int:
