@@ -20,9 +20,11 @@ PAPER: dict[str, Any] = {"color": "black", "marker": "D", "linestyle": "none", "
 def draw(rows: list[Row], path: Path, batch_size: int) -> None:
     """Three panels, written as PNG."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
+    again = [row for row in rows if row["activation_checkpointing"]]
+    rows = [row for row in rows if not row["activation_checkpointing"]]
     by_ratio = [row for row in rows if row["axis"] == "ratio"]
     adaptive = [row for row in by_ratio if row["masking"] == "adaptive"]
-    _stack(left, adaptive, "mask_ratio")
+    _stack(left, adaptive, again, "mask_ratio")
     left.set(
         title="adaptive, by part", xlabel="share of tokens hidden, ρ", ylabel=f"GPU memory at batch {batch_size}, GB"
     )
@@ -30,7 +32,7 @@ def draw(rows: list[Row], path: Path, batch_size: int) -> None:
     middle.set(title="strategies", xlabel="share of tokens hidden, ρ")
     depths = [row for row in rows if row["axis"] == "decoder depth"]
     depths += [row for row in adaptive if row["mask_ratio"] == 0.95]
-    _stack(right, sorted(depths, key=lambda row: row["decoder_depth"]), "decoder_depth")
+    _stack(right, sorted(depths, key=lambda row: row["decoder_depth"]), again, "decoder_depth")
     right.set(title="adaptive, ρ = 0.95, by decoder depth", xlabel="decoder blocks")
     left.legend(fontsize="small", ncols=2)
     middle.legend(fontsize="small")
@@ -40,7 +42,8 @@ def draw(rows: list[Row], path: Path, batch_size: int) -> None:
     plt.close(figure)
 
 
-def _stack(axes: Axes, rows: list[Row], x: str) -> None:
+def _stack(axes: Axes, rows: list[Row], again: list[Row], x: str) -> None:
+    """`again`: rows of the same models and others with activation checkpointing, of which the peak is marked."""
     places = range(len(rows))
     bottom = [0.0] * len(rows)
     for label, colour in zip(AT_PEAK, plt.get_cmap("tab20").colors, strict=False):  # type: ignore[attr-defined]
@@ -48,6 +51,10 @@ def _stack(axes: Axes, rows: list[Row], x: str) -> None:
         if any(height > 0.01 for height in heights):  # a slice of less than 10 MB cannot be seen
             axes.bar(places, heights, bottom=bottom, color=colour, width=0.7, label=label.replace("_", " "))
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    peaks = {(row["mask_ratio"], row["decoder_depth"]): row["predicted_peak_gib"] * 2**30 / 1e9 for row in again}
+    marks = [peaks.get((row["mask_ratio"], row["decoder_depth"]), float("nan")) for row in rows]
+    axes.plot(places, marks, "w_", markersize=24, markeredgewidth=5)  # a rim, so that it is seen on any colour
+    axes.plot(places, marks, "_", color="#c0392b", markersize=24, markeredgewidth=2.5, label="with checkpointing")
     axes.plot(places, [row["paper_gb"] for row in rows], **PAPER)
     if "measured_peak_gib" in rows[0]:
         axes.plot(

@@ -3,8 +3,9 @@
     python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--output FOLDER]
 
 Every point's memory is predicted for a GPU at --batch-size, byte by byte and by part of the model. With a GPU every
-point is then measured there; without one, the points that `measured_on_cpu` names are measured at batch 2, and the
-predicted bytes saved for backward must equal the counted ones. Each measured point has a process of its own.
+point is then measured there, and two of them also compiled; without one, the points that `measured_on_cpu` names are
+measured at batch 2, and the predicted bytes saved for backward must equal the counted ones. Each measured point has a
+process of its own.
 """
 
 import argparse
@@ -86,12 +87,33 @@ def points(size: str) -> list[Point]:
     ):
         paper_gb = PAPER_GB_BY_SAMPLER.get((config.sampler, config.sampler_depth, config.sampler_width))
         found.append(Point("sampler", config, paper_gb if of_paper else None))
-    return found
+    return [*found, *checkpointed(found)]
+
+
+def checkpointed(found: list[Point]) -> list[Point]:
+    """Adaptive masking at every ratio and decoder depth once more, with activation checkpointing."""
+    return [
+        replace(
+            point,
+            config=replace(point.config, activation_checkpointing=True),
+            paper_gb=None,
+            measured_on_cpu=is_default(point),
+        )
+        for point in found
+        if point.axis in ("ratio", "decoder depth") and point.config.masking == "adaptive"
+    ]
+
+
+def is_default(point: Point) -> bool:
+    return point.axis == "ratio" and (point.config.masking, point.config.mask_ratio) == ("adaptive", 0.95)
 
 
 def predicted_row(point: Point, batch_size: int) -> tuple[Row, Account]:
     config = point.config
     account = predict(config, batch_size)
+    own_flops = account.flops
+    if config.activation_checkpointing:
+        own_flops = predict(replace(config, activation_checkpointing=False), batch_size).flops
     row: Row = {
         "axis": point.axis,
         "masking": config.masking,
@@ -99,6 +121,7 @@ def predicted_row(point: Point, batch_size: int) -> tuple[Row, Account]:
         "num_visible": config.num_visible,
         "decoder_depth": config.dimensions.decoder_depth,
         "sampler": _sampler(config) if config.masking == "adaptive" else "",
+        "activation_checkpointing": config.activation_checkpointing,
         "batch_size": batch_size,
         "paper_gb": point.paper_gb,
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
@@ -108,7 +131,8 @@ def predicted_row(point: Point, batch_size: int) -> tuple[Row, Account]:
     row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
     ample = predict(config, AMPLE_BATCH)
     row |= {f"largest_batch_{size}gb": largest_batch(ample, AMPLE_BATCH, size * 1e9) for size in CAPACITIES_GB}
-    row["gflop_per_clip"] = round(account.flops / batch_size / 1e9, 1)
+    row["gflop_per_clip"] = round(own_flops / batch_size / 1e9, 1)
+    row["recomputed_gflop_per_clip"] = round((account.flops - own_flops) / batch_size / 1e9, 1)
     return row, account
 
 
@@ -169,7 +193,13 @@ def fits(config: ModelConfig, batch_size: int, capacity_gb: float) -> bool:
     return True
 
 
-def cpu_columns(point: Point, repetitions: int) -> Row:
+def speed_columns(timing: Timing, batch_size: int, gflop_per_clip: float, matmul: float) -> Row:
+    """What is computed once more counts as time, not as work."""
+    tflops = gflop_per_clip * batch_size / timing.median_ms / 1e3
+    return {**timing_columns(timing, batch_size), "tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3)}
+
+
+def cpu_columns(point: Point, row: Row, repetitions: int, matmul: float) -> Row:
     saved, timing, cpu_ms = in_fresh_process(measure_on_cpu, point.config, repetitions)
     predicted = predict(point.config, CPU_BATCH, on_gpu=False).saved
     off = max(abs(saved[part] - predicted[part]) for part in saved)
@@ -178,21 +208,19 @@ def cpu_columns(point: Point, repetitions: int) -> Row:
         off <= 0.01 * sum(predicted.values()),
         f"{point.config.masking} {point.config.mask_ratio}: counted {saved}, predicted {predicted}",
     )
-    return {"timed_batch_size": CPU_BATCH, **timing_columns(timing, CPU_BATCH), "cpu_ms_per_clip": round(cpu_ms, 1)}
+    speed = speed_columns(timing, CPU_BATCH, row["gflop_per_clip"], matmul)
+    return {"timed_batch_size": CPU_BATCH, **speed, "cpu_ms_per_clip": round(cpu_ms, 1)}
 
 
 def gpu_columns(point: Point, account: Account, row: Row, repetitions: int, matmul: float) -> Row:
     found: Row = {}
     batch_size = row["batch_size"]
-    is_default = (point.axis, point.config.masking, point.config.mask_ratio) == ("ratio", "adaptive", 0.95)
-    for compiled in (False, True) if is_default else (False,):
+    for compiled in (False, True) if is_default(point) else (False,):
         columns, timing = in_fresh_process(measure_on_gpu, point.config, batch_size, repetitions, compiled)
-        columns |= timing_columns(timing, batch_size)
-        columns["tflops"] = round(account.flops / timing.median_ms / 1e9, 1)
-        columns["mfu"] = round(columns["tflops"] / matmul, 3)
+        columns |= speed_columns(timing, batch_size, row["gflop_per_clip"], matmul)
         columns["prediction_error"] = round(account.peak_bytes / 2**30 / columns["measured_peak_gib"] - 1, 3)
         found |= {f"compiled_{name}": value for name, value in columns.items()} if compiled else columns
-    if is_default:
+    if is_default(point):
         total = torch.cuda.get_device_properties(0).total_memory
         for capacity in (capacity for capacity in CAPACITIES_GB if capacity * 1e9 <= total):
             tried = in_fresh_process(fits, point.config, row[f"largest_batch_{capacity}gb"], capacity)
@@ -213,15 +241,14 @@ def main(arguments: list[str] | None = None) -> None:
     device = pick_device()
     on_gpu = device.type == "cuda"
     about = machine(device)
-    if on_gpu:
-        about["matmul_tflops"] = round(matmul_tflops(device, torch.bfloat16), 1)
+    about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)
     rows = []
     for point in tqdm(points(options.size), unit="point", file=sys.stderr):
         row, account = predicted_row(point, options.batch_size)
         if on_gpu:
-            row |= gpu_columns(point, account, row, options.repetitions or 20, about["matmul_tflops"])
+            row |= gpu_columns(point, account, row, options.repetitions or 20, matmul)
         elif point.measured_on_cpu:
-            row |= cpu_columns(point, options.repetitions or 2)
+            row |= cpu_columns(point, row, options.repetitions or 2, matmul)
         rows.append(row)
 
     folder = options.output or default_output(device)
@@ -237,6 +264,8 @@ def notes(on_gpu: bool) -> list[str]:
         " allocator's fragmentation and what CUDA's libraries allocate behind PyTorch's back.",
         f"`largest_batch_*`: predicted, with {RESERVE_BYTES / 1e9} GB held back for those.",
         "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2.",
+        "`mfu`: the step's own arithmetic, without what checkpointing computes once more (`recomputed_gflop_per_clip`),"
+        " against the rate that one large bf16 matrix product sustained in the same run.",
     ]
     if on_gpu:
         return said

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from benchmarks import memory_vs_ratio
 from benchmarks.accounting import Account
 from benchmarks.harness import Row
 from benchmarks.memory_plot import draw
-from benchmarks.memory_vs_ratio import Point, points, predicted_row
+from benchmarks.memory_vs_ratio import Point, is_default, points, predicted_row
 from errors import InputError
 from model.config import ModelConfig
 
@@ -26,6 +27,12 @@ def test_every_figure_of_the_paper_stands_beside_one_of_ours() -> None:
     assert all(point.paper_gb is None for point in points("small"))
     assert len({str(point.config) for point in table}) == len(table)
     assert {point.config.masking for point in table} == {"adaptive", "random", "tube", "frame"}
+    again = [point.config for point in table if point.config.activation_checkpointing]
+    assert {config.mask_ratio for config in again} == set(memory_vs_ratio.RATIOS)
+    assert {config.dimensions.decoder_depth for config in again} == {1, 2, 4, 8}
+    assert [point.config for point in table if is_default(point)] == [
+        replace(ModelConfig(), activation_checkpointing=x) for x in (False, True)
+    ]
 
 
 def test_a_row_accounts_for_every_byte(predicted: tuple[Row, Account]) -> None:
@@ -39,10 +46,21 @@ def test_a_row_accounts_for_every_byte(predicted: tuple[Row, Account]) -> None:
     assert fitting[0] > 4
 
 
+def test_what_is_computed_again_is_no_work_of_the_step(predicted: tuple[Row, Account]) -> None:
+    row, account = predicted
+    again, more = predicted_row(Point("ratio", replace(TINY, activation_checkpointing=True), None), batch_size=4)
+    assert row["recomputed_gflop_per_clip"] == 0
+    assert again["gflop_per_clip"] == row["gflop_per_clip"]
+    assert again["recomputed_gflop_per_clip"] == pytest.approx((more.flops - account.flops) / 4e9, abs=0.1)
+    assert more.flops > account.flops
+    assert again["saved_mib"] < row["saved_mib"]
+
+
 def test_the_picture_is_drawn(predicted: tuple[Row, Account], tmp_path: Path) -> None:
     row, _ = predicted
     rows = [{**row, "mask_ratio": ratio} for ratio in (0.75, 0.95)]
     rows += [{**row, "masking": "tube"}, {**row, "axis": "decoder depth", "decoder_depth": 8, "paper_gb": None}]
+    rows += [{**row, "mask_ratio": 0.95, "activation_checkpointing": True}]
     draw(rows, tmp_path / "plot.png", 4)
     with Image.open(tmp_path / "plot.png") as picture:
         assert picture.width > 1000
@@ -55,4 +73,4 @@ def test_a_prediction_that_is_off_stops_the_report(
     of_four_clips = predicted[1].saved
     monkeypatch.setattr(memory_vs_ratio, "in_fresh_process", lambda *_: (of_four_clips, None, 0.0))
     with pytest.raises(InputError, match=r"nothing is reported.*the bytes that an actual step saves"):
-        memory_vs_ratio.cpu_columns(Point("ratio", TINY, None), repetitions=1)
+        memory_vs_ratio.cpu_columns(Point("ratio", TINY, None), predicted[0], repetitions=1, matmul=1.0)
