@@ -1,5 +1,6 @@
 """The same work on a Ray cluster whose machines share the folders of input and output (`pip install ray`)."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,15 +24,18 @@ class RayPool:
 
     def run(self, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield (job, result) as they come; the result is Failed where the worker died or took too long."""
-        ray = self.ray
+        address = os.environ.get("RAY_ADDRESS")
         try:
-            ray.init(address="auto", log_to_driver=False)
-        except ConnectionError:
-            ray.init(num_cpus=self.num_workers, log_to_driver=False, include_dashboard=False)
+            if address:
+                self.ray.init(address=address, log_to_driver=False)
+            else:  # not one that is found running here: it ends when whoever started it ends
+                self.ray.init("local", num_cpus=self.num_workers, log_to_driver=False, include_dashboard=False)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
         try:
             yield from self._run(iter(jobs))
         finally:
-            ray.shutdown()
+            self.ray.shutdown()
 
     def _run(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         ray = self.ray

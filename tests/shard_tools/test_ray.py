@@ -18,14 +18,18 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         RayPool(len, 1, 60)
 
 
+# Two clusters of two, each with its own servers, would be too much at once.
+in_turns = pytest.mark.xdist_group("ray")
+
+
+@in_turns
 def test_a_cluster_of_two_gives_the_same_bytes(videos: Path, dataset: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     make(videos, tmp_path / "out", "--samples-per-shard", "3", "--engine", "ray", "--workers", "2")
     assert hashes(tmp_path / "out") == hashes(dataset)
 
 
+@in_turns
 def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
-    pytest.importorskip("ray")
 
     def act(job: str) -> str:  # in here, since the cluster's processes cannot import this file
         if job == "crash":
@@ -34,7 +38,7 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
             time.sleep(1000)
         return job.upper()
 
-    results = dict(RayPool(act, 2, timeout=20).run(["a", "crash", "hang", "b"]))
+    results = dict(RayPool(act, 2, timeout=10).run(["a", "crash", "hang", "b"]))
     assert results["crash"] == Failed("the process that worked on it died")
-    assert results["hang"] == Failed("it took longer than 20 seconds")
+    assert results["hang"] == Failed("it took longer than 10 seconds")
     assert (results["a"], results["b"]) == ("A", "B")
