@@ -1,0 +1,103 @@
+"""One video in twenty goes bad after the shards were made: the run ends, names them, and learns what the plan says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import made_videos
+import pytest
+import torch
+
+import train
+from pipeline.dataset import ShardDataset
+from pipeline.plan import Plan, PlanRow
+from training.config import parse
+
+ROOT = Path(__file__).parents[2]
+NUM_VIDEOS, BROKEN = 40, {"v07", "v31"}  # 5 %
+STEPS = 25  # of 4 clips: two and a half epochs, so each broken video comes up again after it was written down
+TINY = [
+    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
+    "data.frame_stride=2", "data.num_threads=2", "batch_size=4", f"steps={STEPS}", "precision=fp32", "device=cpu",
+    "log_every=1", "figure_every=null",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    videos = [(f"v{i:02d}", made_videos.encode(12, first=i, pattern=True)) for i in range(NUM_VIDEOS)]
+    return made_videos.write_shards(tmp_path_factory.mktemp("shards") / "intact", videos, per_shard=8)
+
+
+@pytest.fixture(scope="module")
+def broken(intact: Path) -> Path:
+    """The same with bytes flipped in the tars; all tables are as they were."""
+    folder = intact.with_name("broken")
+    folder.mkdir()
+    for path in intact.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    dataset = ShardDataset.open(folder)
+    for index, sample in enumerate(dataset.samples):
+        if sample.key in BROKEN:
+            tar = folder / dataset.where(index).split(":")[0]
+            data = bytearray(tar.read_bytes())
+            for place in range(sample.offset + sample.size // 3, sample.offset + sample.size, 50):
+                data[place] ^= 255
+            tar.write_bytes(data)
+    return folder
+
+
+class PlanThatKnows(Plan):
+    """Puts the replacements in the place of the broken videos from the start."""
+
+    def batch(self, index: int) -> list[PlanRow]:
+        return [self.intact(row) for row in super().batch(index)]
+
+    def intact(self, row: PlanRow) -> PlanRow:
+        attempt = 0
+        while self._dataset.samples[row.sample].key in BROKEN:
+            attempt += 1
+            row = self.replacement(row, attempt)
+        return row
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_here(shards: Path, run: Path) -> list[float]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train.train(parse([*TINY, f"data.shards={shards}", f"run={run}"]))
+    finally:
+        torch.set_num_threads(threads)
+    return losses(run)
+
+
+def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
+    intact: Path, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"data.shards={broken}", f"run={tmp_path / 'run'}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+    entries = [json.loads(line) for line in (tmp_path / "run/quarantine.jsonl").read_text().splitlines()]
+    assert sorted(entry["key"] for entry in entries) == sorted(BROKEN), "each once"
+    assert all(str(broken / "shard-") in entry["where"] and entry["reason"] for entry in entries)
+
+    curve = losses(tmp_path / "run")
+    assert len(curve) == STEPS
+    whole = train_here(intact, tmp_path / "whole")
+    first = next(step for step in range(STEPS) if curve[step] != whole[step])
+    monkeypatch.setattr(train, "Plan", PlanThatKnows)
+    assert train_here(intact, tmp_path / "knowing") == curve, "the clips are not those of the plan"
+
+    config = parse([*TINY, f"data.shards={intact}", f"run={tmp_path / 'no'}"])
+    plan = Plan(ShardDataset.open(intact), config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
+    samples = ShardDataset.open(intact).samples
+    shows_broken = [any(samples[row.sample].key in BROKEN for row in plan.batch(step)) for step in range(STEPS)]
+    assert first == shows_broken.index(True) > 0, "the curves part where the plan shows the first broken video"
