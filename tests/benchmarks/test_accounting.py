@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -116,9 +117,9 @@ for changes in ({}, {"decoder_depth": 8}, {"activation_checkpointing": True}):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("masking", ["adaptive", "tube"])
-def test_predicted_memory_is_what_a_gpu_needs(masking: str) -> None:
-    config = ModelConfig(size="small", masking=masking)  # type: ignore[arg-type]
+@pytest.mark.parametrize("changes", [{}, {"masking": "tube"}, {"activation_checkpointing": True}])
+def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
+    config = ModelConfig(size="small", **changes)
     measured, _ = measure_on_gpu(config, batch_size=16, repetitions=2, compiled=False)
     predicted = predict(config, 16).peak_bytes / 2**30
     assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.1)

@@ -41,9 +41,10 @@ def test_values_and_gradients_are_the_definitions(device, masking, detach, monke
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("masking", MASKINGS)
-def test_the_host_never_waits(masking) -> None:
-    config = small(masking=masking, mask_ratio=0.5)
+def test_the_host_never_waits(masking, checkpointing) -> None:
+    config = small(masking=masking, mask_ratio=0.5, activation_checkpointing=checkpointing)
     model = AdaMAE(config).cuda()
     clip = random_clip(config).cuda()
     seed, offset = (torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(2))
