@@ -42,8 +42,8 @@ CLIP_FRAMES, SOURCE_STRIDE = 16, 4
 SSIM_EVERY = 8  # stored frames
 FFMPEG = (
     "ffmpeg -v error -y -threads 1 -i {source} -an -vf {filters} -fps_mode vfr -pix_fmt yuv420p -c:v libx264 "
-    "-preset veryfast -crf 23 -threads 1 -x264-params keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=0 "
-    "-movflags +faststart {target}"
+    "-preset veryfast -crf 23 -threads 1 "
+    "-x264-params keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=0:cpu-independent=1 -movflags +faststart {target}"
 )
 FILTERS = "select=not(mod(n\\,4)),scale=if(gt(iw\\,ih)\\,-2\\,min(256\\,iw)):if(gt(iw\\,ih)\\,min(256\\,ih)\\,-2)"
 

@@ -25,10 +25,13 @@ class Codec:
 
 
 def _x264(gop: int, quality: int, preset: str) -> dict[str, str]:
+    # cpu-independent: otherwise mbtree rounds as the processor likes, and one video in a hundred or so comes out a few
+    # bytes different, also on the same machine.
     return {
         "preset": preset,
         "crf": str(quality),
-        "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:bframes=0:open-gop=0:threads=1:lookahead-threads=1",
+        "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:bframes=0:open-gop=0:threads=1:lookahead-threads=1"
+        ":cpu-independent=1",
     }
 
 

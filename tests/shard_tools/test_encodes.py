@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -48,6 +49,19 @@ def test_every_codec_keeps_frames_order_and_groups(source: Path, tmp_path: Path,
 def test_every_codec_gives_the_same_bytes_again(source: Path, tmp_path: Path, codec: str) -> None:
     digests = {hashlib.sha256(made(source, tmp_path, encode=codec).path.read_bytes()).hexdigest() for _ in range(2)}
     assert len(digests) == 1
+
+
+def test_h264_is_the_same_on_every_processor(draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [draw("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)]
+    bytes_here = [made(source, tmp_path).path.read_bytes() for source in sources]
+    usual = CODECS["h264"]
+
+    def without_vectors(gop: int, quality: int, preset: str) -> dict[str, str]:
+        options = usual.options(gop, quality, preset)
+        return options | {"x264-params": options["x264-params"] + ":asm=0"}
+
+    monkeypatch.setitem(CODECS, "h264", replace(usual, options=without_vectors))
+    assert [made(source, tmp_path).path.read_bytes() for source in sources] == bytes_here
 
 
 @pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
