@@ -89,7 +89,6 @@ def test_comparison_is_with_the_baseline_at_its_best() -> None:
     train_throughput.compare(rows, "naive")
     assert [row["speed_up"] for row in rows] == [2.0, 0.5, 1.0]
     assert [row["memory_ratio"] for row in rows] == [0.25, 1.0, 1.0]
-    assert "cpu_time_speed_up" not in rows[0]
-    rows = [{**row, "cpu_ms_per_clip": cpu_ms} for row, cpu_ms in zip(rows, (10.0, 40.0, 30.0), strict=True)]
-    train_throughput.compare(rows, "naive")
-    assert [row["cpu_time_speed_up"] for row in rows] == [3.0, 0.75, 1.0]
+    on_cpu = [{**row, "cpu_ms_per_clip": cpu_ms} for row, cpu_ms in zip(rows, (10.0, 40.0, 30.0), strict=True)]
+    train_throughput.compare(on_cpu, "naive")
+    assert [row["speed_up"] for row in on_cpu] == [3.0, 0.75, 1.0], "of CPU time"
