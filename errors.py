@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class InputError(Exception):
     """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
@@ -23,7 +25,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in DISK_ERRORS:
             raise
         _exit(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", 74)
 

@@ -24,6 +24,8 @@ def shuffled_by(values: Iterable[T], name: Callable[[T], str], seed: int = 0) ->
 
 def assign(items: Sequence[Item], settings: Settings) -> list[list[Item]]:
     """Shuffled items cut into shards of equal count, or of about equal bytes; no shard is empty."""
+    if not items:
+        return []
     order = shuffled_by(items, lambda item: item.source, settings.seed)
     least = min(settings.min_shards, len(order))
     if settings.shard_mb is None:

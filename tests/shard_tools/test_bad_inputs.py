@@ -199,6 +199,8 @@ BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
     "output is a file": (["videos", "empty.csv"], "empty.csv is a file"),
     "output inside input": (["videos", "videos/shards"], "lies inside the input"),
     "output is the input": (["videos", "videos"], "lies inside the input"),
+    "nothing there": (["absent.csv", "out"], "not one of 2 videos can be used"),
+    "binary list": (["binary.csv", "out"], "not one of 1 videos can be used"),
     "nothing usable": (["rubbish", "out"], "not one of 1 videos can be used"),
     "stride": (["videos", "out", "--frame-stride", "0"], "--frame-stride 0 is too small"),
     "fps": (["videos", "out", "--fps", "-1"], "--fps -1.0 is not a number above 0"),
@@ -218,6 +220,8 @@ def test_bad_commands_end_in_one_sentence(whole: Path, tmp_path: Path, kind: str
     (tmp_path / "rubbish" / "a.mp4").write_bytes(b"rubbish")
     (tmp_path / "empty.csv").touch()
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "absent.csv").write_text("a.mp4,run\nb.mp4,walk\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     arguments, sentence = BAD_COMMANDS[kind]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
