@@ -54,11 +54,11 @@ def _stack(axes: Axes, rows: list[Row], again: list[Row], x: str) -> None:
     peaks = {(row["mask_ratio"], row["decoder_depth"]): row["predicted_peak_gib"] * 2**30 / 1e9 for row in again}
     marks = [peaks.get((row["mask_ratio"], row["decoder_depth"]), float("nan")) for row in rows]
     axes.plot(places, marks, "w_", markersize=24, markeredgewidth=5)  # a rim, so that it is seen on any colour
-    axes.plot(places, marks, "_", color="#c0392b", markersize=24, markeredgewidth=2.5, label="with checkpointing")
+    axes.plot(places, marks, "k_", markersize=24, markeredgewidth=2.5, label="with checkpointing")
     axes.plot(places, [row["paper_gb"] for row in rows], **PAPER)
     if "measured_peak_gib" in rows[0]:
         axes.plot(
-            places, [row["measured_peak_gib"] * 2**30 / 1e9 for row in rows], "k_", markersize=24, label="measured"
+            places, [row["measured_peak_gib"] * 2**30 / 1e9 for row in rows], "mx", markersize=9, label="measured"
         )
     axes.set_xticks(places, [str(row[x]) for row in rows])
 

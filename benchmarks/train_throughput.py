@@ -168,7 +168,7 @@ NOTES = [
     "`speed_up`: clips a second against the baseline's at its best batch size (naive AdaMAE under adaptive masking,"
     " Hugging Face's VideoMAE under random); on a CPU, clips a second of CPU time, by `cpu_ms_per_clip`, the least of"
     " all rounds over all threads: what other programs take disturbs the other columns of time. `memory_ratio`: peak"
-    " memory against the baseline's at the same batch size; on a CPU the whole process's, Python and libraries included.",
+    " memory against the baseline's at the same batch size; on a CPU that of the whole process, Python included.",
     "`mfu`: of the rate that one large bf16 matrix product sustained in the same run.",
 ]
 
