@@ -44,7 +44,6 @@ def _end_with_parent() -> None:
 
 
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()  # also in the middle of a job
     try:
         while True:
@@ -94,7 +93,12 @@ class Pool:
     def _start(self) -> Worker:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(self.function, theirs), daemon=True)
-        process.start()
+        # Ctrl-C is the parent's to handle: the child inherits the block, so it is deaf to it from the start.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
         return Worker(process, ours)
 

@@ -1,6 +1,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -38,6 +40,28 @@ def test_a_job_that_hangs_is_ended_and_the_others_go_on() -> None:
     results = dict(Pool(act, 2, timeout=1.5).run(["hang", "a", "b"]))
     assert results == {"hang": Failed("it took longer than 1.5 seconds"), "a": "A", "b": "B"}
     assert time.monotonic() - start < 30
+
+
+RUN = """
+import sys
+from shard_tools.workers import Pool
+print("ready", flush=True)
+for job, result in Pool(len, 3, timeout=60).run(["a"] * 100_000):
+    print(result, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.01, 0.1, 0.2])
+def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=30)
+    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said
 
 
 def test_leaving_early_ends_all_workers() -> None:
