@@ -26,7 +26,7 @@ class Drop(torch.autograd.Function):
 
 def draw_kept(x: Tensor, p: float) -> Tensor:
     """bool, of x's shape: True with probability 1 - p (on a CPU to the nearest 65536th), by torch's generator."""
-    if x.is_cuda:
+    if x.is_cuda or torch.compiler.is_compiling():
         return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
     # Sixteen bits a value: on a CPU, bernoulli_ takes five times as long, as much as the block's matrix products.
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)

@@ -179,6 +179,19 @@ def test_compiles_whole_and_once(masking, checkpointing) -> None:
             torch.testing.assert_close(output.loss, expected.loss)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiles_whole_in_training_too(checkpointing) -> None:
+    torch._dynamo.reset()
+    model = AdaMAE(small(activation_checkpointing=checkpointing))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(random_clip(model.config), torch.tensor(1), torch.tensor(2)).loss
+        model.compile(fullgraph=True, backend="aot_eager")
+        loss = model(random_clip(model.config), torch.tensor(1), torch.tensor(2)).loss
+    torch.testing.assert_close(loss, plain, rtol=0.1, atol=0)  # dropout draws otherwise
+    loss.backward()
+    assert all(value.grad.isfinite().all() for value in model.parameters())
+
+
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
 def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
     def step(checkpointing: bool, clips_at_once: int, train: bool) -> tuple[Tensor, list[Tensor], int]:
