@@ -69,8 +69,8 @@ def test_a_small_dataset_is_learnt(config):
     made = config(*PLAIN, "steps=60", "batch_size=16", "optimizer.base_lr=0.03", "log_every=20", "data.crop=multiscale")
     train(made)
     lines = [json.loads(line) for line in (Path(made.run) / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["loss"] > 0.5
     assert lines[-1]["loss"] < 0.3
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]  # the mean of the last 20 steps, and of the first
     assert lines[-1]["accuracy"] > 0.9
 
 
