@@ -3,7 +3,7 @@
 While a run is under way its state lies in OUTPUT/.work:
 
     plan.json            the settings, the classes, and which source goes into which shard: written first, never changed
-    items/<n>.json, ...  staged results, removed when their shard is whole
+    items/<key>.json, …  staged results, removed when their shards are whole
     shards/<name>.json   a shard that is whole, with the rejects among its inputs
 
 so that a run that was killed redoes only what is missing, and ends with the same bytes as one that was not.
@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from durable import write_text
 from errors import InputError
 from pipeline.shards import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info, read_samples
 from shard_tools.inputs import Item, class_names
-from shard_tools.layout import assign
+from shard_tools.layout import assign, key_of
+from shard_tools.plan import Entry, Plan, in_pieces
 from shard_tools.report import describe
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, load_outcome
@@ -39,28 +40,12 @@ class Runner(Protocol):
     def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which source goes into which shard; `shards` maps a shard's name to its (source, label id) pairs in order."""
-
-    settings: dict[str, Any]
-    classes: list[str]
-    shards: dict[str, list[tuple[str, int | None]]]
-    rejected: dict[str, str]  # sources that are known to be unusable, with the reason
-    retries: bool = False  # whether it tries again what was rejected before
-
-    def save(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self)) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> "Plan":
-        value = json.loads(path.read_text(encoding="utf-8"))
-        shards = {name: [(source, label) for source, label in pairs] for name, pairs in value.pop("shards").items()}
-        return cls(shards=shards, **value)
-
-
 class Build:
-    """One dataset folder being made. `part` (i, n): of the plan's shards this process makes number i, i + n, …"""
+    """One dataset folder being made. `part` (i, n): this process works on the videos of shards i, i + n, …
+
+    A video that is split belongs to the part of its first piece. A shard whose videos belong to several parts is put
+    together by the part that ends last.
+    """
 
     def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
         self.folder = folder
@@ -107,9 +92,9 @@ class Build:
         first = 1 + max((int(shard.name[6:-4]) for shard in self.done.shards), default=-1) if self.done else 0
         shards = {
             f"shard-{number:06d}.tar": [
-                (item.source, None if item.label is None else ids[item.label]) for item in group
+                Entry(item.source, None if item.label is None else ids[item.label], item.piece) for item in group
             ]
-            for number, group in enumerate(assign(usable, self.settings), first)
+            for number, group in enumerate(assign(in_pieces(usable, self.settings.max_seconds), self.settings), first)
         }
         rejected = {item.source: item.problem for item in new if item.problem is not None}
         plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects)
@@ -142,30 +127,32 @@ class Build:
                 path.unlink()
 
     def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
-        """Make this part's missing shards, each as soon as its inputs are done. Raises OSError when the disk fails."""
+        """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
-        missing = self._missing(plan)
-        waiting = {name: len(plan.shards[name]) for name in missing}
-        shard_of = {self._stem(name, i): name for name in missing for i in range(len(plan.shards[name]))}
+        sources = {self._stem(source): source for source in self._unfinished_sources(plan)}
+        waiting = {
+            name: set(plan.sources(name)) for name in self._missing(plan) if self._parts(plan, name) == {self.part[0]}
+        }
 
         def finish(stem: Path, outcome: Outcome) -> None:
             progress(outcome)
-            name = shard_of[stem]
-            waiting[name] -= 1
-            if not waiting[name]:
-                self._finish_shard(plan, name)
+            for name in dict.fromkeys(plan.places[sources[stem]]):
+                if name in waiting:
+                    waiting[name].discard(sources[stem])
+                    if not waiting[name]:
+                        self._finish_shard(plan, name)
 
         def jobs() -> Iterator[Job]:
-            for stem, name in shard_of.items():
-                source, label = plan.shards[name][int(stem.name.rpartition("-")[2])]
-                staged = load_outcome(stem)
+            missing = set(self._missing(plan))
+            for stem, source in sources.items():
+                staged = self._staged(plan, source, missing)
                 if staged is None and source not in locations:
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
                 if staged is not None:
                     finish(stem, staged)
                 else:
-                    yield Job(source, locations[source], label, stem, self.settings)
+                    yield Job(source, locations[source], plan.labels[source], stem, self.settings)
 
         for job, result in runner.run(jobs()):
             if isinstance(result, OSError):
@@ -176,44 +163,66 @@ class Build:
             finish(job.stem, result)
 
     def _missing(self, plan: Plan) -> list[str]:
-        """The shards of this part that are not whole yet."""
-        mine = [name for number, name in enumerate(plan.shards) if number % self.part[1] == self.part[0]]
-        return [name for name in mine if not self._marker(name).exists()]
+        """The shards that are not whole yet."""
+        return [name for name in plan.shards if not self._marker(name).exists()]
+
+    def _unfinished_sources(self, plan: Plan) -> list[str]:
+        """This part's videos of which a shard still needs something, in the order of the shards."""
+        part, num_parts = self.part
+        sources = dict.fromkeys(source for name in self._missing(plan) for source in plan.sources(name))
+        return [source for source in sources if plan.part_of(source, num_parts) == part]
 
     def num_missing(self, plan: Plan) -> int:
         """How many inputs `run` will have to see to."""
-        return sum(len(plan.shards[name]) for name in self._missing(plan))
+        return len(self._unfinished_sources(plan))
 
-    def _stem(self, name: str, number: int) -> Path:
-        return self.work_folder / "items" / f"{name.removesuffix('.tar')}-{number:06d}"
+    def _parts(self, plan: Plan, name: str) -> set[int]:
+        return {plan.part_of(source, self.part[1]) for source in plan.sources(name)}
+
+    def _staged(self, plan: Plan, source: str, shards: set[str]) -> Outcome | None:
+        """What was made of a video earlier, if all that these shards need of it is there."""
+        return load_outcome(self._stem(source), lambda piece: plan.shard_of(source, piece) in shards)
+
+    def _stem(self, source: str) -> Path:
+        return self.work_folder / "items" / key_of(source)
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
 
     def _finish_shard(self, plan: Plan, name: str) -> None:
-        stems = [self._stem(name, number) for number in range(len(plan.shards[name]))]
-        sources = [source for source, _ in plan.shards[name]]
         changed = "it was changed while it was read"  # a copied video is read again here
-        outcomes = [
-            load_outcome(stem) or Outcome(source, [], changed) for stem, source in zip(stems, sources, strict=True)
+        outcomes: dict[str, Outcome] = {}
+        for source in plan.sources(name):
+            outcomes[source] = self._staged(plan, source, {name}) or Outcome(source, [], changed)
+        samples = [
+            sample
+            for entry in plan.shards[name]
+            for piece, sample in enumerate(outcomes[entry.source].samples)
+            if plan.entry_of(entry.source, piece) == entry.piece
         ]
-        samples = [sample for outcome in outcomes for sample in outcome.samples]
         info = write_shard(self.folder, name, samples) if samples else None
-        rejected = {outcome.source: outcome.reason for outcome in outcomes if outcome.reason is not None}
+        rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")
-        for stem in stems:
-            for path in stem.parent.glob(f"{stem.name}[-.]*"):
-                path.unlink()
+        staging = self.work_folder / "items"
+        for path in [path for _, path in samples if path.parent == staging]:
+            path.unlink(missing_ok=True)
+        for source in outcomes:
+            if all(self._marker(other).exists() for other in plan.places[source]):
+                for path in staging.glob(f"{key_of(source)}[-.]*"):
+                    path.unlink(missing_ok=True)
 
     def finish(self, plan: Plan) -> bool:
-        """Write `rejected.jsonl` and `dataset.json` once all parts' shards are whole; False while some are missing."""
+        """Write `rejected.jsonl` and `dataset.json` once all parts' work is done; False while some is missing."""
         with locked_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
                 self.done = read_dataset_info(self.folder) if (self.folder / DATASET_FILE).exists() else None
                 return True
-            if not all(self._marker(name).exists() for name in plan.shards):
-                return False
+            for name in self._missing(plan):
+                is_shared = len(self._parts(plan, name)) > 1
+                if not is_shared or not all(self._staged(plan, source, {name}) for source in plan.sources(name)):
+                    return False
+                self._finish_shard(plan, name)
             self._finish(plan)
             return True
 

@@ -30,6 +30,7 @@ class Item:
     label: str | None = None
     size: int = 0  # bytes, 0 where unknown
     problem: str | None = None  # why it cannot be used, if that is already known
+    piece: int = 0  # number of the piece, where a long video is split
 
 
 def is_url(location: str) -> bool:

@@ -26,7 +26,9 @@ def assign(items: Sequence[Item], settings: Settings) -> list[list[Item]]:
     """Shuffled items cut into shards of equal count, or of about equal bytes; no shard is empty."""
     if not items:
         return []
-    order = shuffled_by(items, lambda item: item.source, settings.seed)
+    order = shuffled_by(
+        items, lambda item: f"{item.source}\0{item.piece}" if item.piece else item.source, settings.seed
+    )
     least = min(settings.min_shards, len(order))
     if settings.shard_mb is None:
         num_shards = max(least, -(-len(order) // settings.samples_per_shard))

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,12 +55,12 @@ class Outcome:
         aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
-def load_outcome(stem: Path) -> Outcome | None:
-    """The staged result at `stem`, or None where it is missing or torn."""
+def load_outcome(stem: Path, needed: Callable[[int], bool] = lambda piece: True) -> Outcome | None:
+    """The staged result at `stem`, or None where it is missing, or one of the pieces that are needed is torn."""
     try:
         value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
         samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
-        if any(file_hash(path) != sample.sha256 for path, sample in samples):
+        if any(needed(piece) and file_hash(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None

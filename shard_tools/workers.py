@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -94,6 +95,7 @@ class Pool:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(self.function, theirs), daemon=True)
         # Ctrl-C is the parent's to handle: the child inherits the block, so it is deaf to it from the start.
+        resource_tracker.ensure_running()  # whose start would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

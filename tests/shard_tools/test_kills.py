@@ -16,7 +16,8 @@ from shard_tools.settings import Settings
 from shard_tools.work import Job, work
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-SETTINGS = Settings(samples_per_shard=2, encode="copy")
+COPIED = Settings(samples_per_shard=2, encode="copy")
+IN_PIECES = Settings(samples_per_shard=3, frame_stride=3, max_seconds=0.3, preset="ultrafast")
 
 
 class Here:
@@ -26,16 +27,16 @@ class Here:
         return ((job, work(job)) for job in jobs)
 
 
-def make(videos: Path, folder: Path) -> None:
+def make(videos: Path, folder: Path, settings: Settings) -> None:
     items = read_inputs(str(videos), None, unlabelled=False)
-    build = Build(folder, SETTINGS)
+    build = Build(folder, settings)
     with build.locked():
         while (plan := build.plan(items, [], retry_rejects=False)) is not None:
             build.run(plan, items, Here(), lambda outcome: None)
             assert build.finish(plan)
 
 
-def killed_before_change(number: int, videos: Path, folder: Path) -> bool:
+def killed_before_change(number: int, videos: Path, folder: Path, settings: Settings) -> bool:
     """Run until the process would change the file system for the `number`-th time; False if it ends before that."""
     child = os.fork()
     if child == 0:
@@ -50,7 +51,7 @@ def killed_before_change(number: int, videos: Path, folder: Path) -> bool:
                     os._exit(9)
 
         sys.addaudithook(count)
-        make(videos, folder)
+        make(videos, folder, settings)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
@@ -65,21 +66,23 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path) -> None:
-    make(few, tmp_path / "whole")
+@pytest.mark.parametrize("settings", [COPIED, IN_PIECES], ids=["copied", "in pieces"])
+def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, settings: Settings) -> None:
+    make(few, tmp_path / "whole", settings)
     expected = hashes(tmp_path / "whole")
-    assert read_dataset_info(tmp_path / "whole").num_samples == 3
+    assert read_dataset_info(tmp_path / "whole").num_samples == (3 if settings is COPIED else 6)
     number = 1
-    while killed_before_change(number, few, tmp_path / str(number)):
-        make(few, tmp_path / str(number))
+    while killed_before_change(number, few, tmp_path / str(number), settings):
+        make(few, tmp_path / str(number), settings)
         assert hashes(tmp_path / str(number)) == expected, f"killed before change {number}"
         number += 1
     assert number > 30
 
 
-def test_killed_again_and_again(few: Path, tmp_path: Path) -> None:
-    make(few, tmp_path / "whole")
+@pytest.mark.parametrize("settings", [COPIED, IN_PIECES], ids=["copied", "in pieces"])
+def test_killed_again_and_again(few: Path, tmp_path: Path, settings: Settings) -> None:
+    make(few, tmp_path / "whole", settings)
     for number in range(1, 60):
-        killed_before_change(number, few, tmp_path / "out")
-    make(few, tmp_path / "out")
+        killed_before_change(number, few, tmp_path / "out", settings)
+    make(few, tmp_path / "out", settings)
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")

@@ -3,6 +3,7 @@ import hashlib
 import io
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -220,12 +221,34 @@ def test_classes_keep_their_ids_when_splits_grow(videos: Path, tmp_path: Path) -
 def test_long_videos_are_split_without_losing_a_frame(videos: Path, tmp_path: Path) -> None:
     make(videos, tmp_path / "out", "--frame-stride", "2", "--max-seconds", "0.28")
     by_source: dict[str, list[int]] = {}
-    for shard, sample in all_samples(tmp_path / "out"):
+    for shard, sample in sorted(all_samples(tmp_path / "out"), key=lambda place: place[1].key):
         numbers = [read_frame_number(frame) for frame in decode(video_bytes(tmp_path / "out", shard, sample))]
         assert len(numbers) == sample.num_frames <= 4
         by_source.setdefault(sample.source, []).extend(numbers)
     assert len(by_source) == NUM_VIDEOS
     assert all(numbers == list(range(0, NUM_FRAMES, 2)) for numbers in by_source.values())
+
+
+def test_pieces_are_spread_over_all_shards(videos: Path, tmp_path: Path) -> None:
+    options = ["--frame-stride", "2", "--max-seconds", "0.28", "--samples-per-shard", "5"]
+    make(videos, tmp_path / "out", *options)
+    assert {shard.num_samples for shard in read_dataset_info(tmp_path / "out").shards} == {4, 5}
+    shards_of: dict[str, set[str]] = {}
+    for shard, sample in all_samples(tmp_path / "out"):
+        shards_of.setdefault(sample.source, set()).add(shard)
+    assert statistics.mean(len(shards) for shards in shards_of.values()) > 2, "three pieces each"
+    make(videos, tmp_path / "three", *options, "--workers", "3")
+    assert hashes(tmp_path / "three") == hashes(tmp_path / "out")
+    for part in ("2/3", "1/3", "3/3"):
+        assert not (tmp_path / "parts" / "dataset.json").exists()
+        make(videos, tmp_path / "parts", *options, "--part", part)
+    assert hashes(tmp_path / "parts") == hashes(tmp_path / "out")
+
+
+def test_one_long_video_fills_as_many_shards_as_asked_for(videos: Path, tmp_path: Path) -> None:
+    one = next(videos.rglob("*.mp4"))
+    make(one, tmp_path / "out", "--frame-stride", "1", "--max-seconds", "0.1", "--min-shards", "6")
+    assert [shard.num_samples for shard in read_dataset_info(tmp_path / "out").shards] == [1] * 6
 
 
 def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
