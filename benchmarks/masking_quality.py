@@ -78,7 +78,9 @@ class Study:
         self.preset, self.extra, self.folder, self.device = PRESETS[options.preset], options.overrides, folder, device
         pairs = grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
+        self.num_labels: int | None = None  # all
         if options.shards is None:
+            self.num_labels = min(self.preset.get("drawn_labels", options.num_videos), options.num_videos)
             self.shards, self.validation = draw_motion_classes(folder, self.preset["drawn"], options.num_videos)
         else:
             self.shards, self.validation = options.shards, options.validation
@@ -144,7 +146,11 @@ class Study:
         if stage == "pretrain":
             length = [f"steps={self.steps[point]}"] if hasattr(self, "steps") else []
             return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
-        labels = [f"finetune.validation_shards={self.validation}", "finetune.validate_every=1000000000"]
+        labels = [
+            f"data.subset={self.num_labels or 'null'}",
+            f"finetune.validation_shards={self.validation}",
+            "finetune.validate_every=1000000000",
+        ]
         return [f"objective={stage}", f"data.shards={self.shards}", *labels, *given]
 
     def config(self, point: Point, stage: str) -> TrainConfig:
