@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import av
 from av.container import InputContainer
@@ -83,9 +84,11 @@ def _is_cover(stream: VideoStream) -> bool:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether a Matroska or AVI file names a size that goes beyond its end: FFmpeg reads such files as if whole."""
+    """Whether an MP4, Matroska or AVI file names a size that goes beyond its end: FFmpeg reads some as if whole."""
     with path.open("rb") as file:
         head = file.read(128)
+        if head[4:8] in (b"ftyp", b"moov", b"mdat"):
+            return _has_cut_box(file, path.stat().st_size)
     if head.startswith(b"RIFF"):
         return 8 + int.from_bytes(head[4:8], "little") > path.stat().st_size
     segment = head.find(b"\x18\x53\x80\x67")
@@ -97,6 +100,23 @@ def _is_cut_off(path: Path) -> bool:
     field = int.from_bytes(head[segment + 4 : segment + 4 + length]) & (1 << 7 * length) - 1
     unknown = field == (1 << 7 * length) - 1
     return not unknown and segment + 4 + length + field > path.stat().st_size
+
+
+def _has_cut_box(file: BinaryIO, size: int) -> bool:
+    """Whether a box of an MP4 file that matters goes beyond `size`: one made of fragments simply ends earlier then."""
+    start = 0
+    while start + 8 <= size:
+        file.seek(start)
+        header = file.read(16)
+        length, kind = int.from_bytes(header[:4]), header[4:8]
+        if length == 1:
+            length = int.from_bytes(header[8:])
+        if length < 8:  # 0: to the end of the file
+            return False
+        if start + length > size:
+            return kind in (b"moov", b"moof", b"mdat")  # not if it is rubbish behind the last one
+        start += length
+    return False
 
 
 def _why_not_open(path: Path) -> str:
