@@ -26,7 +26,7 @@ import av
 import numpy as np
 import torch
 
-from benchmarks.harness import RESULTS, Row, machine, require, write_results
+from benchmarks.harness import RESULTS, Row, in_fresh_process, machine, require, write_results
 from errors import InputError, run_command
 from pipeline.shards import Sample, read_dataset_info, read_samples
 from pipeline.video import decode_frames
@@ -101,6 +101,30 @@ def speed_rows(videos: Path, folder: Path, num_processes: int, repetitions: int)
             row[f"speed_to_{peer}"] = its["seconds"] / row["seconds"]
             row[f"speed_to_{peer}_by_processor_time"] = its["processor_seconds"] / row["processor_seconds"]
     return rows
+
+
+def memory_rows(folder: Path) -> list[Row]:
+    """Peak memory of the process, of all that take part, that needs most for a 10-minute 1080p video."""
+    videos = folder / "long"
+    videos.mkdir()
+    draw = f"ffmpeg -v error -f lavfi -i testsrc2=size=1920x1080:rate=25 -t 5 -c:v libx264 -g 250 {folder}/part.mp4"
+    repeat = f"ffmpeg -v error -stream_loop 119 -i {folder}/part.mp4 -c copy {videos}/long.mp4"
+    for command in (draw, repeat):
+        subprocess.run(command.split(), check=True)
+    rows: list[Row] = []
+    for encode in ("copy", "h264"):
+        output = folder / f"long_{encode}"
+        # What RUSAGE_CHILDREN keeps is the largest so far: in a process of its own nothing else counts.
+        peak_mib = in_fresh_process(peak_memory_mib, videos, output, encode)
+        (shard,) = read_dataset_info(output).shards
+        (sample,) = read_samples(output, shard)
+        rows.append({"encode": encode, "stored_frames": sample.num_frames, "peak_memory_mib": peak_mib})
+    return rows
+
+
+def peak_memory_mib(videos: Path, output: Path, encode: str) -> float:
+    with_make_shards(videos, output, 1, "--encode", encode)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def count_frames(path: Path) -> int:
@@ -200,6 +224,7 @@ def main() -> None:
                 link = many / str(number) / item.source
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(item.location)
+        memory = memory_rows(folder)
         speed = speed_rows(many, folder, arguments.processes, arguments.repetitions)
         storage = storage_rows(arguments.videos, folder, arguments.processes, arguments.clips)
     version = subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True).stdout.splitlines()[0]
@@ -211,7 +236,8 @@ def main() -> None:
     ]
     write_results(arguments.output, "shard_speed", speed, about, notes)
     write_results(arguments.output, "shard_storage", storage, about, [f"{arguments.clips} random clips, one core."])
-    for row in (*speed, *storage):
+    write_results(arguments.output, "shard_memory", memory, about, ["One video of 10 minutes, 1920x1080, 25 fps."])
+    for row in (*speed, *storage, *memory):
         print(row)
 
 
