@@ -151,7 +151,10 @@ class AdaMAE(nn.Module):
         if draw.log_probs is None:
             loss, sampling = reconstruction, torch.zeros_like(reconstruction)
         else:
-            sampling = sampling_loss(draw.log_probs, draw.masked_ids, loss_per_token)
+            # P goes towards what is rewarded, in proportion (SPEC §4): errors that differ little leave it near uniform.
+            baseline = config.sampling_baseline * loss_per_token.detach().mean(dim=1, keepdim=True)
+            reward = (loss_per_token.detach() - baseline).clamp(min=0)
+            sampling = sampling_loss(draw.log_probs, draw.masked_ids, reward)
             loss = reconstruction + config.sampling_loss_weight * sampling
         return Output(
             loss, reconstruction, sampling, pred, loss_per_token, draw.log_probs, draw.visible_ids, draw.masked_ids

@@ -62,6 +62,7 @@ class ModelConfig:
     loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
     normalize_target: bool = True
     sampling_loss_weight: float = 1e-4
+    sampling_baseline: float = 0.0  # share of a clip's mean error that does not count for L_S; the paper: none
 
     # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
     # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
@@ -70,6 +71,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
             raise InputError(f"model.mask_ratio is {self.mask_ratio}: give a share between 0 and 1, such as 0.95")
+        if not 0 <= self.sampling_baseline < 1:
+            raise InputError(
+                f"model.sampling_baseline is {self.sampling_baseline}: give a share in [0, 1), such as 0.8"
+            )
         for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")

@@ -87,6 +87,20 @@ def test_without_a_sampler_the_loss_is_the_reconstruction_loss(masking) -> None:
     assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
 
 
+def test_only_errors_above_the_baseline_count_for_the_sampler() -> None:
+    config = small(sampling_baseline=0.9)
+    model = AdaMAE(config)
+    randomize(model)
+    output = model(random_clip(config), 0, 0)
+    assert output.log_probs is not None
+    errors = output.loss_per_token.detach()
+    reward = errors - 0.9 * errors.mean(dim=1, keepdim=True)
+    reward[reward < 0] = 0
+    assert 0 < (reward == 0).sum() < reward.numel()
+    expected = -(output.log_probs.gather(1, output.masked_ids) * reward).mean()
+    torch.testing.assert_close(output.sampling_loss, expected)
+
+
 def test_loss_is_the_weighted_sum() -> None:
     config = small(sampling_loss_weight=0.5)
     output = AdaMAE(config)(random_clip(config), 0, 0)

@@ -144,6 +144,7 @@ def test_separable_positions_tell_axes_apart(width) -> None:
     [
         ({"mask_ratio": 1.0}, "model.mask_ratio is 1.0"),
         ({"mask_ratio": 0.0}, "model.mask_ratio is 0.0"),
+        ({"sampling_baseline": 1.0}, "model.sampling_baseline is 1.0"),
         ({"mask_ratio": 0.999}, "leaves 0 of 32 tokens visible"),
         ({"masking": "frame", "mask_ratio": 0.75}, "leaves 0 of 32 tokens visible under frame masking"),
         ({"num_frames": 5}, "model.num_frames (5) is not a multiple of model.tubelet_size (2)"),
