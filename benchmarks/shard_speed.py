@@ -26,7 +26,7 @@ import av
 import numpy as np
 import torch
 
-from benchmarks.harness import RESULTS, Row, in_fresh_process, machine, require, write_results
+from benchmarks.harness import RESULTS, Row, machine, require, write_results
 from errors import InputError, run_command
 from pipeline.shards import Sample, read_dataset_info, read_samples
 from pipeline.video import decode_frames
@@ -38,6 +38,12 @@ from shard_tools.source import intact_frames, opened, thinned, with_ticks
 from shard_tools.timing import read_timing
 from shard_tools.work import fetched
 
+# From a small process: a child's peak counts from its fork, when it is as large as its parent.
+PEAK_MEMORY = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:], "--workers", "1"], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 CLIP_FRAMES, SOURCE_STRIDE = 16, 4
 SSIM_EVERY = 8  # stored frames
 FFMPEG = (
@@ -114,17 +120,13 @@ def memory_rows(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for encode in ("copy", "h264"):
         output = folder / f"long_{encode}"
-        # What RUSAGE_CHILDREN keeps is the largest so far: in a process of its own nothing else counts.
-        peak_mib = in_fresh_process(peak_memory_mib, videos, output, encode)
+        command = [sys.executable, "-c", PEAK_MEMORY, make_shards.__file__, videos, output, "--encode", encode]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        peak_mib = int(said.splitlines()[-1]) / 1024
         (shard,) = read_dataset_info(output).shards
         (sample,) = read_samples(output, shard)
         rows.append({"encode": encode, "stored_frames": sample.num_frames, "peak_memory_mib": peak_mib})
     return rows
-
-
-def peak_memory_mib(videos: Path, output: Path, encode: str) -> float:
-    with_make_shards(videos, output, 1, "--encode", encode)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def count_frames(path: Path) -> int:
