@@ -115,8 +115,8 @@ def memory_rows(folder: Path) -> list[Row]:
     videos.mkdir()
     draw = f"ffmpeg -v error -f lavfi -i testsrc2=size=1920x1080:rate=25 -t 5 -c:v libx264 -g 250 {folder}/part.mp4"
     repeat = f"ffmpeg -v error -stream_loop 119 -i {folder}/part.mp4 -c copy {videos}/long.mp4"
-    for command in (draw, repeat):
-        subprocess.run(command.split(), check=True)
+    for drawing in (draw, repeat):
+        subprocess.run(drawing.split(), check=True)
     rows: list[Row] = []
     for encode in ("copy", "h264"):
         output = folder / f"long_{encode}"
