@@ -120,8 +120,8 @@ def memory_rows(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for encode in ("copy", "h264"):
         output = folder / f"long_{encode}"
-        command = [sys.executable, "-c", PEAK_MEMORY, make_shards.__file__, videos, output, "--encode", encode]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [sys.executable, "-c", PEAK_MEMORY, make_shards.__file__, str(videos), str(output)]
+        said = subprocess.run([*command, "--encode", encode], check=True, capture_output=True, text=True).stdout
         peak_mib = int(said.splitlines()[-1]) / 1024
         (shard,) = read_dataset_info(output).shards
         (sample,) = read_samples(output, shard)
