@@ -15,6 +15,7 @@ import fsspec
 from av.container import InputContainer
 
 from durable import write_text
+from errors import InputError
 from shard_tools.inputs import Item, is_url
 from shard_tools.picture import UnusableError
 from shard_tools.source import opened
@@ -46,9 +47,13 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        value = json.loads(path.read_text(encoding="utf-8"))
-        shards = {name: [Entry(*entry) for entry in entries] for name, entries in value.pop("shards").items()}
-        return cls(shards=shards, **value)
+        """Raises InputError where it is no longer as save() wrote it."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            shards = {name: [Entry(*entry) for entry in entries] for name, entries in value.pop("shards").items()}
+            return cls(shards=shards, **value)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is damaged ({error}): put it back, or begin in another folder") from error
 
     @cached_property
     def places(self) -> dict[str, list[str]]:
