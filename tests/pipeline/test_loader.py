@@ -309,7 +309,7 @@ def test_large_batches_are_not_prefetched_beyond_the_bound(short: ShardDataset) 
         assert loader.counters["videos_read"] <= 3 * 4
 
 
-def test_memory_threads_and_files_stay_as_they_are(vp9: ShardDataset, short: ShardDataset) -> None:
+def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDataset) -> None:
     def resident_mib() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -325,7 +325,8 @@ def test_memory_threads_and_files_stay_as_they_are(vp9: ShardDataset, short: Sha
             memory, threads, files = run(batches, 100)
             later = run(batches, 200)
             assert later[0] < memory * 1.02 + 2, decoder
-            assert later[1:] == (threads, files), decoder
+            assert later[1] == threads, decoder
+            assert later[2] <= files, decoder  # fewer: what another test left open was collected meanwhile
 
 
 def test_closing_takes_no_time_and_leaves_no_thread(short: ShardDataset) -> None:
