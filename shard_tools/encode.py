@@ -80,7 +80,7 @@ def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
         if container.format.name.startswith("mov"):
             refuse_cut(source, timing.num_packets, stream.frames)
     if settings.encode == COPY:
-        return [_copied(source, timing, settings.check == "sample")]
+        return [_copied(source, timing, settings.check != "full")]
     stride = settings.frame_stride
     if settings.fps:
         stride = max(1, round(timing.rate / Fraction(settings.fps)))

@@ -23,7 +23,7 @@ class Settings:
     quality: int | None = None  # crf or quantiser, lower is better; None: the codec's default
     preset: str = "veryfast"  # x264's and x265's effort
     max_seconds: float | None = None  # longer videos are split into samples of this length
-    check: str = "sample"  # how much of a copied video is decoded: all, or the first quarter of every group
+    check: str | None = None  # of a copied video decode all, or (None too) the first quarter of every group
     seed: int = 0  # of the shuffle
     samples_per_shard: int = 256
     shard_mb: float | None = None  # instead of samples_per_shard: megabytes of source video in a shard
@@ -45,8 +45,10 @@ class Settings:
             raise InputError(f"--preset {self.preset} is not one of {', '.join(PRESETS)}")
         if self.quality is not None and not 0 <= self.quality <= 63:
             raise InputError(f"--quality {self.quality} is not between 0 (best) and 63")
-        if self.check not in CHECKS:
+        if self.check is not None and self.check not in CHECKS:
             raise InputError(f"--check {self.check} is not one of {', '.join(CHECKS)}")
+        if self.check is not None and self.encode != COPY:
+            raise InputError("--check is for --encode copy: what is encoded is always decoded whole, leave it out")
         if self.encode == COPY and (self.max_seconds or self.fps):
             raise InputError("--encode copy keeps every byte: it cannot go with --max-seconds or --fps")
 
@@ -58,8 +60,8 @@ class Settings:
         """As recorded in `dataset.json`: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
-            kept = ("encode", "check", "seed", "samples_per_shard", "shard_mb", "min_shards")
-            return {name: values[name] for name in kept} | {"frame_stride": 1}
+            kept = ("encode", "seed", "samples_per_shard", "shard_mb", "min_shards")
+            return {name: values[name] for name in kept} | {"check": self.check or "sample", "frame_stride": 1}
         values["quality"] = CODECS[self.encode].default_quality if self.quality is None else self.quality
         del values["check"]
         return values

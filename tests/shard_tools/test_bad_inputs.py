@@ -205,6 +205,7 @@ BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
     "binary list": (["binary.csv", "out"], "not one of 1 videos can be used"),
     "nothing usable": (["rubbish", "out"], "not one of 1 videos can be used"),
     "stride": (["videos", "out", "--frame-stride", "0"], "--frame-stride 0 is too small"),
+    "check": (["videos", "out", "--check", "full"], "--check is for --encode copy"),
     "fps": (["videos", "out", "--fps", "-1"], "--fps -1.0 is not a number above 0"),
     "quality": (["videos", "out", "--quality", "99"], "--quality 99 is not between 0"),
     "workers": (["videos", "out", "--workers", "0"], "--workers must be at least 1"),
