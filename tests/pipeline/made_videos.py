@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -11,6 +12,7 @@ from pathlib import Path
 import av
 import numpy as np
 
+from pipeline.dataset import ShardDataset
 from pipeline.shards import DatasetInfo, Sample, ShardInfo
 
 LEVELS = 22  # grey levels that survive any codec and any scaling
@@ -99,3 +101,19 @@ def write_shards(
     )  # fmt: skip
     (folder / "dataset.json").write_text(json.dumps(info.to_json()))
     return folder
+
+
+def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) -> ShardDataset:
+    """The same shards with bytes flipped inside the videos of `keys`, after sharding."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    dataset = ShardDataset.open(folder)
+    for index, sample in enumerate(dataset.samples):
+        if sample.key in keys:
+            with open(dataset.shard_path(index), "r+b") as shard:
+                shard.seek(sample.offset + int(sample.size * start))
+                byte = shard.read(1)[0]
+                shard.seek(-1, os.SEEK_CUR)
+                shard.write(bytes([byte ^ 0xFF]))
+    return dataset

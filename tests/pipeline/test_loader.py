@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_videos import LEVELS, encode, read_number, write_shards
+from made_videos import LEVELS, broken_copy, encode, read_number, write_shards
 
 from errors import InputError
 from pipeline.config import DataConfig
@@ -40,22 +40,6 @@ def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: 
 def numbers_in(clip: torch.Tensor) -> list[int]:
     """Frame numbers that a clip [C, T, H, W] shows."""
     return [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
-
-
-def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) -> ShardDataset:
-    """The same shards with bytes flipped inside the videos of `keys`, after sharding."""
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    dataset = ShardDataset.open(folder)
-    for index, sample in enumerate(dataset.samples):
-        if sample.key in keys:
-            with open(dataset.shard_path(index), "r+b") as shard:
-                shard.seek(sample.offset + int(sample.size * start))
-                byte = shard.read(1)[0]
-                shard.seek(-1, os.SEEK_CUR)
-                shard.write(bytes([byte ^ 0xFF]))
-    return dataset
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
