@@ -8,11 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import torch
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from durable import write_aside
@@ -80,7 +77,8 @@ def draw_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None
     steps = [event["ts"] / 1e6 for event in events if event["name"].startswith("ProfilerStep#")]
     moments, mebibytes = zip(*_held(events, on_cuda), strict=True)
     seconds = [moment - min(steps) for moment in moments]
-    figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    axes = figure.subplots()
     axes.step(seconds, mebibytes, where="post", color="#2471a3", linewidth=0.8)
     axes.fill_between(seconds, mebibytes, step="post", alpha=0.25)
     for step in steps:
@@ -92,7 +90,6 @@ def draw_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None
     )  # fmt: skip
     with write_aside(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
-    plt.close(figure)
 
 
 def _held(events: list[dict[str, Any]], on_cuda: bool) -> Iterator[tuple[float, float]]:
