@@ -276,6 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     folder = options.output or default_output(device) / "masking_quality"
     rows = Study(options, folder, device).run_all()
     about = machine(device) | {"preset": options.preset, "equal": options.equal}
+    about["overrides"] = " ".join(options.overrides)
     write_results(folder, "points", rows, about, NOTES)
     write_results(folder, "masking_quality", summarise(rows), about, NOTES)
     with write_aside(folder / "masking_quality.png") as aside:
