@@ -88,7 +88,7 @@ def train_step(
     model: nn.Module,
     objective: Objective,
     batches: Iterator[Batch],
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     lr: float,
     config: TrainConfig,
 ) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class Classification:
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average.module}
 
-    def optimizer(self) -> torch.optim.AdamW:
+    def optimizer(self) -> torch.optim.Optimizer:
         layer_decay = self.config.finetune.layer_decay if isinstance(self.model, VideoClassifier) else 1.0
         return make_optimizer(self.model, self.config.optimizer, layer_decay)
 

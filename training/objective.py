@@ -28,7 +28,7 @@ class Objective(Protocol):
     def modules(self) -> dict[str, nn.Module]:
         """What a checkpoint holds; `model` is one of them."""
 
-    def optimizer(self) -> torch.optim.AdamW: ...
+    def optimizer(self) -> torch.optim.Optimizer: ...
 
     def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
         """`model`: this objective's model, perhaps wrapped (DDP) or compiled."""
@@ -52,7 +52,7 @@ class Pretraining:
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model}
 
-    def optimizer(self) -> torch.optim.AdamW:
+    def optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.config.optimizer)
 
     def __call__(self, model: nn.Module, batch: Batch) -> StepResult:

@@ -3,6 +3,7 @@ import torch
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training import checkpoint
 from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
 
 
@@ -32,10 +33,19 @@ def test_biases_norms_positions_and_mask_token_do_not_decay():
         assert decay[id(parameter)] == (0 if free else 0.05), name
 
 
+@pytest.fixture
+def uncompiled():
+    """torchao compiles its update for every shape of weights, which takes minutes here and changes nothing."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("state_bits", [32, 8])
 @pytest.mark.parametrize("clip_grad_norm", [None, 1.0])
-def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm):
+def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm, state_bits):
     model = tiny_model()
-    optimizer = make_optimizer(model, OptimizerConfig())
+    optimizer = make_optimizer(model, OptimizerConfig(state_bits=state_bits))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -54,3 +64,44 @@ def test_clipping_scales_the_gradient_to_the_norm_asked_for():
     parameter.grad = torch.full((4,), 3.0)
     assert update(optimizer, 1e-3, clip_grad_norm=2.0).item() == pytest.approx(6.0)
     assert optimizer.state[parameter]["exp_avg"].norm().item() == pytest.approx(2.0, rel=1e-4)
+
+
+def trained(model: AdaMAE, optimizer: torch.optim.Optimizer, steps: range) -> float:
+    """The last loss of training on two clips, with masks and dropout that are functions of the step."""
+    clip = torch.randint(0, 256, (2, 3, 4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for step in steps:
+        torch.manual_seed(step)
+        loss = model(clip, seed=0, offset=step).loss
+        loss.backward()
+        update(optimizer, 3e-3, None)
+    return loss.item()
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
+    final, state_bytes = {}, {}
+    for bits in (32, 8):
+        torch.manual_seed(0)
+        model = tiny_model()
+        optimizer = make_optimizer(model, OptimizerConfig(state_bits=bits))
+        final[bits] = trained(model, optimizer, range(40))
+        checkpoint.save(tmp_path / str(bits), checkpoint.Place(40, 2), {"model": model}, optimizer, keep=1)
+        state_bytes[bits] = next(tmp_path.glob(f"{bits}/*/optimizer.pt")).stat().st_size
+    assert final[8] == pytest.approx(final[32], rel=0.02)
+    assert final[32] < 0.9
+    assert state_bytes[8] < 0.35 * state_bytes[32]  # moments of fewer than 4,096 weights stay in fp32
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_model()
+    optimizer = make_optimizer(model, OptimizerConfig(state_bits=8))
+    trained(model, optimizer, range(3))
+    checkpoint.save(tmp_path, checkpoint.Place(3, 2), {"model": model}, optimizer, keep=1)
+    trained(model, optimizer, range(3, 6))
+    other = tiny_model()
+    other_optimizer = make_optimizer(other, OptimizerConfig(state_bits=8))
+    assert checkpoint.load_newest(tmp_path, {"model": other}, other_optimizer, global_batch=2) == 3
+    trained(other, other_optimizer, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
