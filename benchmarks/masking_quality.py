@@ -2,14 +2,15 @@
 
     python benchmarks/masking_quality.py --preset cpu
     python benchmarks/masking_quality.py --preset gpu --shards shards/train --validation shards/validation
+    python benchmarks/masking_quality.py --preset cpu_clips --shards shards/train --validation shards/validation
 
 Each point is pre-trained on the same number of clips (`--equal seconds`: for the time that the first point takes). Then
-an attentive probe and a fine-tuning run with the labels of --shards are judged on --validation, with their last
-weights. `scratch` is fine-tuned without pre-training. Without --shards, labelled videos whose class is told by motion
-alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of moving and of still tokens are taken under
-random masks, the same for all models. Started again, the command goes on with the points that are not done; points run
-side by side on the GPUs there are. `section.key=value` is given to all runs. The presets are in
-configs/masking_quality.yaml.
+an attentive probe and a fine-tuning run with the labels of --shards are judged on --validation by evaluate.py, with
+their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training, all its layers at
+the full rate. Without --shards, labelled videos whose class is told by motion alone are drawn
+(shard_tools/motion_classes.py). Reconstruction errors of moving and of still tokens are taken under random masks, the
+same for all models. Started again, the command goes on with the points that are not done; points run side by side on
+the GPUs there are. `section.key=value` is given to all runs. The presets are in configs/masking_quality.yaml.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from errors import InputError, run_command
 from figures.clips import read_clips
 from model import pretrained
 from model.adamae import AdaMAE
+from training.checkpoint import existing
 from training.config import TrainConfig, parse
 
 STRATEGIES = ("adaptive", "tube", "random", "frame", "scratch")
@@ -46,7 +48,7 @@ MEASURES = (f"{PROBE}_top1", "finetune_top1")
 NUM_CLIPS = 200  # whose reconstruction is looked at
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "configs/masking_quality.yaml").read_text(encoding="utf-8"))
 NOTES = [
-    "Top-1 of the last weights, one centre view; _std is the standard deviation over seeds.",
+    "Top-1 of the last weights; _std is the standard deviation over seeds.",
     "error_moving, error_still: reconstruction loss of masked tokens, under random masks of the point's ratio. Moving"
     " are the 20 % of a clip's tokens whose brightness changes most. correlation: of P with that change.",
 ]
@@ -66,7 +68,7 @@ class Point:
     @property
     def overrides(self) -> list[str]:
         if self.mask_ratio is None:
-            return [f"seed={self.seed}"]
+            return [f"seed={self.seed}", "finetune.layer_decay=1"]
         return [f"model.masking={self.strategy}", f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
 
 
@@ -126,20 +128,36 @@ class Study:
             start = [f"finetune.checkpoint={runs / 'pretrain'}"]
             row |= time_spent(runs / "pretrain") | self.reconstruction(runs / "pretrain")
             self.train(point, PROBE, runs, place, *start)
-            row[f"{PROBE}_top1"] = validated(runs / PROBE)
+            row[f"{PROBE}_top1"] = self.judged(point, PROBE, runs, place)
         self.train(point, "finetune", runs, place, *start)
-        return row | {"finetune_top1": validated(runs / "finetune")}
+        return row | {"finetune_top1": self.judged(point, "finetune", runs, place)}
 
     def train(self, point: Point, stage: str, runs: Path, place: dict[str, str], *more: str) -> None:
         runs.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(ROOT / "train.py"), *self.overrides(point, stage), *more, f"run={runs / stage}"]
-        log = runs / f"{stage}.log"
+        command = ["train.py", *self.overrides(point, stage), *more, f"run={runs / stage}"]
+        self.call(command, place, runs / f"{stage}.log")
+
+    def judged(self, point: Point, stage: str, runs: Path, place: dict[str, str]) -> float:
+        """Top-1 of a classifier's last weights."""
+        output = runs / stage / "evaluation"
+        views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
+        newest = existing(runs / stage / "checkpoints")[-1]
+        command = ["evaluate.py", str(newest), str(self.validation), *views, f"--output={output}"]
+        self.call(command, place, runs / f"{stage}.log")
+        return float(json.loads((output / "results.json").read_text(encoding="utf-8"))["top1"])
+
+    def call(self, command: list[str], place: dict[str, str], log: Path) -> None:
+        """Run one of this project's scripts; raises InputError if it fails."""
         with log.open("a", encoding="utf-8") as file:
-            done = subprocess.run(command, stderr=file, env=os.environ | place, check=False)
+            script, *arguments = command
+            done = subprocess.run(
+                [sys.executable, str(ROOT / script), *arguments],
+                stdout=file, stderr=file, env=os.environ | place, check=False,
+            )  # fmt: skip
         if done.returncode == 130:
             raise KeyboardInterrupt
         if done.returncode:
-            raise InputError(f"{point.name} failed at its {stage} run: {log} says why")
+            raise InputError(f"{log.parent.name} failed at {script}: {log} says why")
 
     def overrides(self, point: Point, stage: str) -> list[str]:
         given = [*self.preset["common"], *self.preset[stage], *self.extra, *point.overrides]
@@ -148,7 +166,7 @@ class Study:
             return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
         labels = [
             f"data.subset={self.num_labels or 'null'}",
-            f"finetune.validation_shards={self.validation}",
+            f"finetune.validation_shards={self.validation}",  # classes that do not fit are said before hours are spent
             "finetune.validate_every=1000000000",
         ]
         return [f"objective={stage}", f"data.shards={self.shards}", *labels, *given]
@@ -223,11 +241,6 @@ def time_spent(run: Path) -> Row:
     return {"pretrain_steps": lines[-1]["step"], "pretrain_seconds": round(seconds, 1)}
 
 
-def validated(run: Path) -> float:
-    """Top-1 of a run's last weights."""
-    return float(logged(run)[-1]["validation/top1"])
-
-
 def logged(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -300,6 +313,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if bool(options.shards) != bool(options.validation):
         raise InputError("give --shards and --validation together, or neither for drawn videos")
+    if options.shards is None and "drawn" not in PRESETS[options.preset]:
+        raise InputError(f"--preset {options.preset} draws no videos: give --shards and --validation")
     if options.parallel < 1 or options.num_videos < 1:
         raise InputError("--parallel and --num-videos must be at least 1")
     return options
