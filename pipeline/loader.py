@@ -21,6 +21,7 @@ from pipeline.store import is_remote
 from pipeline.workers import Task, Workers
 
 DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
+MAX_HUNG_GRAPHS = 3  # each keeps its memory; of more, the videos are hardly the cause
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Loader:
         self._workers = Workers(config.threads, "clips")
         self._dali_waiter = Workers(1, "dali")
         self._graph: Graph | None = None
+        self._hung_graphs = 0
         self._handed_out: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
@@ -156,16 +158,23 @@ class Loader:
         return torch.stack(changed)
 
     def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
-        """What DALI has made of a batch. It cannot be interrupted: if it hangs, the run ends with the videos' names."""
+        """What DALI has made of a batch; raises RuntimeError if a video of it does not decode, or DALI hangs.
+
+        DALI cannot be interrupted: a graph that hangs is left behind. Raises InputError if that happens too often.
+        """
         task = self._dali_waiter.submit(lambda _: graph.take())
         try:
             return self._dali_waiter.result(task, self._config.decode_timeout_s)
-        except TimeoutError:
-            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
-            raise InputError(
-                f"DALI has not come back for {self._config.decode_timeout_s:g} s from one of {names}: set data.decoder"
-                " to pyav, which finds the video"
-            ) from None
+        except TimeoutError as error:
+            self._maker.count(hung=1)
+            self._hung_graphs += 1
+            if self._hung_graphs > MAX_HUNG_GRAPHS:
+                names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
+                raise InputError(
+                    f"DALI has hung {self._hung_graphs} times, for {self._config.decode_timeout_s:g} s, the last time"
+                    f" at one of {names}: set data.decoder to pyav, which finds the video"
+                ) from None
+            raise RuntimeError("DALI hangs") from error
 
     def _wait_for(self, job: _Job) -> None:
         """Wait until all videos of a batch are read and PyAV's part of it is cut."""

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
+from pipeline.graph import Graph
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan, ViewPlan
 from pipeline.video import decode_frames
@@ -260,14 +263,46 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
             assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in shown.frames]
 
 
-def test_a_hung_dali_ends_the_run_with_names(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr("pipeline.graph.Graph.take", lambda graph: release.wait(20))
+@pytest.fixture
+def hanging_dali(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """DALI hangs at the takes whose numbers are in `takes`, until `release` is set."""
+    state, numbers, plain = SimpleNamespace(takes=[], release=threading.Event()), count(), Graph.take
+
+    def take_or_hang(graph: Graph) -> torch.Tensor:
+        if next(numbers) in state.takes:
+            state.release.wait(20)
+        return plain(graph)
+
+    monkeypatch.setattr(Graph, "take", take_or_hang)
+    return state
+
+
+def test_where_dali_hangs_pyav_goes_on(vp9: ShardDataset, hanging_dali: SimpleNamespace, tmp_path: Path) -> None:
+    hanging_dali.takes = [1]
+    config = DataConfig(frame_stride=1, decoder="dali", decode_timeout_s=1.0)
+    plan, report = plan_of(vp9, config), tmp_path / "quarantine.jsonl"
+    with Loader(vp9, plan, CPU, config, report) as loader:
+        batches = [batch for batch, _ in zip(loader.batches(0), range(4), strict=False)]
+        assert loader.counters["hung"] == 1
+        assert loader.counters["rescued_clips"] == 4
+        hanging_dali.release.set()
+    for index, batch in enumerate(batches):
+        assert batch.positions == [row.position for row in plan.batch(index)]
+        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
+            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+    assert not report.exists(), "no video is known to be bad"
+
+
+def test_a_dali_that_hangs_again_and_again_ends_the_run_with_names(
+    vp9: ShardDataset, hanging_dali: SimpleNamespace
+) -> None:
+    hanging_dali.takes = range(10)
     config = DataConfig(frame_stride=1, decoder="dali", decode_timeout_s=0.3)
     with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
-        with pytest.raises(InputError, match=r"DALI has not come back for 0\.3 s from one of .*shard-00000.\.tar"):
-            next(loader.batches(0))
-        release.set()
+        with pytest.raises(InputError, match=r"DALI has hung 4 times, for 0\.3 s, .* one of .*shard-00000.\.tar"):
+            for _ in loader.batches(0):
+                pass
+        hanging_dali.release.set()
 
 
 def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +372,7 @@ import sys, time, torch
 from pathlib import Path
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
+from pipeline.graph import Graph
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
