@@ -47,14 +47,15 @@ def load(path: str | Path, num_frames: int = 16) -> tuple[StateDict, ModelConfig
 
 
 def find_file(path: Path) -> Path:
-    """The file of weights that `path` means."""
+    """The file of weights that `path` means: where a run averaged its weights, the average, as it is what is judged."""
     if path.is_file():
         return path
     if not path.is_dir():
         raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
-    for pattern in ("model.safetensors", "checkpoints/step-*/model.safetensors", "pytorch_model.bin"):
-        if found := sorted(path.glob(pattern)):
-            return found[-1]
+    for place in ("", "checkpoints/step-*/"):
+        for name in ("average.safetensors", "model.safetensors", "pytorch_model.bin"):
+            if found := sorted(path.glob(place + name)):
+                return found[-1]
     raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
 
 

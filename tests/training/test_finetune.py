@@ -13,12 +13,13 @@ from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.pretrained import read_state_dict, save
+from model.pretrained import find_file, read_state_dict, save
 from model.probe import Probe
 from model.weights import to_adamae, to_huggingface
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from train import train
+from training import checkpoint
 from training.config import TrainConfig, parse
 from training.distributed import Process
 from training.finetuning import Classification
@@ -175,6 +176,18 @@ def test_the_average_follows_the_weights(config):
         weight += 1
     made.after_update()
     torch.testing.assert_close(made.modules["average"].head.weight, before + 0.1)
+
+
+def test_of_averaged_weights_the_average_is_what_a_run_stands_for(config, tmp_path):
+    made = classification(config("finetune.ema_decay=0.9"))
+    with torch.no_grad():
+        made.model.head.weight += 1
+    made.after_update()
+    folder = tmp_path / "run" / "checkpoints"
+    checkpoint.save(folder, checkpoint.Place(3, 4), made.modules, made.optimizer(), keep=1)
+    for path in (tmp_path / "run", *checkpoint.existing(folder)):
+        weights = read_state_dict(find_file(path))[0]
+        assert torch.equal(weights["head.weight"], made.modules["average"].head.weight)
 
 
 def test_mixing_depends_on_seed_and_position_only(config):
