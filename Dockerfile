@@ -8,7 +8,7 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 adamae \
- && install --directory --owner adamae --mode 1777 /adamae/runs /data
+ && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /data
 
 # The pins alone decide this layer, so that editing the code does not download 4 GB again. Secrets are the building
 # host's package settings, where it has any: they are there during this step and in no layer.
@@ -31,8 +31,8 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     PYTHONPATH=/adamae \
     PYTHONUNBUFFERED=1 \
     USER=adamae \
-    TRITON_CACHE_DIR=/tmp/triton \
-    TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor \
-    MPLCONFIGDIR=/tmp/matplotlib
+    TRITON_CACHE_DIR=/adamae/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/adamae/cache/torchinductor \
+    MPLCONFIGDIR=/adamae/cache/matplotlib
 USER adamae
 ENTRYPOINT ["python", "train.py"]
