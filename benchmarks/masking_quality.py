@@ -6,11 +6,11 @@
 
 Each point is pre-trained on the same number of clips (`--equal seconds`: for the time that the first point takes). Then
 an attentive probe and a fine-tuning run with the labels of --shards are judged on --validation by evaluate.py, with
-their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training, all its layers at
-the full rate. Without --shards, labelled videos whose class is told by motion alone are drawn
-(shard_tools/motion_classes.py). Reconstruction errors of moving and of still tokens are taken under random masks, the
-same for all models. Started again, the command goes on with the points that are not done; points run side by side on
-the GPUs there are. `section.key=value` is given to all runs. The presets are in configs/masking_quality.yaml.
+their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training. Without --shards,
+labelled videos whose class is told by motion alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of
+moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
+with the points that are not done; points run side by side on the GPUs there are. `section.key=value` is given to all
+runs. The presets are in configs/masking_quality.yaml.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Point:
     @property
     def overrides(self) -> list[str]:
         if self.mask_ratio is None:
-            return [f"seed={self.seed}", "finetune.layer_decay=1"]
+            return [f"seed={self.seed}"]
         return [f"model.masking={self.strategy}", f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
 
 
@@ -160,7 +160,8 @@ class Study:
             raise InputError(f"{log.parent.name} failed at {script}: {log} says why")
 
     def overrides(self, point: Point, stage: str) -> list[str]:
-        given = [*self.preset["common"], *self.preset[stage], *self.extra, *point.overrides]
+        scratch = self.preset.get("scratch", []) if point.mask_ratio is None else []
+        given = [*self.preset["common"], *self.preset[stage], *scratch, *self.extra, *point.overrides]
         if stage == "pretrain":
             length = [f"steps={self.steps[point]}"] if hasattr(self, "steps") else []
             return [f"data.shards={self.shards}", "figure_every=null", *given, *length]

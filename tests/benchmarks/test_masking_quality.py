@@ -109,6 +109,8 @@ def test_presets_can_be_trained(preset, tmp_path):
     assert len(study.points) == 2 * len(masking_quality.PRESETS[preset]["points"])
     for stage in ("pretrain", "attentive_probe", "finetune"):
         assert study.config(study.points[0], stage).steps
+    scratch = next(point for point in study.points if point.mask_ratio is None)
+    assert study.config(scratch, "finetune").finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
 
 
 @pytest.mark.parametrize(
