@@ -22,6 +22,7 @@ from shard_tools.encode import store
 from shard_tools.inputs import read_inputs
 from shard_tools.picture import UnusableError
 from shard_tools.settings import CHECKS, Settings
+from shard_tools.source import ANY_TAGS
 
 Damage = Callable[[bytearray, random.Random], bytes]
 
@@ -64,7 +65,7 @@ def pictures(path: Path) -> str:
     """A hash of all frames that a player shows, as far as it gets."""
     digest = hashlib.sha256()
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with av.open(str(path), **ANY_TAGS) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):

@@ -2,7 +2,10 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+
+from av.video.codeccontext import VideoCodecContext
 
 os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 writes to stderr past FFmpeg's log level: errors only
 
@@ -68,3 +71,17 @@ CODECS = {
     "av1": Codec("libsvtav1", "mp4", _av1, default_quality=32),
     "mpeg4": Codec("mpeg4", "avi", _mpeg4, default_quality=4),
 }
+
+
+def open_encoder(context: VideoCodecContext) -> None:
+    """Open it now, and leave all threads of this process scheduled as they were.
+
+    Where root runs it, SVT-AV1 makes its caller and its own threads real-time ones of the highest priority, which every
+    process inherits that is started from then on: a few encoders leave no core to anything else on the machine.
+    """
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    context.open()
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            if os.sched_getscheduler(thread) == os.SCHED_FIFO:
+                os.sched_setscheduler(thread, policy, parameters)

@@ -14,7 +14,7 @@ import av
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from shard_tools.codecs import CODECS, Codec
+from shard_tools.codecs import CODECS, Codec, open_encoder
 from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
 from shard_tools.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
@@ -54,6 +54,7 @@ class Writer:
         context.thread_count = 1
         context.colorspace = BT601
         context.color_range = FULL if codec.full_range else LIMITED
+        open_encoder(context)
         self.num_frames = 0
 
     def write(self, frame: VideoFrame) -> None:

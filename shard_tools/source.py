@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import av
 from av.container import InputContainer
@@ -18,6 +18,9 @@ from av.video.stream import VideoStream
 
 from shard_tools.picture import UnusableError
 from shard_tools.timing import Timing
+
+# Tags need not be UTF-8. PyAV raises at them unless told otherwise, from 19 on it replaces what it cannot read itself.
+ANY_TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 # In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
 # a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
@@ -58,7 +61,7 @@ def opened(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoSt
     try:
         # A playlist that calls itself a video must not make us read from the network.
         options = {"protocol_whitelist": "file"} | options
-        container = av.open(str(path.absolute()), metadata_errors="replace", options=options)
+        container = av.open(str(path.absolute()), options=options, **ANY_TAGS)
     except av.error.FFmpegError as error:
         raise UnusableError(_why_not_open(path)) from error
     if _is_cut_off(path):

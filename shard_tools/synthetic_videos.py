@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from errors import InputError, run_command
-from shard_tools.codecs import CODECS
+from shard_tools.codecs import CODECS, open_encoder
 
 CLASSES = {
     "right": (1.0, 0.0),
@@ -165,6 +165,7 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int, codec_name: 
                 stream.height, stream.width = picture.shape[:2]
                 stream.pix_fmt = codec.pixel_format
                 stream.thread_count = 1
+                open_encoder(stream.codec_context)
             output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         if stream is not None:
             output.mux(stream.encode(None))

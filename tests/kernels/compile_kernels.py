@@ -89,7 +89,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
 def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     """Everything between tokens and loss, forward and backward."""
     batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
-    logits = torch.empty(batch, tokens, dtype=dtype, requires_grad=True)
+    logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/token_samplers.py)
     visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
     pixels = config.num_frames, config.image_size, config.image_size
     patch = config.tubelet_size, config.patch_size

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.dataset import ShardDataset
 from pipeline.shards import DatasetInfo, Sample, ShardInfo
+from shard_tools.codecs import open_encoder
 
 LEVELS = 22  # grey levels that survive any codec and any scaling
 
@@ -45,6 +46,7 @@ def encode(
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.options = options or {}
+        open_encoder(stream.codec_context)
         for number in range(first, first + num_frames):
             image = np.full((height, width, 3), grey(number), np.uint8)
             if pattern:

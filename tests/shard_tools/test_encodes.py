@@ -1,6 +1,7 @@
 """Each codec's shards: short groups, frames in order, the same bytes again, and DALI's decoder takes what it can."""
 
 import hashlib
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,6 +50,14 @@ def test_every_codec_keeps_frames_order_and_groups(source: Path, tmp_path: Path,
 def test_every_codec_gives_the_same_bytes_again(source: Path, tmp_path: Path, codec: str) -> None:
     digests = {hashlib.sha256(made(source, tmp_path, encode=codec).path.read_bytes()).hexdigest() for _ in range(2)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_encoder_changes_how_the_process_is_scheduled(source: Path, tmp_path: Path, codec: str) -> None:
+    """SVT-AV1 does, where root runs it: with real-time threads, a few workers take a whole machine."""
+    made(source, tmp_path, encode=codec)
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_OTHER}
 
 
 def test_h264_is_the_same_on_every_processor(draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
