@@ -98,8 +98,16 @@ class Study:
 
     def run_all(self) -> list[Row]:
         pool = ThreadPoolExecutor(self.num_places)
+
+        def run(point: Point) -> Row:
+            try:
+                return self.run(point)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # from here, before this thread takes the next point
+                raise
+
         try:
-            return list(tqdm(pool.map(self.run, self.points), total=len(self.points), unit="point"))
+            return list(tqdm(pool.map(run, self.points), total=len(self.points), unit="point"))
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
 
@@ -200,9 +208,10 @@ class Study:
 
 def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
     """Every strategy at every ratio, but training from scratch once."""
-    if bool(strategies) != bool(ratios):
-        raise InputError("give --strategies and --ratios together, or neither for the preset's")
-    pairs = [(s, None if s == "scratch" else ratio) for s in strategies or [] for ratio in ratios or []]
+    strategies, ratios = strategies or [], ratios or []
+    if any(strategy != "scratch" for strategy in strategies) != bool(ratios):
+        raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
+    pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == "scratch" else ratios)]
     return list(dict.fromkeys(pairs))
 
 

@@ -95,7 +95,23 @@ def test_equal_seconds_gives_the_slower_point_fewer_steps():
 
 def test_scratch_is_trained_once_whatever_the_ratios():
     assert grid(["tube", "scratch"], [0.5, 0.9]) == [("tube", 0.5), ("tube", 0.9), ("scratch", None)]
+    assert grid(["scratch"], None) == [("scratch", None)]
     assert grid(None, None) == []
+
+
+def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
+    options = parse_arguments(["--preset", "cpu", "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
+    begun: list[Point] = []
+
+    def fail(study: masking_quality.Study, point: Point) -> None:
+        begun.append(point)
+        raise InputError("it died")
+
+    monkeypatch.setattr(masking_quality.Study, "run", fail)
+    study = masking_quality.Study(options, tmp_path, pick_device())
+    with pytest.raises(InputError, match="it died"):
+        study.run_all()
+    assert begun == study.points[:1]
 
 
 @pytest.mark.parametrize("preset", masking_quality.PRESETS)
@@ -118,7 +134,8 @@ def test_presets_can_be_trained(preset, tmp_path):
     [
         (["--shards", "x"], "--validation together"),
         (["--preset", "cpu_clips"], "draws no videos"),
-        (["--strategies", "tube"], "--ratios together"),
+        (["--strategies", "tube"], "give --ratios with --strategies that mask"),
+        (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
         (["--parallel", "0"], "at least 1"),
         (["--strategies", "tube", "--ratios", "0.999", "--shards", "x", "--validation", "y"], "leaves 0 of"),
     ],
