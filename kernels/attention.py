@@ -1,5 +1,6 @@
-"""Attention: PyTorch's fused one, with a backward of our own where PyTorch's is slow, in bf16 on a CPU."""
+"""Attention: PyTorch's fused one, except in bf16 on a CPU, where matrix products of whole heads are faster."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,36 +18,49 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class AttentionOnCpu(torch.autograd.Function):
-    """Its backward pass makes the scores of a few heads at a time, by matrix products that use all of the CPU's units.
+    """Makes the scores of a few heads at a time, by matrix products that use all of the CPU's units, in both passes.
 
-    At 1,568 tokens it takes half the time of PyTorch's, and it keeps neither output nor normalisers. Gradients are
+    At 1,568 tokens it takes half the time of PyTorch's, and it keeps neither output nor normalisers. Results are
     rounded as by plain softmax attention in bf16.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v)
+        out = _like(q)
+        for at, _, p in _probabilities(q, k):
+            out[at] = torch.bmm(p, v[at])
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         q, k, v = ctx.saved_tensors
         grad_q, grad_k, grad_v = (_like(x) for x in (q, k, v))
-        heads, rows, width = q.shape[1:]
-        at_once = max(1, min(heads, SCORES_AT_ONCE // (rows * k.shape[2])))
-        probs, slope = q.new_empty(2, at_once, rows, k.shape[2])  # fresh ones for every head cost a third of the time
-        for clip in range(len(q)):
-            for first in range(0, heads, at_once):
-                at = clip, slice(first, first + at_once)
-                q_, k_, v_, grad = q[at] * width**-0.5, k[at], v[at], grads[0][at]
-                p, s = probs[: len(q_)], slope[: len(q_)]
-                torch.softmax(torch.bmm(q_, k_.mT, out=p), dim=-1, out=p)
-                torch.bmm(grad, v_.mT, out=s)
-                grad_v[at] = torch.bmm(grad.mT, p).mT
-                torch.ops.aten._softmax_backward_data.out(s, p, -1, s.dtype, grad_input=s)
-                grad_k[at] = torch.bmm(q_.mT, s).mT
-                grad_q[at] = torch.bmm(s, k_).mul_(width**-0.5)
+        scale = q.shape[-1] ** -0.5
+        slope = None
+        for at, q_, p in _probabilities(q, k):
+            grad = grads[0][at].contiguous()
+            slope = torch.empty_like(p) if slope is None else slope
+            s = torch.bmm(grad, v[at].mT, out=slope[: len(p)])
+            grad_v[at] = torch.bmm(grad.mT, p).mT
+            torch.ops.aten._softmax_backward_data.out(s, p, -1, s.dtype, grad_input=s)
+            grad_k[at] = torch.bmm(q_.mT, s).mT
+            grad_q[at] = torch.bmm(s, k[at]).mul_(scale)
         return grad_q, grad_k, grad_v
+
+
+def _probabilities(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[int, slice], Tensor, Tensor]]:
+    """Of a few heads after the other: where they are, q / √d, and their probabilities, which the next ones overwrite."""
+    heads, rows, width = q.shape[1:]
+    at_once = max(1, min(heads, SCORES_AT_ONCE // (rows * k.shape[2])))
+    probs = q.new_empty(at_once, rows, k.shape[2])  # fresh ones for every head cost a third of the time
+    for clip in range(len(q)):
+        for first in range(0, heads, at_once):
+            at = clip, slice(first, first + at_once)
+            q_ = q[at] * width**-0.5
+            p = probs[: len(q_)]
+            torch.softmax(torch.bmm(q_, k[at].contiguous().mT, out=p), dim=-1, out=p)
+            yield at, q_, p
 
 
 def _like(x: Tensor) -> Tensor:

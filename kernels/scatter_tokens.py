@@ -38,9 +38,13 @@ def scatter_tokens(
 
 
 def definition(features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor) -> Tensor:
-    positions = take_rows(table.to(features.dtype), torch.cat([visible_ids, masked_ids], dim=1))
-    masked = mask_token.to(features.dtype).expand(masked_ids.shape[0], masked_ids.shape[1], -1)
-    return torch.cat([features, masked], dim=1) + positions
+    """One look-up makes the result: of the visible rows, and of the mask token at every place there is."""
+    batch, num_visible, _ = features.shape
+    table = table.to(features.dtype)
+    visible = features + take_rows(table, visible_ids)
+    rows = torch.cat([visible.flatten(0, 1), mask_token.to(features.dtype) + table])
+    first = torch.arange(batch * num_visible, device=features.device).view(batch, num_visible)
+    return take_rows(rows, torch.cat([first, masked_ids + batch * num_visible], dim=1))
 
 
 @triton.jit
