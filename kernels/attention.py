@@ -50,7 +50,7 @@ class AttentionOnCpu(torch.autograd.Function):
 
 
 def _probabilities(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[int, slice], Tensor, Tensor]]:
-    """Of a few heads after the other: where they are, q / √d, and their probabilities, which the next ones overwrite."""
+    """Of a few heads after the other: where they are, q / √d, their probabilities, which the next ones overwrite."""
     heads, rows, width = q.shape[1:]
     at_once = max(1, min(heads, SCORES_AT_ONCE // (rows * k.shape[2])))
     probs = q.new_empty(at_once, rows, k.shape[2])  # fresh ones for every head cost a third of the time
