@@ -77,6 +77,9 @@ def work(job: Job) -> Outcome | OSError:
     except (av.error.FFmpegError, OSError, MemoryError, ValueError, KeyError) as error:
         # What FFmpeg, the file system or a remote store reports about this one input; a full disk is not about it.
         outcome = Outcome(job.source, [], _sentence(error))
+    except Exception as error:  # a fault of ours or of a library's: it costs this video, and says what to report
+        fault = f"{type(error).__name__}: {error}"
+        outcome = Outcome(job.source, [], f"a fault of make_shards, which you may want to report ({fault})")
     try:
         if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
