@@ -4,7 +4,7 @@
 
 VIDEOS is a folder. Shards are made of it with every encode (kept in --work for the next time), and each loader runs in
 a process of its own, over the originals and over the very bytes that are in the shards. decord and torchcodec take part
-where they are installed. Clips per CPU-second is the figure that other programs on the machine do not disturb.
+where they can be imported. Clips per CPU-second is the figure that other programs on the machine do not disturb.
 """
 
 import argparse
@@ -109,8 +109,19 @@ def prepare(videos: Path, folder: Path, encode: str) -> None:
             path.write_bytes(reader.read(index))
 
 
+def can_take_part(decoder: str) -> bool:
+    """Whether it is installed and finds its libraries; if it does not find them, say that it is left out."""
+    if importlib.util.find_spec(decoder) is None:
+        return False
+    tried = subprocess.run([sys.executable, "-c", f"import {decoder}"], capture_output=True, text=True)
+    if tried.returncode:
+        reason = tried.stderr.strip().splitlines()[-1]
+        print(f"{decoder} is left out: it is installed, but cannot be imported ({reason})", file=sys.stderr)
+    return tried.returncode == 0
+
+
 def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
-    baselines = [name for name in DECODERS if name == "pyav" or importlib.util.find_spec(name)]
+    baselines = [name for name in DECODERS if name == "pyav" or can_take_part(name)]
     cases = [Case("decord" if name == "decord" else name, name, "original") for name in baselines]
     for encode in encodes:
         if encode != "copy":  # copied files are the originals

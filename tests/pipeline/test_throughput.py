@@ -12,7 +12,7 @@ from made_videos import LEVELS, encode, read_number, write_shards
 from benchmarks.harness import write_results
 from benchmarks.loader_baselines import chosen, transformed, with_pyav
 from benchmarks.pipeline_plot import draw
-from benchmarks.pipeline_throughput import Case, check, make_cases, measure
+from benchmarks.pipeline_throughput import Case, can_take_part, check, make_cases, measure
 from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
@@ -58,3 +58,16 @@ def test_every_loader_meets_every_encode() -> None:
     }  # fmt: skip
     assert {case.encode for case in cases if case.loader == "pyav"} == {"original", "h264", "mjpeg"}
     assert ("dali", "h264") in {(case.decoder, case.encode) for case in make_cases(["h264"], torch.device("cuda"))}
+
+
+def test_a_peer_that_cannot_be_imported_is_left_out_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_peer.py").write_text("raise OSError('libavutil.so.60 is missing')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not can_take_part("broken_peer")
+    said = "broken_peer is left out: it is installed, but cannot be imported (OSError: libavutil.so.60 is missing)\n"
+    assert capfd.readouterr().err == said
+    assert not can_take_part("no_such_peer")
+    assert can_take_part("json")
