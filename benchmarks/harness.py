@@ -104,13 +104,13 @@ def device_name(device: torch.device) -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What a figure depends on, to stand beside it."""
+def machine(device: torch.device, packages: Sequence[str] = ("timm", "transformers")) -> dict[str, Any]:
+    """What a figure depends on, to stand beside it; `packages` besides PyTorch and Triton."""
     return {
         "device": device_name(device),
         "cpu_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "packages": {name: _version(name) for name in ("torch", "triton", "timm", "transformers")},
+        "packages": {name: _version(name) for name in ("torch", "triton", *packages)},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "commit": _commit(),
     }

@@ -39,6 +39,7 @@ from pipeline.video import decode_frames
 BATCH_SIZE = 8
 FRAME_STRIDE = 4
 WARM_UP_BATCHES = 4
+PACKAGES = ("av", "nvidia-dali-cuda130", "webdataset", "decord", "torchcodec")
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def main() -> None:
     reference = next((row for row in rows if row["loader"] == "decord" and row["encode"] == "original"), rows[0])
     for row in rows:
         row["times_reference"] = row["clips_per_cpu_second"] / reference["clips_per_cpu_second"]
-    about = {**machine(device), "videos": len(ShardDataset.open(work / "copy").samples), "threads": options.threads}
+    about = machine(device, PACKAGES)
+    about |= {"videos": len(ShardDataset.open(work / "copy").samples), "threads": options.threads}
     notes = [
-        f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; batches of {BATCH_SIZE}.",
+        f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; batches of {BATCH_SIZE}."
+        f" One round of {options.seconds:g} s a loader, after {WARM_UP_BATCHES} batches.",
         f"times_reference: clips per CPU-second against {reference['loader']} over the {reference['encode']} files.",
     ]
     folder = options.output or default_output(device)
