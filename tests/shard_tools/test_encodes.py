@@ -53,11 +53,11 @@ def test_every_codec_gives_the_same_bytes_again(source: Path, tmp_path: Path, co
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_no_encoder_changes_how_the_process_is_scheduled(source: Path, tmp_path: Path, codec: str) -> None:
-    """SVT-AV1 does, where root runs it: with real-time threads, a few workers take a whole machine."""
+def test_no_encoder_makes_the_process_a_real_time_one(source: Path, tmp_path: Path, codec: str) -> None:
+    """SVT-AV1 does, where root runs it (other users' cannot): a few workers then take a whole machine."""
     made(source, tmp_path, encode=codec)
     threads = [int(name) for name in os.listdir("/proc/self/task")]
-    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_OTHER}
+    assert os.SCHED_FIFO not in {os.sched_getscheduler(thread) for thread in threads}
 
 
 def test_h264_is_the_same_on_every_processor(draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
