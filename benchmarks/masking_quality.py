@@ -98,12 +98,15 @@ class Study:
 
     def run_all(self) -> list[Row]:
         pool = ThreadPoolExecutor(self.num_places)
+        failures: list[BaseException] = []
 
         def run(point: Point) -> Row:
+            if failures:
+                raise failures[0]  # no point begins after one that failed
             try:
                 return self.run(point)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # from here, before this thread takes the next point
+            except BaseException as failure:
+                failures.append(failure)
                 raise
 
         try:

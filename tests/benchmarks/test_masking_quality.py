@@ -100,7 +100,8 @@ def test_scratch_is_trained_once_whatever_the_ratios():
 
 
 def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
-    options = parse_arguments(["--preset", "cpu", "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
+    seeds = map(str, range(20))  # many, so that the first point fails while the last are still being given out
+    options = parse_arguments(["--preset", "cpu", "--shards", "here", "--validation", "there", "--seeds", *seeds])
     begun: list[Point] = []
 
     def fail(study: masking_quality.Study, point: Point) -> None:
