@@ -15,6 +15,7 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
+from training.compiling import compile_in_place
 from training.config import TrainConfig, parse
 from training.finetuning import Classification
 from training.interrupt import StopRequest
@@ -78,7 +79,7 @@ def make_objective(config: TrainConfig, dataset: ShardDataset, process: distribu
 def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
     """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
     if config.compile:
-        model.compile()  # in place: the names of the parameters stay as they are
+        compile_in_place(model)
     if process.world_size == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)

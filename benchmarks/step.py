@@ -1,12 +1,11 @@
 """One pre-training step as `train.py` takes it, on a clip that is at hand: forward, backward, AdamW."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from model.adamae import AdaMAE, Output
+from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training.compiling import compile_in_place
 from training.optimizer import OptimizerConfig, make_optimizer, update
 
 
@@ -21,14 +20,16 @@ class PretrainingStep:
 
     def __init__(self, model: AdaMAE, compiled: bool = False) -> None:
         self.model = model
-        self.forward: Callable[..., Output] = torch.compile(model) if compiled else model
+        if compiled:
+            compile_in_place(model)
         self.optimizer = make_optimizer(model, OptimizerConfig())
         device = next(model.parameters()).device
         self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
 
     def loss(self, clip: Tensor) -> Tensor:
         with torch.autocast(clip.device.type, torch.bfloat16):
-            return self.forward(clip, self.seed, self.offset).loss
+            loss: Tensor = self.model(clip, self.seed, self.offset).loss
+            return loss
 
     def update(self) -> None:
         self.offset += 1  # another draw at every step
