@@ -28,7 +28,7 @@ class Output(NamedTuple):
     loss: Float[Tensor, ""]
     reconstruction_loss: Float[Tensor, ""]
     sampling_loss: Float[Tensor, ""]  # 0 where masking is not adaptive
-    pred: Float[Tensor, "B M P"]
+    pred: Float[Tensor, "B M P"]  # without a gradient: a compiled step would be given one of its size, of zeros
     loss_per_token: Float[Tensor, "B M"]
     log_probs: Float[Tensor, "B N"] | None  # None where masking is not adaptive
     visible_ids: Int[Tensor, "B K"]
@@ -157,5 +157,6 @@ class AdaMAE(nn.Module):
             sampling = sampling_loss(draw.log_probs, draw.masked_ids, reward)
             loss = reconstruction + config.sampling_loss_weight * sampling
         return Output(
-            loss, reconstruction, sampling, pred, loss_per_token, draw.log_probs, draw.visible_ids, draw.masked_ids
-        )
+            loss, reconstruction, sampling, pred.detach(), loss_per_token,
+            draw.log_probs, draw.visible_ids, draw.masked_ids,
+        )  # fmt: skip

@@ -54,3 +54,5 @@ def test_torch_compile_makes_a_program_for_a_gpu_of_a_whole_step(tmp_path, monke
     assert found["kept"] == {"checkpointing": 2, "sampler's gradient reaches the tokens": 3}
     assert found["written"] == WRITTEN
     assert set(found["built"]) > set(WRITTEN), "Inductor's own kernels, and all of ours"
+    for name, peak in found["peak"].items():
+        assert 0.5 * found["peak_uncompiled"][name] < peak < found["peak_uncompiled"][name]
