@@ -127,10 +127,8 @@ def predicted_row(point: Point, batch_size: int) -> Row:
         "batch_size": batch_size,
         "paper_gb": point.paper_gb,
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
+        "compiled_predicted_peak_gib": compiled_gib(point, batch_size),
     }
-    if is_default(point) and not triton.knobs.runtime.interpret:
-        compiled = in_fresh_process(compiled_peak, config, batch_size)
-        row["compiled_predicted_peak_gib"] = round(compiled / 2**30, 3)
     row |= {f"saved_{part}_mib": round(size / 2**20, 1) for part, size in account.saved.items()}
     row["saved_mib"] = round(sum(account.saved.values()) / 2**20, 1)
     row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
@@ -139,6 +137,13 @@ def predicted_row(point: Point, batch_size: int) -> Row:
     row["gflop_per_clip"] = round(own_flops / batch_size / 1e9, 1)
     row["recomputed_gflop_per_clip"] = round((account.flops - own_flops) / batch_size / 1e9, 1)
     return row
+
+
+def compiled_gib(point: Point, batch_size: int) -> float | None:
+    """Predicted too, in a minute, of the points that a GPU measures compiled; an interpreter has no program."""
+    if not is_default(point) or triton.knobs.runtime.interpret:
+        return None
+    return round(in_fresh_process(compiled_peak, point.config, batch_size) / 2**30, 3)
 
 
 def _sampler(config: ModelConfig) -> str:
@@ -200,7 +205,7 @@ def fits(config: ModelConfig, batch_size: int, capacity_gb: float) -> bool:
 
 def speed_columns(timing: Timing, batch_size: int, gflop_per_clip: float, matmul: float) -> Row:
     """What is computed once more counts as time, not as work."""
-    tflops = gflop_per_clip * batch_size / timing.median_ms / 1e3
+    tflops = gflop_per_clip * batch_size / timing.median_ms
     return {**timing_columns(timing, batch_size), "tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3)}
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from benchmarks import memory_vs_ratio
 from benchmarks.accounting import Account, predict
-from benchmarks.harness import Row
+from benchmarks.harness import Row, Timing
 from benchmarks.memory_plot import draw
 from benchmarks.memory_vs_ratio import Point, is_default, points, predicted_row
 from errors import InputError
@@ -55,6 +55,11 @@ def test_what_is_computed_again_is_no_work_of_the_step(predicted: tuple[Row, Acc
     assert again["recomputed_gflop_per_clip"] == pytest.approx((more.flops - account.flops) / 4e9, abs=0.1)
     assert more.flops > account.flops
     assert again["saved_mib"] < row["saved_mib"]
+
+
+def test_a_step_of_two_clips_of_250_gflop_in_a_second_is_half_a_teraflop_a_second() -> None:
+    columns = memory_vs_ratio.speed_columns(Timing.of([1000.0]), batch_size=2, gflop_per_clip=250, matmul=2.0)
+    assert (columns["tflops"], columns["mfu"], columns["clips_per_second"]) == (0.5, 0.25, 2)
 
 
 def test_the_picture_is_drawn(predicted: tuple[Row, Account], tmp_path: Path) -> None:
