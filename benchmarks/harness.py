@@ -2,11 +2,12 @@
 
 import csv
 import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -80,10 +81,20 @@ def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of `function`, run in a process that is forked from a server which has imported the running script
     and done nothing more: as good as new, without the seconds of the imports."""
+    with _processes(1) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """The results of `function` for all items, in order, made by as many processes as there are cores, or eight."""
+    with _processes(min(8, len(os.sched_getaffinity(0)))) as pool:
+        yield from pool.map(function, items)
+
+
+def _processes(count: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(function, *arguments).result()
+    return ProcessPoolExecutor(count, context)
 
 
 def require(claim: str, green: bool, found: str) -> None:

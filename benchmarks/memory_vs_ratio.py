@@ -30,6 +30,7 @@ from benchmarks.harness import (
     matmul_tflops,
     pick_device,
     require,
+    side_by_side,
     time_calls,
     timing_columns,
     write_results,
@@ -253,14 +254,14 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = device.type == "cuda"
     about = machine(device)
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)
-    rows = []
-    for point in tqdm(points(options.size), unit="point", file=sys.stderr):
-        row = predicted_row(point, options.batch_size)
+    table = points(options.size)
+    predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
+    rows = list(tqdm(predicted, desc="predicted", total=len(table), unit="point", file=sys.stderr))
+    for point, row in tqdm(list(zip(table, rows, strict=True)), desc="measured", unit="point", file=sys.stderr):
         if on_gpu:
-            row |= gpu_columns(point, row, options.repetitions or 20, matmul)
+            row.update(gpu_columns(point, row, options.repetitions or 20, matmul))
         elif point.measured_on_cpu:
-            row |= cpu_columns(point, row, options.repetitions or 2, matmul)
-        rows.append(row)
+            row.update(cpu_columns(point, row, options.repetitions or 2, matmul))
 
     folder = options.output or default_output(device)
     write_results(folder, "memory_vs_ratio", rows, about, notes(on_gpu))
