@@ -182,11 +182,7 @@ def compiled_peak(config: ModelConfig, batch_size: int) -> int:
     Not in it: what `accounting.predict` leaves out too.
     """
     torch._logging.set_logs(inductor=logging.ERROR)  # it would tell of the program that is not loaded
-    # Without the GPU where there is one, so that the same happens everywhere.
-    with (
-        TemporaryDirectory() as folder,
-        patch.dict(os.environ, CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_CACHE_DIR=folder),
-    ):
+    with TemporaryDirectory() as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
         graphs = trace(config, batch_size)
         pretend_there_is_a_gpu()
         return peak_of(config, graphs, [generated(graph) for graph in graphs])

@@ -9,6 +9,7 @@ process of its own.
 """
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ import triton
 from tqdm import tqdm
 
 from benchmarks.accounting import Account, predict, saved_bytes
-from benchmarks.gpu_program import compiled_peak
 from benchmarks.harness import (
     Row,
     Timing,
@@ -144,7 +144,16 @@ def compiled_gib(point: Point, batch_size: int) -> float | None:
     """Predicted too, in a minute, of the points that a GPU measures compiled; an interpreter has no program."""
     if not is_default(point) or triton.knobs.runtime.interpret:
         return None
-    return round(in_fresh_process(compiled_peak, point.config, batch_size) / 2**30, 3)
+    return round(in_fresh_process(compiled_bytes, point.config, batch_size) / 2**30, 3)
+
+
+def compiled_bytes(config: ModelConfig, batch_size: int) -> int:
+    """For a process of its own, in which there is then no GPU. Imported earlier, torch 2.11's Inductor would ask for
+    one, and a process that is forked after that may not use it."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from benchmarks.gpu_program import compiled_peak
+
+    return compiled_peak(config, batch_size)
 
 
 def _sampler(config: ModelConfig) -> str:

@@ -1,12 +1,14 @@
 import csv
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.harness import Timing, machine, require, time_calls, write_results
+from benchmarks.harness import ROOT, Timing, machine, require, time_calls, write_results
 from errors import InputError
 
 CPU = torch.device("cpu")
@@ -22,6 +24,19 @@ def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:
     timing = time_calls(lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3)
     assert 10 <= timing.median_ms < 100
     assert timing.repetitions == 3
+
+
+def test_no_benchmark_asks_for_a_gpu_when_it_is_imported() -> None:
+    """The server that in_fresh_process forks from imports it, and CUDA would be out of reach for all its children."""
+    program = """
+import importlib, torch
+def asked(*_): raise SystemExit("a GPU was asked for")
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = asked
+for name in "ablations", "kernel_speed", "memory_vs_ratio", "pipeline_throughput", "train_throughput":
+    importlib.import_module(f"benchmarks.{name}")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_red_check_stops_the_report() -> None:
