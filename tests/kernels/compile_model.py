@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels are not traced
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that the same happens where there is a GPU
 
 import torch
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
