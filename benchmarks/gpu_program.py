@@ -37,8 +37,6 @@ from torch.fx.node import Node, map_aggregate
 from torch.utils._triton import has_triton
 from triton.backends.compiler import GPUTarget
 
-import model.dropout
-import model.mlp
 from benchmarks.accounting import LiveBytes
 from benchmarks.step import noise_clip
 from model.adamae import AdaMAE
@@ -101,8 +99,6 @@ def take_the_paths_of_a_gpu() -> None:
     for name, module in sys.modules.items():
         if name.startswith("kernels.") and hasattr(module, "runs_triton"):
             module.runs_triton = lambda tensor: True  # type: ignore[attr-defined]
-    for module in (model.dropout, model.mlp):
-        module.drop = lambda x, kept, p: torch.ops.aten.native_dropout_backward(x, kept, 1 / (1 - p))  # type: ignore[attr-defined]
     triton.runtime.driver.set_active(Driver())
 
 

@@ -11,7 +11,7 @@ def compile_in_place(model: nn.Module, **options: Any) -> None:
 
     What a matrix product of the backward pass reads, PyTorch would keep even where other kept tensors give it again at
     no product's cost: outputs of GELU and LayerNorm, weights in bf16. Made again instead, 1.3 GiB are kept of 2.3
-    (ViT-Base, ρ .95, 16 clips, counted in the graphs), and a step moves 0.4 GB more, 0.1 ms on an H200.
+    (ViT-Base, ρ .95, 16 clips, counted in the graphs), and a step moves 0.4 GB more, by Inductor's count.
     """
     partitioner.ban_recompute_materialized_backward = False
     model.compile(**options)
