@@ -22,6 +22,8 @@ from pipeline.video import Video, VideoError, decode_frames, is_plain
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
 VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
+# lp=1: see _av1 in shard_tools/codecs.py
+SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
     "h264 with B-frames": {"options": {**X264, "g": "12", "bf": "3", "b-pyramid": "normal"}},
@@ -32,7 +34,7 @@ KINDS: dict[str, dict[str, object]] = {
     "hevc with open GOPs": {"codec": "libx265", "options": X265},
     "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": VPX},
     "vp8 with hidden frames": {"codec": "libvpx", "container": "webm", "options": VPX},
-    "av1": {"codec": "libsvtav1", "options": {"g": "12", "preset": "12"}},
+    "av1": {"codec": "libsvtav1", "options": SVT},
     "mpeg4 with B-frames": {"codec": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2", "b": "8M"}},
     "mjpeg": {"codec": "mjpeg", "container": "avi"},
 }
