@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.graph import CPU_CODECS
 from pipeline.loader import Loader
+from pipeline.nvdec import NvdecError, read_limits
 from pipeline.plan import Plan
 from pipeline.reader import Reader
 from pipeline.store import Cache
@@ -123,7 +124,19 @@ def can_take_part(decoder: str) -> bool:
     return tried.returncode == 0
 
 
+def codecs_of_dali(device: torch.device) -> Iterable[str]:
+    """What DALI decodes on the device; if NVDEC cannot be reached, nothing, and that is said."""
+    if device.type != "cuda":
+        return CPU_CODECS
+    try:
+        return read_limits(device).keys()
+    except NvdecError as error:
+        print(f"DALI is left out: {error}", file=sys.stderr)
+        return ()
+
+
 def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
+    by_dali = codecs_of_dali(device)
     baselines = [name for name in DECODERS if name == "pyav" or can_take_part(name)]
     cases = [Case("decord" if name == "decord" else name, name, "original") for name in baselines]
     for encode in encodes:
@@ -131,10 +144,12 @@ def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
             cases += [Case(name, name, encode) for name in baselines]
         cases.append(Case("webdataset", "pyav", encode))
         cases.append(Case("ours", "pyav", encode))
-        if device.type == "cuda" or encode in CPU_CODECS:
+        if encode in by_dali:
             cases.append(Case("ours", "dali", encode))
         if encode != "copy":
             cases.append(Case("ours", "auto", encode, repeats=2))
+        elif device.type == "cuda" and by_dali:
+            cases.append(Case("ours", "auto", encode))  # DALI what it can, PyAV the rest
     return cases
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pipeline.plan import ClipPlan, PlanRow
 
-# What fn.decoders.video takes in DALI 2.4, as FFmpeg names codecs.
+# What fn.decoders.video takes on the CPU in DALI 2.4, as FFmpeg names codecs; nvdec.py has the GPU's.
 CPU_CODECS = {"vp8", "vp9", "mjpeg"}
-GPU_CODECS = CPU_CODECS | {"h264", "hevc", "av1", "mpeg4"}
 
 
 class Graph:

@@ -11,17 +11,18 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
-from pipeline.making import ClipMaker, Group
+from pipeline.making import ClipMaker, Group, notice
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.store import is_remote
 from pipeline.workers import Task, Workers
 
 DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
-MAX_HUNG_GRAPHS = 3  # each keeps its memory; of more, the videos are hardly the cause
+# After so many, DALI is hardly the one to go on with.
+MAX_HUNG_GRAPHS = 3  # each keeps its memory, and the run has waited for it
+MAX_FAILED_GRAPHS = 3  # in a row, over videos that PyAV decodes; to build another takes long
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Loader:
         self._dali_waiter = Workers(1, "dali")
         self._graph: Graph | None = None
         self._hung_graphs = 0
+        self._failed_graphs = 0  # since DALI made a batch, or a bad video was the reason why not
         self._handed_out: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
@@ -120,7 +122,7 @@ class Loader:
     def _start(self, rows: list[PlanRow]) -> _Job:
         views = self._plan.views
         groups = [Group(first, rows[first : first + views]) for first in range(0, len(rows), views)]
-        clips = None if self._maker.all_by_dali and not self._maker.pyav_only else self._empty(len(rows))
+        clips = None if self._maker.all_by_dali else self._empty(len(rows))
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
         cut = len(rows) * self._plan.num_frames * self._plan.image_size**2 * 3
         return _Job(groups, [self._submit(group, clips) for group in groups], clips, encoded + cut)
@@ -135,16 +137,24 @@ class Loader:
 
     def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
         """Wait for a batch and put it on the device."""
-        self._feed(job)
-        if job.fed and self._graph is not None:
-            try:
-                decoded = self._take(job, self._graph)
-            except RuntimeError:
-                self._rescue(job, later)
-            else:
-                return decoded if len(job.fed) == len(job.groups) else self._merged(job, decoded)
+        self._wait_for(job)
+        if self._maker.without_dali:
+            self._move_to_pyav(job)
+        decoded = None
+        try:
+            graph = self._fed(job)
+            if graph is not None:
+                decoded = self._take(job, graph)
+                self._failed_graphs = 0
+        except RuntimeError as error:
+            self._rescue(job, later, str(error))
+        if decoded is not None and job.fed is not None and len(job.fed) == len(job.groups):
+            return decoded
         assert job.clips is not None
-        return job.clips.to(self._device, non_blocking=True)
+        clips = job.clips.to(self._device, non_blocking=True)
+        if decoded is not None:
+            self._put(decoded, clips, job)
+        return clips
 
     def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
         rows = [row for group in job.groups for row in group.rows]
@@ -160,7 +170,7 @@ class Loader:
     def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
         """What DALI has made of a batch; raises RuntimeError if a video of it does not decode, or DALI hangs.
 
-        DALI cannot be interrupted: a graph that hangs is left behind. Raises InputError if that happens too often.
+        DALI cannot be interrupted: a graph that hangs is left behind.
         """
         task = self._dali_waiter.submit(lambda _: graph.take())
         try:
@@ -168,13 +178,8 @@ class Loader:
         except TimeoutError as error:
             self._maker.count(hung=1)
             self._hung_graphs += 1
-            if self._hung_graphs > MAX_HUNG_GRAPHS:
-                names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
-                raise InputError(
-                    f"DALI has hung {self._hung_graphs} times, for {self._config.decode_timeout_s:g} s, the last time"
-                    f" at one of {names}: set data.decoder to pyav, which finds the video"
-                ) from None
-            raise RuntimeError("DALI hangs") from error
+            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
+            raise RuntimeError(f"no answer for {self._config.decode_timeout_s:g} s to one of {names}") from error
 
     def _wait_for(self, job: _Job) -> None:
         """Wait until all videos of a batch are read and PyAV's part of it is cut."""
@@ -193,14 +198,18 @@ class Loader:
     def _batch(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> Batch:
         rows = [row for group in job.groups for row in group.rows]
         samples = [self._dataset.samples[row.sample] for row in rows]
-        labels = torch.tensor([-1 if sample.label is None else sample.label for sample in samples])
+        labels = [-1 if sample.label is None else sample.label for sample in samples]
         self._maker.delivered(len(rows))
         return Batch(
             clips.permute(0, 4, 1, 2, 3),
-            labels.to(self._device, non_blocking=True),
+            self._on_device(labels),
             [sample.key for sample in samples],
             [row.position for row in rows],
         )
+
+    def _on_device(self, numbers: list[int]) -> Int64[Tensor, " N"]:
+        """From pinned memory: a copy from any other would wait until the device has done all that is queued."""
+        return torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _hold(self, clips: Tensor) -> None:
         """Keep DALI's memory until the device has done what the user has queued on it, then let DALI have it back."""
@@ -215,47 +224,68 @@ class Loader:
     def _feed_ready(self, jobs: Sequence[_Job]) -> None:
         """Hand over what has been read, in order, so that DALI decodes it while the step runs."""
         for job in jobs:
-            if not all(task.future.done() for task in job.tasks):
+            if self._maker.without_dali or not all(task.future.done() for task in job.tasks):
                 return
-            self._feed(job)
+            self._wait_for(job)
+            try:
+                self._fed(job)
+            except RuntimeError:  # of an earlier batch, most likely: whichever it is, it is met again at its turn
+                self._drop_graph(jobs)
+                return
 
-    def _feed(self, job: _Job) -> None:
-        """Give DALI the videos of a batch that are for it."""
-        if job.fed is not None:
-            return
-        self._wait_for(job)
-        job.fed = [group for group in job.groups if group.data]
-        if not job.fed:
-            return
-        if self._graph is None:
-            self._graph = Graph(
-                self._device, self._plan, self._plan.batch_size // self._plan.views, self._config.threads
-            )
-        self._graph.feed([group.data for group in job.fed], [group.rows for group in job.fed])
+    def _fed(self, job: _Job) -> Graph | None:
+        """Give DALI the videos of a batch that are for it, once, and return the graph that works on them, if any are.
 
-    def _merged(self, job: _Job, decoded: Tensor) -> UInt8[Tensor, "B T H W C"]:
-        """A batch of which DALI has cut one part and PyAV the other."""
-        assert job.clips is not None
-        assert job.fed is not None
-        clips = job.clips.to(self._device, non_blocking=True)
-        places = [group.first + view for group in job.fed for view in range(len(group.rows))]
-        clips[torch.tensor(places, device=clips.device)] = decoded
-        return clips
+        Raises RuntimeError if DALI does not take them.
+        """
+        if job.fed is None:
+            job.fed = [group for group in job.groups if group.data]
+            if job.fed:
+                if self._graph is None:
+                    most_videos = self._plan.batch_size // self._plan.views
+                    self._graph = Graph(self._device, self._plan, most_videos, self._config.threads)
+                self._graph.feed([group.data for group in job.fed], [group.rows for group in job.fed])
+        return self._graph if job.fed else None
 
-    def _rescue(self, job: _Job, later: Sequence[_Job]) -> None:
+    def _drop_graph(self, jobs: Sequence[_Job]) -> None:
+        """After an error the graph is not valid any more; what it was working on is fed to a new one."""
+        self._graph = None
+        for job in jobs:
+            job.fed = None
+
+    def _put(self, decoded: Tensor, clips: Tensor, job: _Job) -> None:
+        """Put what DALI has cut of a batch in its place among PyAV's clips."""
+        places = [group.first + view for group in job.fed or () for view in range(len(group.rows))]
+        clips[self._on_device(places)] = decoded
+
+    def _rescue(self, job: _Job, later: Sequence[_Job], error: str) -> None:
         """After an error of DALI's, PyAV cuts this batch, and finds the video that is bad, if one is.
 
-        DALI does not name the culprit, so all videos of the batch go to PyAV from now on. The graph is not valid any
-        more; the batches that it was working on are fed to a new one.
+        DALI does not name the culprit, so all videos of the batch go to PyAV from now on.
         """
-        self._graph = None
-        for other in later:
-            other.fed = None
-        job.clips = self._empty(sum(len(group.rows) for group in job.groups)) if job.clips is None else job.clips
+        self._drop_graph(later)
+        attempts = sum(group.attempt for group in job.groups)
+        for group in job.groups:
+            if group.data:
+                self._maker.keep_from_dali(group.rows[0].sample)
+                self._maker.count(rescued_clips=len(group.rows))
+        self._move_to_pyav(job)
+        found_bad = sum(group.attempt for group in job.groups) > attempts
+        self._failed_graphs = 0 if found_bad else self._failed_graphs + 1
+        if self._failed_graphs >= MAX_FAILED_GRAPHS or self._hung_graphs >= MAX_HUNG_GRAPHS:
+            self._maker.leave_dali()
+            reason = " ".join(error.split())[:400]
+            notice(
+                f"DALI has failed {MAX_FAILED_GRAPHS} times over videos that PyAV decodes, the last time with"
+                f" '{reason}': PyAV decodes all from now on, on {self._config.threads} CPU threads"
+            )
+
+    def _move_to_pyav(self, job: _Job) -> None:
+        """Have PyAV cut what DALI was to cut of a batch, and wait for it."""
+        if job.clips is None:
+            job.clips = self._empty(sum(len(group.rows) for group in job.groups))
         for place, group in enumerate(job.groups):
             if group.data:
-                self._maker.pyav_only.add(group.rows[0].sample)
-                self._maker.count(rescued_clips=len(group.rows))
                 group.data = b""
                 job.tasks[place] = self._submit(group, job.clips)
         self._wait_for(job)

@@ -1,5 +1,7 @@
 """What worker threads do for a batch: read a video, cut its clips or leave that to DALI, replace it if it is bad."""
 
+import os
+import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
-from pipeline.graph import CPU_CODECS, GPU_CODECS
+from pipeline.graph import CPU_CODECS
+from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
@@ -45,10 +48,11 @@ class ClipMaker:
         self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, cache)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self._by_dali = _codecs_for_dali(dataset, device, config)
-        self.pyav_only: set[int] = set()  # samples that DALI has failed at
         # Shards made by re-encoding hold nothing that decoders disagree about; videos copied into them may.
         self._all_plain = not dataset.holds_copies
-        self.all_by_dali = self._all_plain and self._by_dali >= {sample.codec for sample in dataset.samples}
+        self._is_plain: dict[int, bool] = {}  # of the copied samples that have been looked at
+        self._failed_in_dali: set[int] = set()
+        self.all_by_dali = self._all_plain and all(map(self._suits_dali, range(len(dataset.samples))))
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -99,14 +103,33 @@ class ClipMaker:
         self._quarantine.delivered(clips)
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
 
-    def _goes_to_dali(self, sample: int, data: bytes) -> bool:
+    def keep_from_dali(self, sample: int) -> None:
+        """Have PyAV decode this video from now on."""
+        self._failed_in_dali.add(sample)
+        self.all_by_dali = False
+
+    def leave_dali(self) -> None:
+        """Have PyAV decode all videos from now on."""
+        self._by_dali = {}
+        self.all_by_dali = False
+
+    @property
+    def without_dali(self) -> bool:
+        return not self._by_dali
+
+    def _suits_dali(self, sample: int) -> bool:
         video = self._dataset.samples[sample]
-        if video.codec not in self._by_dali or sample in self.pyav_only:
+        limits = self._by_dali.get(video.codec)
+        return limits is not None and limits.admit(video.width, video.height) and sample not in self._failed_in_dali
+
+    def _goes_to_dali(self, sample: int, data: bytes) -> bool:
+        if not self._suits_dali(sample):
             return False
-        if self._all_plain or is_plain(data, video.num_frames):
+        if self._all_plain:
             return True
-        self.pyav_only.add(sample)
-        return False
+        if sample not in self._is_plain:
+            self._is_plain[sample] = is_plain(data, self._dataset.samples[sample].num_frames)
+        return self._is_plain[sample]
 
     def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()
@@ -120,15 +143,31 @@ class ClipMaker:
         self.count(frames_decoded=cut_views(data, sample, group.rows, self._plan.image_size, store))
 
 
-def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataConfig) -> set[str]:
+def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataConfig) -> dict[str, Limits]:
     """On the CPU, PyAV is the faster one for every codec, so DALI decodes there only if asked to."""
-    known = GPU_CODECS if device.type == "cuda" else CPU_CODECS
-    present = {sample.codec for sample in dataset.samples}
-    if config.decoder == "pyav" or (config.decoder == "auto" and device.type != "cuda"):
-        return set()
-    if config.decoder == "dali" and present - known:
-        raise InputError(
-            f"data.decoder is dali, which does not decode {', '.join(sorted(present - known))} on {device.type},"
-            f" and {dataset.folder} holds it: set data.decoder to auto"
-        )
+    on_gpu = device.type == "cuda"
+    if config.decoder == "pyav" or (config.decoder == "auto" and not on_gpu):
+        return {}
+    known, reason = _known_to_dali(device) if on_gpu else (dict.fromkeys(CPU_CODECS, Limits()), "")
+    unknown = ", ".join(sorted({sample.codec for sample in dataset.samples} - known.keys()))
+    if not unknown:
+        return known
+    sentence = f"DALI does not decode {unknown} on {device.type}{reason}, and {dataset.folder} holds it"
+    if config.decoder == "dali":
+        raise InputError(f"{sentence}: set data.decoder to auto")
+    notice(f"{sentence}: PyAV does, on {config.threads} CPU threads")
     return known
+
+
+def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
+    """Codecs, and where there are none, the reason."""
+    try:
+        return read_limits(device), ""
+    except NvdecError as error:
+        return {}, f", since {error}"
+
+
+def notice(sentence: str) -> None:
+    """Tell the user of something that costs speed but stops nothing, once a node."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"note: {sentence}", file=sys.stderr)

@@ -15,9 +15,13 @@ from typing import NamedTuple
 import av
 import av.error
 import numpy as np
+from av.bitstream import BitStreamFilterContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
+
+EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
+SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's: a packet into its pictures
 
 
 class VideoError(Exception):
@@ -87,6 +91,25 @@ class Video:
         except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(_reason(error)) from error
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
+
+    def shows_every_picture(self) -> bool:
+        """Whether each packet is one picture, is shown, and can be decoded from the keyframe before it. To be asked
+        before any frame is."""
+        codec = self._stream.codec_context.codec.canonical_name
+        splitter = BitStreamFilterContext(SPLITTERS[codec], self._stream) if codec in SPLITTERS else None
+        last_keyframe = 0
+        for packet in self._container.demux(self._stream):
+            if packet.size == 0:
+                continue
+            if packet.pts is None or packet.pts < 0 or packet.is_discard:
+                return False
+            if packet.is_keyframe:
+                last_keyframe = packet.pts
+            elif codec == "hevc" and packet.pts < last_keyframe:
+                return False
+            if splitter is not None and len(splitter.filter(packet)) != 1:
+                return False
+        return True
 
     def _through_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         """What of `numbers` can surely be had by decoding from the nearest keyframes, and no further than needed."""
@@ -160,10 +183,22 @@ class Video:
 
 
 def is_plain(data: bytes, num_frames: int) -> bool:
-    """Whether any decoder will number and turn the frames as this module does: upright, none hidden, all timed."""
+    """Whether any decoder will number, turn and show the frames as this module does; NVDEC by way of DALI asks most.
+
+    DALI takes the picture that NVDEC decodes n-th for that of the n-th packet. Fields, pictures that a packet holds and
+    does not show (VP9, AV1), and pictures that are dropped after a seek (open groups in HEVC) would shift the others.
+    """
     with Video(data, num_frames) as video:
         frame = next(frame for _, frame in video.frames([0]))
-        return video.has_index and frame.rotation == 0
+        upright_and_whole = frame.rotation == 0 and not frame.interlaced_frame
+        halves_well = frame.width % 2 == frame.height % 2 == 0  # into 4:2:0's colour planes, which decoders round
+        if not (video.has_index and upright_and_whole and halves_well and frame.format.name in EIGHT_BIT_420):
+            return False
+    try:
+        with Video(data) as video:
+            return video.shows_every_picture()
+    except av.error.FFmpegError:  # what FFmpeg cannot take apart is nothing for DALI, and may well decode
+        return False
 
 
 def decode_frames(

@@ -18,6 +18,26 @@ from shard_tools.codecs import open_encoder
 
 LEVELS = 22  # grey levels that survive any codec and any scaling
 
+X264 = {"preset": "ultrafast"}
+X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
+VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
+# lp=1: see _av1 in shard_tools/codecs.py
+SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
+KINDS: dict[str, dict[str, object]] = {
+    "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
+    "h264 with B-frames": {"options": {**X264, "g": "12", "bf": "3", "b-pyramid": "normal"}},
+    "h264 with open GOPs": {"options": {**X264, "g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}},
+    "h264 in mkv": {"container": "matroska", "options": {**X264, "g": "12", "bf": "3"}},
+    "h264 intra refresh": {"options": {**X264, "g": "12", "x264-params": "intra-refresh=1"}},
+    "h264, one keyframe": {"options": {**X264, "g": "250", "bf": "2"}},
+    "hevc with open GOPs": {"codec": "libx265", "options": X265},
+    "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": VPX},
+    "vp8": {"codec": "libvpx", "container": "webm", "options": VPX},
+    "av1 with hidden frames": {"codec": "libsvtav1", "options": SVT},
+    "mpeg4 with B-frames": {"codec": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2", "b": "8M"}},
+    "mjpeg": {"codec": "mjpeg", "container": "avi"},
+}
+
 
 def grey(number: int) -> int:
     return 20 + 10 * (number % LEVELS)
@@ -35,6 +55,7 @@ def encode(
     container: str = "mp4",
     width: int = 64,
     height: int = 48,
+    pix_fmt: str = "yuv420p",
     options: dict[str, str] | None = None,
     first: int = 0,
     pattern: bool = False,
@@ -44,7 +65,7 @@ def encode(
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=Fraction(8))
         stream.width, stream.height = width, height
-        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else pix_fmt
         stream.options = options or {}
         open_encoder(stream.codec_context)
         for number in range(first, first + num_frames):
@@ -64,7 +85,7 @@ def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None =
         count = sum(1 for _ in video.decode(stream))
         context = stream.codec_context
         return Sample(
-            key, container, context.name, count, 8.0, 1, context.width, context.height, label,
+            key, container, context.codec.canonical_name, count, 8.0, 1, context.width, context.height, label,
             f"{key}.{container}", hashlib.sha256(data).hexdigest(),
         )  # fmt: skip
 

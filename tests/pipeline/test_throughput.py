@@ -16,6 +16,7 @@ from benchmarks.pipeline_throughput import Case, can_take_part, check, make_case
 from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
+from pipeline.nvdec import Limits, NvdecError
 from pipeline.plan import Plan
 
 
@@ -57,7 +58,6 @@ def test_every_loader_meets_every_encode() -> None:
         ("pyav", "copy", 1),
     }  # fmt: skip
     assert {case.encode for case in cases if case.loader == "pyav"} == {"original", "h264", "mjpeg"}
-    assert ("dali", "h264") in {(case.decoder, case.encode) for case in make_cases(["h264"], torch.device("cuda"))}
 
 
 def test_a_peer_that_cannot_be_imported_is_left_out_with_a_sentence(
@@ -71,3 +71,26 @@ def test_a_peer_that_cannot_be_imported_is_left_out_with_a_sentence(
     assert capfd.readouterr().err == said
     assert not can_take_part("no_such_peer")
     assert can_take_part("json")
+
+
+def ours_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codecs: tuple[str, ...] | None) -> set[tuple[str, str, int]]:
+    """The lines of a GPU whose NVDEC decodes `codecs`; None: that has none."""
+
+    def answer(device: torch.device) -> dict[str, Limits]:
+        if codecs is None:
+            raise NvdecError("it is not here")
+        return dict.fromkeys(codecs, Limits())
+
+    monkeypatch.setattr("benchmarks.pipeline_throughput.read_limits", answer)
+    cases = make_cases(["h264", "mjpeg", "copy"], torch.device("cuda"))
+    return {(case.decoder, case.encode, case.repeats) for case in cases if case.loader == "ours"}
+
+
+def test_on_a_gpu_dali_takes_part_where_nvdec_decodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_pyav = {("pyav", encode, 1) for encode in ("h264", "mjpeg", "copy")}
+    both = by_pyav | {("auto", "h264", 2), ("auto", "mjpeg", 2)}
+    assert ours_on_a_gpu(monkeypatch, ("h264", "hevc")) == both | {("dali", "h264", 1), ("auto", "copy", 1)}
+    assert ours_on_a_gpu(monkeypatch, None) == both
+    assert "DALI is left out: it is not here" in capsys.readouterr().err

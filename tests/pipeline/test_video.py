@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from made_videos import LEVELS, encode, read_number
+from made_videos import KINDS, LEVELS, X264, encode, read_number
 from PIL import Image
 
 from pipeline.crops import Crop
@@ -19,25 +19,6 @@ from pipeline.plan import PlanRow
 from pipeline.shards import Sample
 from pipeline.video import Video, VideoError, decode_frames, is_plain
 
-X264 = {"preset": "ultrafast"}
-X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
-VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
-# lp=1: see _av1 in shard_tools/codecs.py
-SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
-KINDS: dict[str, dict[str, object]] = {
-    "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
-    "h264 with B-frames": {"options": {**X264, "g": "12", "bf": "3", "b-pyramid": "normal"}},
-    "h264 with open GOPs": {"options": {**X264, "g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}},
-    "h264 in mkv": {"container": "matroska", "options": {**X264, "g": "12", "bf": "3"}},
-    "h264 intra refresh": {"options": {**X264, "g": "12", "x264-params": "intra-refresh=1"}},
-    "h264, one keyframe": {"options": {**X264, "g": "250", "bf": "2"}},
-    "hevc with open GOPs": {"codec": "libx265", "options": X265},
-    "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": VPX},
-    "vp8 with hidden frames": {"codec": "libvpx", "container": "webm", "options": VPX},
-    "av1": {"codec": "libsvtav1", "options": SVT},
-    "mpeg4 with B-frames": {"codec": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2", "b": "8M"}},
-    "mjpeg": {"codec": "mjpeg", "container": "avi"},
-}
 BY_PIXELS = [
     "mpeg4 with B-frames",
     "h264 with B-frames",
@@ -207,10 +188,54 @@ class OneFrame:
     views, num_frames, image_size, batch_size = 1, 1, 64, 1
 
 
-def test_what_other_decoders_may_see_otherwise_is_not_plain() -> None:
-    assert is_plain(encode(20, options={**X264, "g": "8"}), num_frames=20)
+NOT_PLAIN = {
+    "h264 in mkv",  # its first packets have no decoding time, so nothing is known of its keyframes
+    "hevc with open GOPs",  # what leads a keyframe is dropped after a seek
+    "av1 with hidden frames",
+    "mpeg4 with B-frames",  # the decoder guesses their times
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_other_decoders_may_see_otherwise_is_not_plain(kind: str) -> None:
+    assert is_plain(encode(50, **KINDS[kind]), num_frames=50) == (kind not in NOT_PLAIN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pix_fmt": "yuv420p10le"},
+        {"pix_fmt": "yuv444p"},
+        {"options": {**X264, "x264-params": "tff=1:interlaced=1"}},
+        {"codec": "libvpx-vp9", "container": "webm", "width": 65},
+        {"codec": "libvpx-vp9", "container": "webm", "height": 49},
+    ],
+    ids=["10 bits", "4:4:4", "interlaced", "odd width", "odd height"],
+)
+def test_what_nvdec_shows_otherwise_is_not_plain(settings: dict[str, object]) -> None:
+    assert not is_plain(encode(20, **settings), num_frames=20)  # type: ignore[arg-type]
+
+
+def test_what_does_not_count_right_is_not_plain() -> None:
     assert not is_plain(encode(20, options={**X264, "g": "8"}), num_frames=19)
-    assert not is_plain(encode(50, **KINDS["mpeg4 with B-frames"]), num_frames=50)  # type: ignore[arg-type]
+
+
+def test_a_vp9_packet_of_two_pictures_is_not_plain() -> None:
+    file, whole = io.BytesIO(), encode(20, **KINDS["vp9"])  # type: ignore[arg-type]
+    with av.open(io.BytesIO(whole)) as source, av.open(file, "w", format="webm") as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
+        first, second = bytes(packets[10]), bytes(packets[11])
+        # VP9's specification, annex B: sizes of two bytes each between two equal markers, at the end of the packet.
+        marker = bytes([0b110_01_001])
+        sizes = len(first).to_bytes(2, "little") + len(second).to_bytes(2, "little")
+        double = av.Packet(first + second + marker + sizes + marker)
+        double.pts, double.dts, double.time_base = packets[11].pts, packets[11].dts, packets[11].time_base
+        for packet in [*packets[:10], double, *packets[12:]]:
+            packet.stream = stream
+            output.mux(packet)
+    assert is_plain(whole, num_frames=20)
+    assert not is_plain(file.getvalue(), num_frames=19)
 
 
 @pytest.mark.parametrize("data", [b"", b"no video at all", encode(10)[:700]], ids=["empty", "text", "cut short"])

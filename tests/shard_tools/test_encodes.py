@@ -13,6 +13,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from shard_making import decode
 
+from pipeline.video import is_plain
 from shard_tools.codecs import CODECS
 from shard_tools.encode import Stored, store
 from shard_tools.settings import PURPOSES, Settings
@@ -44,6 +45,7 @@ def test_every_codec_keeps_frames_order_and_groups(source: Path, tmp_path: Path,
     times = [packet.pts if packet.pts is not None else packet.dts for packet in packets]
     assert times == sorted(times), "frames are stored out of order: there are B-frames"
     assert len(packets) == 20, "hidden frames are stored"
+    assert is_plain(one.path.read_bytes(), 20), "the loader hands what is not copied to any decoder, unseen"
 
 
 @pytest.mark.parametrize("codec", CODECS)
