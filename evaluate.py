@@ -20,6 +20,7 @@ from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from torch import nn
 
+from devices import full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model import pretrained
@@ -48,6 +49,7 @@ FRAMES_SHOWN = 6
 MOST_TICKS = 40  # class names beside the confusion matrix
 
 
+@full_memory_explained("lower --batch-size")
 def evaluate(arguments: argparse.Namespace) -> None:
     weights = _weights(arguments.checkpoint)
     config = _config(weights, arguments)

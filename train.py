@@ -17,6 +17,7 @@ from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.compiling import compile_in_place
 from training.config import TrainConfig, parse
+from training.failures import failures_explained
 from training.finetuning import Classification
 from training.interrupt import StopRequest
 from training.metrics import Metrics
@@ -27,6 +28,7 @@ from training.run_folder import RunFolder
 from training.schedule import Horizon, seed_step
 
 
+@failures_explained()
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device)
     dataset = ShardDataset.open(config.data.shards)

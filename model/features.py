@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model.encoder import VideoEncoder
@@ -27,10 +28,11 @@ from pipeline.loader import Batch, Loader
 from pipeline.plan import ViewPlan
 
 
+@full_memory_explained("lower --batch-size")
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     output = Path(options.output)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = choose_device(options.device)
     encoder = VideoEncoder.from_pretrained(options.model).to(device)
     dataset = ShardDataset.open(options.shards)
     data = DataConfig(shards=options.shards, frame_stride=options.frame_stride)
@@ -80,7 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="clips at a time (default 8)")
     parser.add_argument("--videos-per-file", type=int, default=1024, metavar="V", help="(default 1024)")
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
     for name in ("batch_size", "videos_per_file"):
         if getattr(options, name) < 1:

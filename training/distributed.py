@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from devices import choose_device
+
 
 @dataclass(frozen=True)
 class Process:
@@ -24,15 +26,16 @@ class Process:
 
 
 def join(device: str) -> Process:
-    """Join the process group that torchrun describes in the environment, if any. `device` is auto, cpu or cuda."""
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    """Join the process group that torchrun describes in the environment, if any. `device` is auto, cpu or cuda.
+
+    Raises InputError if there is no such device for this process.
+    """
+    target = choose_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    target = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
+    if target.type == "cuda":
         torch.cuda.set_device(target)
     if world_size > 1:
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+        dist.init_process_group("nccl" if target.type == "cuda" else "gloo")
     return Process(int(os.environ.get("RANK", "0")), world_size, target)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from devices import device_name
 from durable import write_text
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
@@ -52,6 +53,7 @@ class Metrics:
     def announce(self, config: TrainConfig) -> None:
         if self.process.is_first:
             print(self.horizon.describe(config, self.first_step), file=sys.stderr)
+            print(f"{self.process.world_size} × {device_name(self.process.device)}", file=sys.stderr)
 
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
         """Write the means since the last report, over all processes; `counters`: of this process's loader."""

@@ -151,6 +151,14 @@ def test_bad_input_is_one_sentence(tmp_path, synthetic_shards, override, says):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_diverges_ends_with_one_sentence(tmp_path, synthetic_shards):
+    wild = ["optimizer.base_lr=1e30", "optimizer.warmup_epochs=0", "optimizer.warmup_lr=1e30"]
+    said = run(command(synthetic_shards, tmp_path / "run", *wild, "steps=20"), code=2)
+    last = said.splitlines()[-1]
+    assert last.startswith("error: the run has diverged: the sampler's logits are not finite any more; take a lower")
+    assert "Traceback" not in said
+
+
 def test_shards_of_another_schema_version_are_refused(tmp_path, synthetic_shards):
     info = json.loads((synthetic_shards / "dataset.json").read_text())
     (tmp_path / "dataset.json").write_text(json.dumps({**info, "schema_version": 99}))

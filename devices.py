@@ -1,0 +1,38 @@
+"""The device a command works on, and what it says when that one cannot do what is asked of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from errors import InputError
+
+
+def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
+    """`kind`: auto (a GPU where there is one), cpu or cuda; `index`: which GPU. Raises InputError if there is none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cpu" or (kind == "auto" and not count):
+        return torch.device("cpu")
+    if not count:
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build without CUDA"
+        raise InputError(
+            f"device is {kind}, but PyTorch finds no GPU here: it {built}, and nvidia-smi shows whether there is a"
+            " driver for that; set device to cpu or auto to go without"
+        )
+    if index >= count:
+        raise InputError(f"this node has {count} GPUs for PyTorch, and process {index + 1} has none: start fewer on it")
+    return torch.device("cuda", index)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+@contextmanager
+def full_memory_explained(advice: str) -> Iterator[None]:
+    """Turn what PyTorch raises when the GPU's memory does not suffice into one sentence that ends in `advice`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        found = str(error).split(". ")  # "CUDA out of memory. Tried to allocate … . GPU 0 has a total capacity of … ."
+        raise InputError(f"{'; '.join(found[:3])}: {advice}") from error

@@ -1,0 +1,78 @@
+"""A device that is not there, or is too small, is said to be so."""
+
+import pytest
+import torch
+
+from devices import choose_device, device_name, full_memory_explained
+from errors import InputError
+from training.failures import failures_explained
+
+# In the words of PyTorch's allocator for CUDA.
+FULL = (
+    "CUDA out of memory. Tried to allocate 4.60 GiB. GPU 0 has a total capacity of 139.81 GiB of which 2.11 GiB is"
+    " free. Including non-PyTorch memory, this process has 137.69 GiB memory in use. If reserved …"
+)
+
+
+def pretend_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    patch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 0)
+    assert choose_device() == torch.device("cpu")
+    assert device_name(choose_device()) == "the CPU"
+    pretend_gpus(monkeypatch, 4)
+    assert choose_device(index=3) == torch.device("cuda", 3)
+    assert choose_device("cpu", index=3) == torch.device("cpu")
+
+
+def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 0)
+    with pytest.raises(InputError, match=r"device is cuda, but PyTorch finds no GPU here.*set device to cpu or auto"):
+        choose_device("cuda")
+    pretend_gpus(monkeypatch, 4)
+    with pytest.raises(InputError, match="has 4 GPUs for PyTorch, and process 5 has none"):
+        choose_device("auto", index=4)
+
+
+def test_full_memory_is_one_sentence_with_advice() -> None:
+    with pytest.raises(InputError) as caught, full_memory_explained("lower --batch-size"):
+        raise torch.OutOfMemoryError(FULL)
+    said = str(caught.value)
+    assert said.startswith("CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of 139.81 GiB")
+    assert said.endswith("2.11 GiB is free: lower --batch-size")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError(FULL), "raise accumulate by as much"),
+        (
+            RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`…"),
+            "the lines above",
+        ),
+        (RuntimeError("gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"), "the run has diverged"),
+    ],
+)
+def test_what_stops_a_step_is_explained(error: Exception, says: str) -> None:
+    @failures_explained()
+    def step() -> None:
+        raise error
+
+    for _ in range(2):  # a decorated function may be called again
+        with pytest.raises(InputError, match=says):
+            step()
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), failures_explained():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_full_is_explained() -> None:
+    full = pytest.raises(InputError, match=r"Tried to allocate .* of which .* is free: take less")
+    with full, full_memory_explained("take less"):
+        torch.empty(2**50, dtype=torch.uint8, device="cuda")
