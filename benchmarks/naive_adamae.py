@@ -160,7 +160,7 @@ class NaiveAdaMAE(nn.Module):
 def normalized(clip: Tensor) -> Float[Tensor, "B C T H W"]:
     """uint8 [B, 3, T, H, W] -> floats as the published loaders hand them over."""
     mean, std = _imagenet(clip.device)
-    return (clip.float() / 255 - mean) / std
+    return ((clip.float() / 255 - mean) / std).contiguous()
 
 
 def _imagenet(device: torch.device) -> tuple[Tensor, Tensor]:

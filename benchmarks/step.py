@@ -10,9 +10,9 @@ from training.optimizer import OptimizerConfig, make_optimizer, update
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
-    """uint8 [B, 3, T, H, W]; neither memory nor time of a step depends on what it shows."""
-    shape = (batch_size, 3, config.num_frames, config.image_size, config.image_size)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    """uint8 [B, 3, T, H, W], pixel by pixel in memory as the loader gives it; what it shows matters to no step."""
+    shape = (batch_size, config.num_frames, config.image_size, config.image_size, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device).permute(0, 4, 1, 2, 3)
 
 
 class PretrainingStep:

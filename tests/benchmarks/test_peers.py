@@ -24,7 +24,7 @@ def drawn(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
     model = AdaMAE(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases, norms and positions start at 0 and 1: errors would not show
-            parameter.add_(0.02 * torch.randn_like(parameter))  # little: Categorical cuts probabilities at 1e-7
+            parameter.add_(0.01 * torch.randn_like(parameter))  # little: Categorical cuts probabilities at 1e-7
     clip = noise_clip(config, 3, CPU)
     output = model(clip, 0, 0)
     mask = torch.zeros(3, config.num_tokens, dtype=torch.bool).scatter_(1, output.masked_ids, True)
