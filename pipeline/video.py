@@ -163,7 +163,8 @@ class Video:
         if self._stream.codec_context.name == "mpeg4" and self._stream.codec_context.has_b_frames:
             return None  # often two frames in one packet ("packed bitstream"), and the decoder guesses their times
         packets = [packet for packet in self._container.demux(self._stream) if packet.size]
-        timed = [(p.pts, p.dts, p) for p in packets if p.pts is not None and p.dts is not None]
+        # Matroska stores no decoding times, and FFmpeg guesses none for the first packets.
+        timed = [(p.pts, p.pts if p.dts is None else p.dts, p) for p in packets if p.pts is not None]
         shown = sorted(pts for pts, _, packet in timed if not packet.is_discard)
         fits = self._num_frames is None or len(shown) == self._num_frames
         if len(timed) < len(packets) or not fits or len(set(shown)) < len(shown):

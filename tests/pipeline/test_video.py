@@ -111,6 +111,16 @@ def test_variable_frame_rate_and_late_start() -> None:
     assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
 
 
+def test_matroska_without_decoding_times_is_jumped_into() -> None:
+    data = encode(50, **KINDS["h264 in mkv"])  # type: ignore[arg-type]
+    with av.open(io.BytesIO(data)) as video:
+        assert next(video.demux(video=0)).dts is None
+    with Video(data, num_frames=50) as video:
+        ((_, frame),) = video.frames([45])
+        assert read_number(frame.to_ndarray(format="rgb24")) == 45 % LEVELS
+        assert video.frames_decoded <= 12, "from the keyframe before"
+
+
 def test_a_count_that_does_not_fit_leads_to_counting_from_the_start() -> None:
     data = encode(30, options={**X264, "g": "10"})
     with Video(data, num_frames=31) as video:
@@ -189,7 +199,6 @@ class OneFrame:
 
 
 NOT_PLAIN = {
-    "h264 in mkv",  # its first packets have no decoding time, so nothing is known of its keyframes
     "hevc with open GOPs",  # what leads a keyframe is dropped after a seek
     "av1 with hidden frames",
     "mpeg4 with B-frames",  # the decoder guesses their times
