@@ -1,9 +1,11 @@
 """The device a command works on, and what it says when that one cannot do what is asked of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from errors import InputError
 
@@ -22,6 +24,11 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     if index >= count:
         raise InputError(f"this node has {count} GPUs for PyTorch, and process {index + 1} has none: start fewer on it")
     return torch.device("cuda", index)
+
+
+def on_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Int64[Tensor, "..."]:
+    """From pinned memory: a copy from any other would wait until the GPU has done all that is queued."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def device_name(device: torch.device) -> str:

@@ -10,6 +10,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.types import DALIDataType, DALIInterpType
 from torch import Tensor
 
+from devices import on_device
 from pipeline.plan import ClipPlan, PlanRow
 
 # What fn.decoders.video takes on the CPU in DALI 2.4, as FFmpeg names codecs; nvdec.py has the GPU's.
@@ -58,7 +59,7 @@ class Graph:
         """Start on a batch; `views[i]` are the clips to cut from `videos[i]`, which share their frames."""
         feed = self._pipeline.feed_input
         feed("encoded", [np.frombuffer(video, np.uint8) for video in videos])
-        feed("frames", [np.array(rows[0].frames, np.int32) for rows in views])
+        feed("frames", [np.array(_each_once(rows[0].frames), np.int32) for rows in views])
         for view in range(self._views):
             feed(f"box{view}", [_box(rows[view]) for rows in views])
         self._pipeline.schedule_run()
@@ -66,13 +67,30 @@ class Graph:
     def take(self) -> UInt8[Tensor, "B T H W C"]:
         """The clips of the batch that was fed first, views of a video side by side, without a copy.
 
-        DALI's dynamic executor leaves the memory to the tensor for as long as it lives. Raises RuntimeError if a video
-        of the batch does not decode.
+        Frames that the plan repeats come once: see `in_plan_order`. DALI's dynamic executor leaves the memory to the
+        tensor for as long as it lives. Raises RuntimeError if a video of the batch does not decode.
         """
         (clips,) = self._pipeline.share_outputs()
         tensor = torch.from_dlpack(clips.as_tensor())
         self._pipeline.release_outputs()
         return tensor.flatten(0, 1) if self._views > 1 else tensor
+
+
+def in_plan_order(clips: UInt8[Tensor, "B T H W C"], rows: list[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
+    """Clips that `take` gave, with the frames that their rows repeat; a copy only where there are such."""
+    decoded = [_each_once(row.frames) for row in rows]
+    if all(list(row.frames) == frames for row, frames in zip(rows, decoded, strict=True)):
+        return clips
+    places = [[frames.index(number) for number in row.frames] for row, frames in zip(rows, decoded, strict=True)]
+    return clips[torch.arange(len(rows), device=clips.device)[:, None], on_device(places, clips.device)]
+
+
+def _each_once(frames: tuple[int, ...]) -> list[int]:
+    """As many frames in ascending order, each once if possible: DALI decodes its way to a repeated one again, and for
+    the last one of a video opens it anew. Where some are left over, the first is repeated: it is nearest to go back to.
+    """
+    once = sorted(set(frames))
+    return [once[0]] * (len(frames) - len(once)) + once
 
 
 def _box(row: PlanRow) -> np.ndarray:

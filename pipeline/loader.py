@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from devices import on_device
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
-from pipeline.graph import Graph
+from pipeline.graph import Graph, in_plan_order
 from pipeline.making import ClipMaker, Group, notice
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.store import is_remote
@@ -64,7 +65,8 @@ class Loader:
         self._graph: Graph | None = None
         self._hung_graphs = 0
         self._failed_graphs = 0  # since DALI made a batch, or a bad video was the reason why not
-        self._handed_out: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        self._lent: Tensor | None = None  # DALI's memory that this batch is in, or is copied or changed from
+        self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # what was lent for earlier ones, until then
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
     def __enter__(self) -> "Loader":
@@ -96,6 +98,7 @@ class Loader:
         numbers = iter(range(first, 2**62))
         jobs: deque[_Job] = deque()
         self._graph = None  # an earlier iterator may have left batches in it
+        self._give_back()
         self._top_up(jobs, numbers)
         while jobs:
             started = time.perf_counter()
@@ -105,7 +108,7 @@ class Loader:
             self._feed_ready(jobs)
             self._maker.count(wait_seconds=time.perf_counter() - started)
             yield self._batch(job, clips)
-            self._hold(clips)
+            self._give_back()
 
     def _top_up(self, jobs: deque[_Job], numbers: Iterator[int]) -> None:
         """Have `prefetch` batches in the making, fewer if they are large."""
@@ -144,16 +147,20 @@ class Loader:
         try:
             graph = self._fed(job)
             if graph is not None:
-                decoded = self._take(job, graph)
+                decoded = self._lent = self._take(job, graph)
                 self._failed_graphs = 0
         except RuntimeError as error:
             self._rescue(job, later, str(error))
-        if decoded is not None and job.fed is not None and len(job.fed) == len(job.groups):
-            return decoded
+        fed = job.fed or []
+        if decoded is not None:
+            decoded = in_plan_order(decoded, [row for group in fed for row in group.rows])
+            if len(fed) == len(job.groups):
+                return decoded
         assert job.clips is not None
         clips = job.clips.to(self._device, non_blocking=True)
         if decoded is not None:
-            self._put(decoded, clips, job)
+            places = [group.first + view for group in fed for view in range(len(group.rows))]
+            clips[on_device(places, clips.device)] = decoded
         return clips
 
     def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
@@ -202,24 +209,20 @@ class Loader:
         self._maker.delivered(len(rows))
         return Batch(
             clips.permute(0, 4, 1, 2, 3),
-            self._on_device(labels),
+            on_device(labels, self._device),
             [sample.key for sample in samples],
             [row.position for row in rows],
         )
 
-    def _on_device(self, numbers: list[int]) -> Int64[Tensor, " N"]:
-        """From pinned memory: a copy from any other would wait until the device has done all that is queued."""
-        return torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
-
-    def _hold(self, clips: Tensor) -> None:
-        """Keep DALI's memory until the device has done what the user has queued on it, then let DALI have it back."""
-        if self._device.type != "cuda":
-            return
-        event = torch.cuda.Event()
-        event.record()
-        self._handed_out.append((event, clips))
-        while self._handed_out and self._handed_out[0][0].query():
-            self._handed_out.popleft()
+    def _give_back(self) -> None:
+        """Keep DALI's memory until the device has done what is queued on it by now, then let DALI have it back."""
+        if self._lent is not None and self._device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+            self._in_use.append((event, self._lent))
+        self._lent = None
+        while self._in_use and self._in_use[0][0].query():
+            self._in_use.popleft()
 
     def _feed_ready(self, jobs: Sequence[_Job]) -> None:
         """Hand over what has been read, in order, so that DALI decodes it while the step runs."""
@@ -252,11 +255,6 @@ class Loader:
         self._graph = None
         for job in jobs:
             job.fed = None
-
-    def _put(self, decoded: Tensor, clips: Tensor, job: _Job) -> None:
-        """Put what DALI has cut of a batch in its place among PyAV's clips."""
-        places = [group.first + view for group in job.fed or () for view in range(len(group.rows))]
-        clips[self._on_device(places)] = decoded
 
     def _rescue(self, job: _Job, later: Sequence[_Job], error: str) -> None:
         """After an error of DALI's, PyAV cuts this batch, and finds the video that is bad, if one is.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -357,6 +358,30 @@ def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: p
             time.sleep(0.2)  # the step, in which the next batches are read
         assert loader.counters["rescued_clips"] == 0
     check_frames(batches, plan)
+
+
+@pytest.mark.parametrize("share", ["all", "some"])
+def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
+    vp9: ShardDataset, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the batch is a copy of it: on a GPU that copy is only queued when the batch is given out."""
+    lent: list[weakref.ref[torch.Tensor]] = []
+    plain = Graph.take
+
+    def take(graph: Graph) -> torch.Tensor:
+        clips = plain(graph)
+        lent.append(weakref.ref(clips))
+        return clips
+
+    monkeypatch.setattr(Graph, "take", take)
+    config = DataConfig(frame_stride=1, decoder="dali")
+    with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
+        if share == "some":
+            loader._maker.keep_from_dali(0)
+        for number, batch in zip(range(6), loader.batches(0), strict=False):
+            assert len(batch.keys) == 4
+            del batch
+            assert [kept() is not None for kept in lent] == [False] * number + [True]
 
 
 def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
