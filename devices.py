@@ -1,5 +1,6 @@
 """The device a command works on, and what it says when that one cannot do what is asked of it."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from errors import InputError
+
+# Segments of GPU memory that can grow leave no holes behind them. PyTorch reads this when it first asks for memory.
+if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def choose_device(kind: str = "auto", index: int = 0) -> torch.device:

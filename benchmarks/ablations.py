@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 from benchmarks import motion_report
 from benchmarks.accounting import predict
-from benchmarks.harness import ROOT, Row, default_output, machine, pick_device, write_results
+from benchmarks.harness import ROOT, Row, default_output, machine, write_results
 from benchmarks.memory_vs_ratio import in_fresh_process, measure_on_gpu
+from devices import choose_device
 from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
@@ -38,7 +39,7 @@ PAPER_EPOCHS = 800
 def main(arguments: list[str] | None = None) -> None:
     options, extra = parse_arguments(arguments)
     table = yaml.safe_load((ROOT / "configs/ablations.yaml").read_text(encoding="utf-8"))[options.table]
-    device = pick_device()
+    device = choose_device()
     folder = options.output or default_output(device)
     rows = []
     for entry in tqdm(table["rows"], desc=table["title"], unit="row"):

@@ -22,10 +22,10 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from benchmarks.harness import Row, default_output, in_fresh_process, machine, pick_device, require, write_results
+from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, prepare
 from benchmarks.step import noise_clip
-from devices import device_name, full_memory_explained
+from devices import choose_device, device_name, full_memory_explained
 from durable import write_aside
 from errors import InputError, run_command
 from model.config import SIZES, ModelConfig
@@ -58,7 +58,7 @@ class Source:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    device = pick_device()
+    device = choose_device()
     on_gpu = device.type == "cuda"
     work = options.work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput"
     for encode in options.encodes:
@@ -119,7 +119,7 @@ def config_of(source: Source, work: Path, size: str, batch_size: int, compiled: 
 @full_memory_explained("lower --batch-size")
 def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """One round of one contender; called in a process of its own."""
-    device = pick_device()
+    device = choose_device()
     objective = Pretraining(config, device)
     if config.compile:
         compile_in_place(objective.model)

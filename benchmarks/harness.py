@@ -103,10 +103,6 @@ def require(claim: str, green: bool, found: str) -> None:
         raise InputError(f"nothing is reported, because a check is red: {claim} ({found})")
 
 
-def pick_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

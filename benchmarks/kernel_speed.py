@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Row, default_output, machine, pick_device, require, time_calls, write_results
+from benchmarks.harness import Row, default_output, machine, require, time_calls, write_results
 from benchmarks.token_path_cases import CASES, Case, Contender, Sizes
+from devices import choose_device
 from errors import InputError, run_command
 from model.config import ModelConfig
 
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
-    device = pick_device()
+    device = choose_device()
     on_gpu = device.type == "cuda"
     batches = options.batch_size or ([32, 64, 128, 256] if on_gpu else [2, 8])
     ratios = options.mask_ratio or ([0.8, 0.9, 0.95, 0.98] if on_gpu else [0.95])

@@ -32,8 +32,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks import motion_report
-from benchmarks.harness import ROOT, Row, default_output, machine, pick_device, time_calls, write_results
+from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
 from benchmarks.step import PretrainingStep, noise_clip
+from devices import choose_device
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from figures.clips import read_clips
@@ -298,7 +299,7 @@ def plot(rows: Sequence[Row], equal: str) -> Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    device = pick_device()
+    device = choose_device()
     folder = options.output or default_output(device) / "masking_quality"
     rows = Study(options, folder, device).run_all()
     about = machine(device) | {"preset": options.preset, "equal": options.equal}

@@ -28,7 +28,6 @@ from benchmarks.harness import (
     in_fresh_process,
     machine,
     matmul_tflops,
-    pick_device,
     require,
     side_by_side,
     time_calls,
@@ -37,6 +36,7 @@ from benchmarks.harness import (
 )
 from benchmarks.memory_plot import draw
 from benchmarks.step import PretrainingStep, noise_clip
+from devices import choose_device
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
@@ -259,7 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.batch_size < 1:
         raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
 
-    device = pick_device()
+    device = choose_device()
     on_gpu = device.type == "cuda"
     about = machine(device)
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)

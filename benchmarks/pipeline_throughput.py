@@ -23,9 +23,10 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, pick_device, require, write_results
+from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.loader_baselines import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
 from benchmarks.pipeline_plot import draw
+from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
@@ -59,7 +60,7 @@ class Case:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    device = pick_device()
+    device = choose_device()
     work = options.work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput"
     for encode in {*options.encodes, "copy"}:
         prepare(options.videos, work / encode, encode)

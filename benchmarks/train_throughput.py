@@ -28,12 +28,12 @@ from benchmarks.harness import (
     in_fresh_process,
     machine,
     matmul_tflops,
-    pick_device,
     require,
     timing_columns,
     write_results,
 )
 from benchmarks.step import PretrainingStep, noise_clip
+from devices import choose_device
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
@@ -67,7 +67,7 @@ def check_losses(size: str, device: torch.device) -> None:
 
 def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: int) -> Measurement | None:
     """None where the batch does not fit into the GPU's memory. Runs in a process of its own."""
-    device = pick_device()
+    device = choose_device()
     clip = noise_clip(config, batch_size, device)
     try:
         step = _step(contender, config, clip)
@@ -134,7 +134,7 @@ def _speed(row: Row) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    device = pick_device()
+    device = choose_device()
     on_gpu = device.type == "cuda"
     batches = options.batch_size or list(GPU_BATCHES if on_gpu else CPU_BATCHES)
     if min([*batches, options.rounds, options.repetitions]) < 1:

@@ -1,11 +1,18 @@
 """A device that is not there, or is too small, is said to be so."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from devices import choose_device, device_name, full_memory_explained
 from errors import InputError
 from training.failures import failures_explained
+
+ROOT = Path(__file__).parents[1]
 
 # In the words of PyTorch's allocator for CUDA.
 FULL = (
@@ -69,6 +76,34 @@ def test_what_stops_a_step_is_explained(error: Exception, says: str) -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"), failures_explained():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def in_a_new_process(program: str, **settings: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=kept | settings, cwd=ROOT)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "None"),
+    ],
+)
+def test_segments_of_gpu_memory_can_grow_unless_the_user_says_otherwise(
+    settings: dict[str, str], expected: str
+) -> None:
+    program = "import os, devices; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    assert in_a_new_process(program, **settings) == expected
+
+
+@pytest.mark.gpu
+def test_pytorch_has_heard_of_it() -> None:
+    program = "import torch, devices; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
+    assert "'expandable_segments': True" in in_a_new_process(program)
 
 
 @pytest.mark.gpu

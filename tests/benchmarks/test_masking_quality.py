@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import masking_quality
-from benchmarks.harness import pick_device
 from benchmarks.masking_quality import Point, grid, main, parse_arguments, plot, steps_of_equal_time, summarise
+from devices import choose_device
 from errors import InputError
 from training.config import parse
 
@@ -87,7 +87,7 @@ def test_equal_seconds_gives_the_slower_point_fewer_steps():
     shallow = parse([*common, "model.decoder_depth=1"])
     deep = parse([*common, "model.decoder_depth=12"])
     first, second = Point("random", 0.5, 0), Point("tube", 0.5, 0)
-    steps = steps_of_equal_time({first: shallow, second: deep, Point("tube", 0.5, 1): deep}, pick_device())
+    steps = steps_of_equal_time({first: shallow, second: deep, Point("tube", 0.5, 1): deep}, choose_device())
     assert steps[first] == 100
     assert 1 <= steps[second] < 80
     assert steps[second] == steps[Point("tube", 0.5, 1)]
@@ -109,7 +109,7 @@ def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
         raise InputError("it died")
 
     monkeypatch.setattr(masking_quality.Study, "run", fail)
-    study = masking_quality.Study(options, tmp_path, pick_device())
+    study = masking_quality.Study(options, tmp_path, choose_device())
     with pytest.raises(InputError, match="it died"):
         study.run_all()
     assert begun == study.points[:1]
@@ -118,7 +118,7 @@ def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
 @pytest.mark.parametrize("preset", masking_quality.PRESETS)
 def test_presets_can_be_trained(preset, tmp_path):
     options = parse_arguments(["--preset", preset, "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
-    study = masking_quality.Study(options, tmp_path, pick_device())
+    study = masking_quality.Study(options, tmp_path, choose_device())
     assert [point.name for point in study.points][:2] == [
         f"{'adaptive'}-{study.points[0].mask_ratio:g}-seed0",
         study.points[1].name,
