@@ -155,7 +155,7 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
     sentence = f"DALI does not decode {unknown} on {device.type}{reason}, and {dataset.folder} holds it"
     if config.decoder == "dali":
         raise InputError(f"{sentence}: set data.decoder to auto")
-    notice(f"{sentence}: PyAV does, on {config.threads} CPU threads")
+    notice(f"{sentence}: PyAV does, on {config.threads} CPU threads", once_a_node=True)
     return known
 
 
@@ -167,7 +167,7 @@ def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
         return {}, f", since {error}"
 
 
-def notice(sentence: str) -> None:
-    """Tell the user of something that costs speed but stops nothing, once a node."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+def notice(sentence: str, once_a_node: bool = False) -> None:
+    """Tell the user of something that costs speed but stops nothing."""
+    if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"note: {sentence}", file=sys.stderr)
