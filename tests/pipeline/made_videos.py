@@ -62,7 +62,7 @@ def encode(
 ) -> bytes:
     """Frame k is flat grey that tells `first` + k; with `pattern`, a ramp and colours lie over it (not readable)."""
     file = io.BytesIO()
-    with av.open(file, "w", format=container, options={"fflags": "+bitexact"}) as output:  # no time of day
+    with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=Fraction(8))
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else pix_fmt
