@@ -1,8 +1,10 @@
 """The device a command works on, and what it says when that one cannot do what is asked of it."""
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from jaxtyping import Int64
@@ -37,7 +39,11 @@ def on_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.de
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 @contextmanager

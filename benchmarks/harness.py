@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from devices import device_name
 from durable import write_json, write_text
 from errors import InputError
 
@@ -101,14 +102,6 @@ def require(claim: str, green: bool, found: str) -> None:
     """Stop the benchmark when one of its checks is red: a figure for something that is wrong is worth nothing."""
     if not green:
         raise InputError(f"nothing is reported, because a check is red: {claim} ({found})")
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
 
 
 def machine(device: torch.device, packages: Sequence[str] = ("timm", "transformers")) -> dict[str, Any]:

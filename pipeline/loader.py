@@ -66,7 +66,7 @@ class Loader:
         self._hung_graphs = 0
         self._failed_graphs = 0  # since DALI made a batch, or a bad video was the reason why not
         self._lent: Tensor | None = None  # DALI's memory that this batch is in, or is copied or changed from
-        self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # what was lent for earlier ones, until then
+        self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # what was lent for earlier ones, until an event
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
     def __enter__(self) -> "Loader":
@@ -274,8 +274,8 @@ class Loader:
             self._maker.leave_dali()
             reason = " ".join(error.split())[:400]
             notice(
-                f"DALI has failed {MAX_FAILED_GRAPHS} times over videos that PyAV decodes, the last time with"
-                f" '{reason}': PyAV decodes all from now on, on {self._config.threads} CPU threads"
+                f"DALI has failed again and again, the last time with '{reason}': PyAV decodes all from now on, on"
+                f" {self._config.threads} CPU threads"
             )
 
     def _move_to_pyav(self, job: _Job) -> None:

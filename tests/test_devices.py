@@ -29,7 +29,7 @@ def pretend_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
     assert choose_device() == torch.device("cpu")
-    assert device_name(choose_device()) == "the CPU"
+    assert device_name(choose_device()) in Path("/proc/cpuinfo").read_text()
     pretend_gpus(monkeypatch, 4)
     assert choose_device(index=3) == torch.device("cuda", 3)
     assert choose_device("cpu", index=3) == torch.device("cpu")
