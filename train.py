@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from devices import mixed_precision
 from errors import run_command
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
@@ -100,7 +101,7 @@ def train_step(
     for micro_step in range(config.accumulate):
         batch = next(batches)
         with distributed.gradients_averaged(model, micro_step == config.accumulate - 1):
-            with torch.autocast(batch.clip.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            with mixed_precision(batch.clip.device, config.precision):
                 loss, metrics = objective(model, batch)
             (loss / config.accumulate).backward()
         for name, value in metrics.items():

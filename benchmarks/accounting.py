@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
+import devices
 from benchmarks.step import PretrainingStep, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -44,7 +45,7 @@ class Account:
 
 
 def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True) -> Account:
-    """The account of a bf16 step as a GPU, or this CPU, takes it, of tensors that have shapes but no memory.
+    """The account of a step as a GPU takes it in bf16, or as this CPU does, of tensors that have shapes but no memory.
 
     It takes about a second, whatever the batch. Not in it: the CUDA context, the allocator's fragmentation, and what
     CUDA's libraries allocate behind PyTorch.
@@ -193,9 +194,15 @@ def _allocated(storage: torch.UntypedStorage) -> int:
     return -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
 
 
-def _as_on_gpu() -> AbstractContextManager[Any]:
-    """Sends tensors without memory down the paths that the project's ops take on a GPU.
+@contextmanager
+def _as_on_gpu() -> Iterator[None]:
+    """Sends tensors without memory down the paths that the project's ops take on a GPU, which has units for bf16.
 
     They are not made as CUDA tensors because PyTorch's backward then asks for a device that is there.
     """
-    return patch.object(Tensor, "is_cuda", not triton.knobs.runtime.interpret)  # an interpreter would read what is not
+    runs_triton = not triton.knobs.runtime.interpret  # an interpreter would read what is not there
+    with (
+        patch.object(Tensor, "is_cuda", runs_triton),
+        patch.object(devices, "usable_precision", lambda _, wanted: wanted),
+    ):
+        yield

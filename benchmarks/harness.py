@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from devices import device_name
+from devices import Precision, device_name
 from durable import write_json, write_text
 from errors import InputError
 
@@ -71,9 +71,10 @@ def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repet
     return [start.elapsed_time(end) for start, end in pairwise(events)]
 
 
-def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
+def matmul_tflops(device: torch.device, precision: Precision) -> float:
     """TFLOP/s that one large matrix product sustains here: what model FLOP utilisation (MFU) is measured against."""
     side = 8192 if device.type == "cuda" else 2048
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     timing = time_calls(lambda: a @ b, device, warmup=3, repetitions=10)
     return 2 * side**3 / timing.median_ms / 1e9

@@ -36,7 +36,7 @@ from benchmarks.harness import (
 )
 from benchmarks.memory_plot import draw
 from benchmarks.step import PretrainingStep, noise_clip
-from devices import choose_device
+from devices import choose_device, usable_precision
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
@@ -262,7 +262,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device()
     on_gpu = device.type == "cuda"
     about = machine(device)
-    about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)
+    about["precision"] = usable_precision(device, "bf16")
+    about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
     table = points(options.size)
     predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
     rows = list(tqdm(predicted, desc="predicted", total=len(table), unit="point", file=sys.stderr))
@@ -287,7 +288,7 @@ def notes(on_gpu: bool) -> list[str]:
         f"`largest_batch_*`: predicted, with {RESERVE_BYTES / 1e9} GB held back for those.",
         "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2.",
         "`mfu`: the step's own arithmetic, without what checkpointing computes once more (`recomputed_gflop_per_clip`),"
-        " against the rate that one large bf16 matrix product sustained in the same run.",
+        " against the rate that one large matrix product sustained in the same run.",
     ]
     if on_gpu:
         return said

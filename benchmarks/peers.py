@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.naive_adamae import NaiveAdaMAE, normalized
+from devices import mixed_precision
 from errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -35,7 +36,7 @@ def naive_step(config: ModelConfig, clip: Tensor) -> Step:
     pixels = normalized(clip)
 
     def step() -> float:
-        with torch.autocast(clip.device.type, torch.bfloat16):
+        with mixed_precision(clip.device, "bf16"):
             loss = peer(pixels)
         loss.backward()
         optimizer.step()
@@ -55,7 +56,7 @@ def hugging_face_step(config: ModelConfig, clip: Tensor) -> Step:
     mask = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : config.num_visible], False)
 
     def step() -> None:
-        with torch.autocast(clip.device.type, torch.bfloat16):
+        with mixed_precision(clip.device, "bf16"):
             loss = peer(pixels, mask).loss
         loss.backward()
         optimizer.step()

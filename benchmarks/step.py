@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from devices import mixed_precision
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.compiling import compile_in_place
@@ -27,7 +28,7 @@ class PretrainingStep:
         self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
 
     def loss(self, clip: Tensor) -> Tensor:
-        with torch.autocast(clip.device.type, torch.bfloat16):
+        with mixed_precision(clip.device, "bf16"):
             loss: Tensor = self.model(clip, self.seed, self.offset).loss
             return loss
 

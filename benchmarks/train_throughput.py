@@ -2,9 +2,10 @@
 
     python benchmarks/train_throughput.py [--batch-size N ...] [--size base] [--compile] [--output FOLDER]
 
-Same machine, size, ratio, bf16 autocast and AdamW. First, with the same weights, clips and masks, the losses must be
-equal; otherwise nothing is timed. Every contender gets a process of its own in every round, rounds alternate between
-them, and the quartiles are over all rounds. On a GPU each is timed at every batch size that fits, up to its best.
+Same machine, size, ratio and AdamW, bf16 autocast (on a CPU without units for bf16, fp32). First, with the same
+weights, clips and masks, the losses must be equal; otherwise nothing is timed. Every contender gets a process of its
+own in every round, rounds alternate between them, and the quartiles are over all rounds. On a GPU each is timed at
+every batch size that fits, up to its best.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.step import PretrainingStep, noise_clip
-from devices import choose_device
+from devices import choose_device, usable_precision
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
@@ -142,7 +143,8 @@ def main(arguments: list[str] | None = None) -> None:
     about = machine(device)
     check_losses(options.size, device)
     about["checked"] = f"losses of all contenders equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
-    about["matmul_tflops"] = matmul = round(matmul_tflops(device, torch.bfloat16), 2)
+    about["precision"] = usable_precision(device, "bf16")
+    about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
 
     base = ModelConfig(size=options.size)
     ours = ["ours", "ours, compiled"] if options.compile or on_gpu else ["ours"]
@@ -169,7 +171,7 @@ NOTES = [
     " Hugging Face's VideoMAE under random); on a CPU, clips a second of CPU time, by `cpu_ms_per_clip`, the least of"
     " all rounds over all threads: what other programs take disturbs the other columns of time. `memory_ratio`: peak"
     " memory against the baseline's at the same batch size; on a CPU that of the whole process, Python included.",
-    "`mfu`: of the rate that one large bf16 matrix product sustained in the same run.",
+    "`mfu`: of the rate that one large matrix product sustained in the same run.",
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices import choose_device, device_name, full_memory_explained
+from devices import choose_device, device_name, full_memory_explained, mixed_precision, usable_precision
 from errors import InputError
 from training.failures import failures_explained
 
@@ -111,3 +111,16 @@ def test_a_gpu_that_is_full_is_explained() -> None:
     full = pytest.raises(InputError, match=r"Tried to allocate .* of which .* is free: take less")
     with full, full_memory_explained("take less"):
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_units)
+    cpu = torch.device("cpu")
+    assert usable_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
+    assert usable_precision(torch.device("cuda"), "bf16") == "bf16"
+    x = torch.randn(3, 8)
+    with mixed_precision(cpu, "bf16"):
+        assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)
+    with mixed_precision(cpu, "fp32"):
+        assert (x @ x.T).dtype == torch.float32

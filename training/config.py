@@ -8,6 +8,7 @@ from typing import Any, Literal
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from devices import Precision
 from errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
@@ -64,7 +65,7 @@ class TrainConfig:
     run: str = "runs/adamae"  # the run folder; started again, a run goes on from its newest checkpoint
     resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
     compile: bool = False  # torch.compile the model
     profile: bool = False  # watch three steps, then go on: trace and picture of memory in the run's profile/
     log_every: int = 10  # steps; the only moments at which the host waits for the device

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from devices import Precision, mixed_precision
 from errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
@@ -71,7 +72,7 @@ def predict(
     shape: ModelConfig,
     views: Views,
     process: Process,
-    precision: str,
+    precision: Precision,
 ) -> Predictions:
     """Average of the softmax over the views of every video.
 
@@ -89,7 +90,7 @@ def predict(
     model.eval()
     with Loader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
-            with torch.autocast(process.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            with mixed_precision(process.device, precision):
                 logits = model(batch.clip)
             seen[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
     model.train(was_training)

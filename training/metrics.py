@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from devices import device_name
+from devices import device_name, usable_precision
 from durable import write_text
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
@@ -53,7 +53,9 @@ class Metrics:
     def announce(self, config: TrainConfig) -> None:
         if self.process.is_first:
             print(self.horizon.describe(config, self.first_step), file=sys.stderr)
-            print(f"{self.process.world_size} × {device_name(self.process.device)}", file=sys.stderr)
+            device, used = self.process.device, usable_precision(self.process.device, config.precision)
+            why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
+            print(f"{self.process.world_size} × {device_name(device)} in {used}{why}", file=sys.stderr)
 
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
         """Write the means since the last report, over all processes; `counters`: of this process's loader."""
