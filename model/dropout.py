@@ -37,4 +37,4 @@ def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
     """What is kept, divided by 1 - p. Linear in x: also the gradient, of the gradient."""
     if x.is_cuda or torch.compiler.is_compiling():
         return torch.ops.aten.native_dropout_backward(x, kept, 1 / (1 - p))
-    return x * kept.view(torch.uint8).to(x.dtype).mul_(1 / (1 - p))  # four times as fast as a product with bools
+    return kept.view(torch.uint8).to(x.dtype).mul_(1 / (1 - p)).mul_(x)  # four times as fast as a product with bools

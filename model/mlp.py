@@ -43,14 +43,13 @@ class GeluLinear(torch.autograd.Function):
         grad = grads[0].flatten(0, -2)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[1]:
-            hidden = _dropped(F.gelu(x), kept, ctx.dropout)
             columns = grad.T if grad.is_cuda else grad.T.contiguous()  # a CPU's product is up to twice as fast then
-            grad_weight = (columns @ hidden.flatten(0, -2)).to(weight.dtype)
+            grad_weight = (columns @ _dropped(F.gelu(x), kept, ctx.dropout).flatten(0, -2)).to(weight.dtype)
         if ctx.needs_input_grad[2]:
             grad_bias = grad.sum(dim=0, dtype=weight.dtype)
         if ctx.needs_input_grad[0]:
-            hidden = (grad @ weight.to(grad.dtype)).view_as(x)
-            grad_x = torch.ops.aten.gelu_backward(_dropped(hidden, kept, ctx.dropout), x)
+            grad_hidden = _dropped((grad @ weight.to(grad.dtype)).view_as(x), kept, ctx.dropout)
+            grad_x = torch.ops.aten.gelu_backward(grad_hidden, x)
         return grad_x, grad_weight, grad_bias, None
 
 

@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """torch 2.15 starts every process with another seed; before any fixture, so that each test has its numbers."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def shared_folder() -> Path | None:
     """Real clips and reference values kept beside the repository, or None where there are none."""
