@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from errors import InputError
 from model.config import ModelConfig
 
 TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
+
+pytestmark = pytest.mark.xdist_group("memory_vs_ratio")  # one process, which makes the fixtures once
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ample_is_little() -> Iterator[None]:
+    """In the interpreter, CPU attention is predicted clip by clip."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_vs_ratio, "AMPLE_BATCH", 16)
+        yield
 
 
 @pytest.fixture(scope="module")
