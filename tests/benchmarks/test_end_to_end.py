@@ -11,8 +11,6 @@ from benchmarks import end_to_end
 from benchmarks.end_to_end import Source, batches_of, config_of, draw, parse, summary
 from errors import InputError
 
-pytestmark = pytest.mark.xdist_group("end_to_end")  # one process, which makes the fixture once
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:

@@ -17,9 +17,6 @@ TINY = [
 ]  # fmt: skip
 
 
-pytestmark = pytest.mark.xdist_group("masking_quality")  # one process, which makes the fixture once
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
     """A folder with the results of two strategies and of scratch, and the command that made it."""

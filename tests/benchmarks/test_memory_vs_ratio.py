@@ -15,8 +15,6 @@ from model.config import ModelConfig
 
 TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
 
-pytestmark = pytest.mark.xdist_group("memory_vs_ratio")  # one process, which makes the fixtures once
-
 
 @pytest.fixture(autouse=True, scope="module")
 def ample_is_little() -> Iterator[None]:
