@@ -47,7 +47,7 @@ class Account:
 def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True) -> Account:
     """The account of a step as a GPU takes it in bf16, or as this CPU does, of tensors that have shapes but no memory.
 
-    It takes about a second, whatever the batch. Not in it: the CUDA context, the allocator's fragmentation, and what
+    It takes a few seconds, whatever the batch. Not in it: the CUDA context, the allocator's fragmentation, and what
     CUDA's libraries allocate behind PyTorch.
     """
     with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw

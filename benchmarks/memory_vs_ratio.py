@@ -295,8 +295,9 @@ def notes(on_gpu: bool) -> list[str]:
     return [
         *said,
         "No GPU was at hand: GPU memory is predicted, and how far such a prediction errs on a GPU was not measured"
-        f" here. Times are of this CPU at batch {CPU_BATCH}, where the saved bytes were counted and agree with those"
-        " predicted for it. `cpu_ms_per_clip` is over all threads, and what other programs disturb least.",
+        " here; it is of a step in bf16. Times are of this CPU, in `precision`,"
+        f" at batch {CPU_BATCH}, where the saved bytes were counted and agree with those predicted for it."
+        " `cpu_ms_per_clip` is over all threads, and what other programs disturb least.",
     ]
 
 
