@@ -23,8 +23,9 @@ demo/drawn/%/.drawn: | .venv/installed
 	$(BIN)/python shard_tools/synthetic_videos.py $(@D) $(DRAW) --size 64 --num-frames 64
 	touch $@
 
+# worksteal keeps most of a file's tests, and so its fixtures, in one process.
 test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, prepare
 from benchmarks.step import noise_clip
-from devices import choose_device, device_name, full_memory_explained
+from devices import choose_device, device_name, full_memory_explained, usable_precision
 from durable import write_aside
 from errors import InputError, run_command
 from model.config import SIZES, ModelConfig
@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         row["share_of_synthetic"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
     about = machine(device, PACKAGES)
     about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile, "rounds": options.rounds}
+    about["precision"] = usable_precision(device, TrainConfig.precision)
     about |= {"steps_a_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
     folder = options.output or default_output(device)
     write_results(folder, "end_to_end", rows, about, NOTES)

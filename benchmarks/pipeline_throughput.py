@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,17 +159,16 @@ def measure(case: Case, work: Path, seconds: float, threads: int, device: str) -
     """Run one loader for `seconds`; called in a process of its own."""
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
-    if case.loader == "ours":
-        batches, counters = our_batches(case, folder, threads, torch.device(device))
-    else:
-        batches, counters = baseline_batches(case, folder, threads), dict
-    for _ in range(WARM_UP_BATCHES):
-        next(batches)
-    before, cpu, started = counters(), cpu_seconds(), time.perf_counter()
-    clips = 0
-    while time.perf_counter() - started < seconds:
-        clips += next(batches)
-    wall, cpu, after = time.perf_counter() - started, cpu_seconds() - cpu, counters()
+    contender = our_batches if case.loader == "ours" else baseline_batches
+    with contender(case, folder, threads, torch.device(device)) as (batches, counters):
+        for _ in range(WARM_UP_BATCHES):
+            next(batches)
+        before, cpu, started = counters(), cpu_seconds(), time.perf_counter()
+        clips = 0
+        while time.perf_counter() - started < seconds:
+            clips += next(batches)
+        wall, cpu, after = time.perf_counter() - started, cpu_seconds() - cpu, counters()
+        memory = memory_mib()
     decoded = after.get("frames_decoded", 0) - before.get("frames_decoded", 0)
     return {
         "loader": case.loader,
@@ -179,21 +179,23 @@ def measure(case: Case, work: Path, seconds: float, threads: int, device: str) -
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
         "frames_decoded_per_delivered": decoded / (clips * NUM_FRAMES) if decoded else None,
-        "memory_mib": memory_mib(),
+        "memory_mib": memory,
     }
 
 
-def our_batches(
-    case: Case, folder: Path, threads: int, device: torch.device
-) -> tuple[Iterator[int], Callable[[], dict[str, float]]]:
+Contender = tuple[Iterator[int], Callable[[], dict[str, float]]]  # sizes of the batches as they come, and counters
+
+
+@contextmanager
+def our_batches(case: Case, folder: Path, threads: int, device: torch.device) -> Iterator[Contender]:
     config = DataConfig(
         frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats, num_threads=threads  # type: ignore[arg-type]
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH_SIZE)
-    loader = Loader(dataset, plan, device, config, None)
-    check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
-    return (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
+    with Loader(dataset, plan, device, config, None) as loader:
+        check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
+        yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 
 
 def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
@@ -211,7 +213,8 @@ def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
         )
 
 
-def baseline_batches(case: Case, folder: Path, threads: int) -> Iterator[int]:
+@contextmanager
+def baseline_batches(case: Case, folder: Path, threads: int, _: torch.device) -> Iterator[Contender]:
     stride = FRAME_STRIDE // ShardDataset.open(folder).samples[0].frame_stride
     if case.loader == "webdataset":
         batches = tar_batches(sorted(folder.glob("*.tar")), stride, BATCH_SIZE, threads)
@@ -221,7 +224,7 @@ def baseline_batches(case: Case, folder: Path, threads: int) -> Iterator[int]:
     first = next(batches)
     shape = (BATCH_SIZE, NUM_FRAMES, 3, SIDE, SIDE)
     require("a baseline gives whole clips", tuple(first.shape) == shape, str(first.shape))
-    return (len(batch) for batch in batches)
+    yield (len(batch) for batch in batches), dict
 
 
 def cpu_seconds() -> float:

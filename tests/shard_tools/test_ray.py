@@ -18,17 +18,11 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         RayPool(len, 1, 60)
 
 
-# Two clusters of two, each with its own servers, would be too much at once.
-in_turns = pytest.mark.xdist_group("ray")
-
-
-@in_turns
 def test_a_cluster_of_two_gives_the_same_bytes(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(videos, tmp_path / "out", "--samples-per-shard", "3", "--engine", "ray", "--workers", "2")
     assert hashes(tmp_path / "out") == hashes(dataset)
 
 
-@in_turns
 def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
 
     def act(job: str) -> str:  # in here, since the cluster's processes cannot import this file
