@@ -141,6 +141,25 @@ def test_autocast_leaves_log_probs_and_losses_in_fp32(sampler_autocast, given_id
     assert all(value.grad.dtype == torch.float32 for value in model.parameters())
 
 
+def test_gradients_in_bf16_are_close(given_ids) -> None:
+    """Also where they are sums over thousands of tokens, as those of the decoder's LayerNorms."""
+    config = small(num_frames=8, image_size=112)
+    model = AdaMAE(config).eval()
+    randomize(model)
+    given_ids(*random_ids(config))
+
+    def gradients(in_bf16: bool) -> dict[str, torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+            loss = model(random_clip(config), 0, 0).reconstruction_loss
+        learnt = {name: p for name, p in model.named_parameters() if not name.startswith("token_sampler.")}
+        return dict(zip(learnt, torch.autograd.grad(loss, learnt.values()), strict=True))
+
+    exact = gradients(False)
+    for name, rounded in gradients(True).items():
+        error = (rounded - exact[name]).norm() / exact[name].norm()
+        assert error < 0.06, (name, error)
+
+
 def test_clips_draw_the_same_in_any_batch() -> None:
     config = small()
     model = AdaMAE(config).eval()
@@ -263,7 +282,10 @@ def test_state_dict_holds_no_fixed_positions() -> None:
 def test_initialization() -> None:
     model = AdaMAE(ModelConfig(size="tiny"))
     for name, value in model.named_parameters():
-        if name.endswith("bias") or name == "token_sampler.positions":
+        if name.startswith("tokenizer."):  # as PyTorch leaves a convolution, the published code's tokenizer
+            bound = model.config.patch_values**-0.5
+            assert 0.8 * bound < value.abs().max() <= bound, name
+        elif name.endswith("bias") or name == "token_sampler.positions":
             assert not value.any(), name
         elif "norm" in name:
             assert (value == 1).all(), name
