@@ -46,7 +46,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attn = Attention(width, num_heads, qv_bias, dropout)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, 4 * width, drop=dropout)
+        self.mlp = Mlp(width, 4 * width, drop=(0.0, dropout))
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         x = x + self.attn(self.norm1(x))

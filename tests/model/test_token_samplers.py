@@ -109,6 +109,13 @@ def test_an_mlp_sampler_looks_at_each_token_alone() -> None:
         assert torch.allclose(differences[0], differences[1], atol=1e-5) == alone
 
 
+def test_the_samplers_block_is_as_specified() -> None:
+    (block,) = AdaMAE(ModelConfig(size="tiny")).token_sampler.body[:1]
+    assert (block.norm1.eps, block.norm2.eps) == (1e-5, 1e-5)
+    assert (block.attn.num_heads, block.attn.proj_drop.p, block.mlp.drop2.p) == (8, 0.1, 0.1)
+    assert block.attn.q_bias is None
+
+
 def test_sampler_dropout_acts_in_training_only() -> None:
     tokens = torch.randn(2, 32, 48)
     sampler = build_sampler(small())
