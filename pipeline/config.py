@@ -19,6 +19,7 @@ class DataConfig:
     frame_stride: int = 4  # in frames of the source video: 4 for Kinetics, 2 for SSv2
     sampling: Literal["strided", "segments"] = "strided"  # segments: one frame from each of num_frames parts (TSN)
     crop: Literal["multiscale", "random_resized"] = "multiscale"
+    crop_min_area: float = 0.5  # share of the frame that random_resized shows at least; 0.08 for fine-tuning
     flip: bool = True  # off for SSv2, whose labels know left from right
     rand_augment: int = 0  # operations of RandAugment, for fine-tuning; half of them take place
     rand_augment_magnitude: float = 9.0  # of 10
@@ -43,6 +44,7 @@ class DataConfig:
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
         for name in ("cache_gib", "decode_timeout_s"):
             self._require(name, getattr(self, name) > 0, "give a number above 0")
+        self._require("crop_min_area", 0 < self.crop_min_area <= 1, "give a share above 0 and up to 1")
         self._require("rand_augment", self.rand_augment >= 0, "give a whole number of at least 0")
         self._require("rand_augment_magnitude", 0 <= self.rand_augment_magnitude <= 10, "give a number from 0 to 10")
         self._require("random_erasing", 0 <= self.random_erasing <= 1, "give a share from 0 to 1")

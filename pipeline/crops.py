@@ -29,10 +29,10 @@ def multiscale(width: int, height: int, draws: list[float]) -> Crop:
     return Crop((width - w) // 4 * across, (height - h) // 4 * down, w, h)
 
 
-def random_resized(width: int, height: int, draws: list[float]) -> Crop:
-    """Half to all of the area, width : height from 3:4 to 4:3; the largest such box in the centre if none fits."""
+def random_resized(width: int, height: int, draws: list[float], min_area: float = 0.5) -> Crop:
+    """`min_area` to 1 of the area, width : height from 3:4 to 4:3; the largest such box in the centre if none fits."""
     for attempt in range(RESIZED_ATTEMPTS):
-        area = width * height * (0.5 + 0.5 * draws[2 * attempt])
+        area = width * height * (min_area + (1 - min_area) * draws[2 * attempt])
         ratio = math.exp((2 * draws[2 * attempt + 1] - 1) * math.log(4 / 3))
         w, h = max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))
         if w <= width and h <= height:

@@ -107,14 +107,17 @@ class Plan:
 
     def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
-        cut = crops.multiscale if config.crop == "multiscale" else crops.random_resized
         when = draws.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
         where = draws.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
         if config.sampling == "segments":
             frames = segment_frames(video.num_frames, when)
         else:
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
-        crop, flip = cut(video.width, video.height, where[1:]), config.flip and where[0] < 0.5
+        if config.crop == "multiscale":
+            crop = crops.multiscale(video.width, video.height, where[1:])
+        else:
+            crop = crops.random_resized(video.width, video.height, where[1:], config.crop_min_area)
+        flip = config.flip and where[0] < 0.5
         return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
 
     def _augmentation(self, position: int, attempt: int) -> tuple[tuple[Change, ...], Box | None]:
@@ -130,6 +133,9 @@ class Plan:
 
 class ViewPlan:
     """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
+
+    As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
+    there is, or, of segments, take frames 0, 1/K, 2/K… into each part.
 
     The views of a video follow each other; positions end with the dataset, so the last batches may be short or empty
     and no clip is counted twice at any world size. A video that does not decode is an error: nothing is replaced.
@@ -170,10 +176,11 @@ class ViewPlan:
         place, temporal = divmod(rest, self._num_temporal)
         sample = int(self._chosen[place])
         video = self._dataset.samples[sample]
-        share = (temporal + 0.5) / self._num_temporal
         if self._config.sampling == "segments":
+            share = temporal / self._num_temporal if self._num_temporal > 1 else 0.5
             frames = segment_frames(video.num_frames, [share] * self.num_frames)
         else:
+            share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
         crop = crops.across(video.width, video.height, spatial, self.views)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
@@ -196,7 +203,8 @@ def stored_strides(dataset: ShardDataset, frame_stride: int) -> dict[int, int]:
 
 def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
     """`wanted` frames `stride` apart; `share` in [0, 1) says where between the first and the last possible start."""
-    start = int(share * max(1, available - (wanted - 1) * stride))
+    starts = max(1, available - (wanted - 1) * stride)
+    start = min(int(share * starts), starts - 1)
     return tuple(min(start + step * stride, available - 1) for step in range(wanted))
 
 

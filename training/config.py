@@ -56,7 +56,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
 
-    epochs: float = 800  # an epoch is every video once
+    epochs: float = 800  # an epoch is every video once, as data.repeats clips
     steps: int | None = None  # optimizer steps; instead of epochs
     batch_size: int = 32  # clips per process and forward pass
     accumulate: int = 1  # forward passes per optimizer step
@@ -94,7 +94,8 @@ class TrainConfig:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
 
-# Keys that change how a run is executed but not what it computes: they may differ when it is started again.
+# Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
+# step's clips are split (batch_size, accumulate) changes which random numbers meet them in dropout and mixup.
 FREE_KEYS = {
     "run", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",

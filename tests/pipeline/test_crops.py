@@ -49,6 +49,8 @@ def test_random_resized_keeps_area_and_ratio() -> None:
     ratios = [box.width / box.height for box in boxes]
     assert 0.49 < min(areas) < 0.51
     assert max(areas) > 0.98
+    smaller = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.08) for _ in range(2000)]
+    assert 0.08 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
     assert crops.random_resized(1000, 10, [0.5] * crops.DRAWS) == (493, 0, 13, 10), "none fits: the centre"

@@ -243,10 +243,18 @@ def test_views_lie_evenly_over_the_video() -> None:
         dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=6, num_temporal=2, num_spatial=3
     )
     rows = plan.batch(0)
-    assert [row.start_frame for row in rows] == [9, 9, 9, 27, 27, 27]
+    assert [row.start_frame for row in rows] == [0, 0, 0, 36, 36, 36]
     assert [row.crop for row in rows[:3]] == [(0, 0, 48, 48), (8, 0, 48, 48), (16, 0, 48, 48)]
-    one = ViewPlan(dataset, DataConfig(frame_stride=1, sampling="segments"), num_frames=4, image_size=32, batch_size=1)
-    assert one.batch(0)[0].frames == (5, 15, 25, 35)
+    one = ViewPlan(dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=1)
+    assert one.batch(0)[0].frames == (18, 19, 20, 21)
+
+
+@pytest.mark.parametrize(("num_temporal", "frames"), [(1, [(5, 15, 25, 35)]), (2, [(0, 10, 20, 30), (5, 15, 25, 35)])])
+def test_views_of_segments_take_turns_in_every_part(num_temporal: int, frames: list[tuple[int, ...]]) -> None:
+    config = DataConfig(frame_stride=1, sampling="segments")
+    dataset = table([1], num_frames=40)
+    plan = ViewPlan(dataset, config, num_frames=4, image_size=32, batch_size=2, num_temporal=num_temporal)
+    assert [row.frames for row in plan.batch(0)] == frames
 
 
 def test_finding_the_place_takes_no_longer_far_into_the_run() -> None:
@@ -263,3 +271,31 @@ def test_samples_replaced_by_hand_do_not_change_the_rest() -> None:
     for position in range(20):
         a, b = plan_of(dataset).row(position), plan_of(shorter).row(position)
         assert (a.sample, a.crop, a.flip) == (b.sample, b.crop, b.flip)
+
+
+def test_training_clips_are_cut_as_the_configuration_says() -> None:
+    dataset = table([20], num_frames=160)
+    config = DataConfig(
+        frame_stride=1, sampling="segments", crop="random_resized", crop_min_area=0.08,
+        rand_augment=2, rand_augment_magnitude=9, repeats=2,
+    )  # fmt: skip
+    rows = stream([plan_of(dataset, config)], range(40))
+    for row in rows:
+        assert [frame // 40 for frame in row.frames] == [0, 1, 2, 3], "one from each quarter"
+    inside = {tuple(frame % 40 for frame in row.frames) for row in rows}
+    assert all(len(set(places)) > 1 for places in inside), "each at a place of its own"
+    areas = [row.crop.width * row.crop.height / (64 * 48) for row in rows]
+    assert 0.06 < min(areas) < 0.25
+    assert max(areas) > 0.8
+    assert {(row.crop.width, row.crop.height) for row in rows} - {(48, 48)}, "not only multiscale's"
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    assert all(one.frames == other.frames for one, other in pairs), "one decode"
+    assert any(one.changes != other.changes for one, other in pairs)
+
+
+def test_the_magnitude_of_randaugment_is_the_configurations() -> None:
+    def changes(magnitude: float) -> list[tuple]:
+        config = DataConfig(frame_stride=1, rand_augment=2, rand_augment_magnitude=magnitude)
+        return [row.changes for row in stream([plan_of(table([20]), config)], range(20))]
+
+    assert changes(9) != changes(1)

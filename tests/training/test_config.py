@@ -74,6 +74,7 @@ def test_the_recipes_hold_the_papers_numbers():
     for name, stride, flip in (("ssv2", 2, False), ("k400", 4, True)):
         config = parse(["--config", f"configs/{name}_pretrain.yaml", "data.shards=s"])
         assert (config.epochs, config.batch_size, config.data.frame_stride, config.data.flip) == (800, 32, stride, flip)
+        assert (config.data.crop, config.data.sampling, config.data.repeats) == ("multiscale", "strided", 1)
         assert config.model.num_visible == 78
         optimizer = config.optimizer
         assert (optimizer.base_lr, optimizer.min_lr, optimizer.warmup_lr) == (1.5e-4, 1e-5, 1e-6)
@@ -83,3 +84,19 @@ def test_the_recipes_hold_the_papers_numbers():
             0.05,
             40,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "base_lr", "sampling", "stride", "flip"),
+    [("ssv2", 50, 5e-4, "segments", 1, False), ("k400", 100, 1e-3, "strided", 4, True)],
+)
+def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride, flip):
+    config = parse(["--config", f"configs/{name}_finetune.yaml", "data.shards=s"])
+    data, finetune, optimizer = config.data, config.finetune, config.optimizer
+    assert (config.epochs, config.batch_size, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, 8, base_lr, 5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.05)
+    assert (data.sampling, data.frame_stride, data.flip, data.repeats) == (sampling, stride, flip, 1)
+    assert (data.crop, data.crop_min_area, data.random_erasing) == ("random_resized", 0.08, 0.25)
+    assert (data.rand_augment, data.rand_augment_magnitude) == (4, 9)
+    assert (finetune.mixup, finetune.cutmix, finetune.label_smoothing) == (0.8, 1.0, 0.1)
+    assert (finetune.drop_path, finetune.layer_decay) == (0.1, 0.75)
