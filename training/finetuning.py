@@ -19,7 +19,7 @@ from model.probe import Probe
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from training.config import TrainConfig
-from training.distributed import Process
+from training.distributed import Process, mean_over_processes
 from training.evaluation import Views, check_classes, check_labels, predict, scores
 from training.metrics import Metrics
 from training.objective import StepResult
@@ -84,6 +84,7 @@ class Classification:
         if self.validation is None or (step % self.config.finetune.validate_every and not is_last):
             return
         model = self.model if self.average is None else self.average.module
+        share_statistics(model)
         views = Views(batch_size=self.config.batch_size)
         found = predict(
             model, self.validation, self.config.data, self.config.model, views, self.process, self.config.precision
@@ -101,6 +102,14 @@ class Classification:
         file.parent.mkdir(parents=True, exist_ok=True)
         about = {"classes": json.dumps(self.classes), "scores": json.dumps({"step": step, **figures})}
         pretrained.save(file, model.state_dict(), self.config.model, **about)
+
+
+def share_statistics(model: nn.Module) -> None:
+    """Give all processes the mean of a probe's running statistics, of which each has gathered its own clips'."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is not None and layer.running_var is not None:
+            mean_over_processes(layer.running_mean)
+            mean_over_processes(layer.running_var)
 
 
 def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | Probe:

@@ -283,3 +283,41 @@ def test_the_recipes_can_be_read(name):
     recipe = parse(["--config", str(Path(__file__).parents[2] / f"configs/{name}.yaml"), "data.shards=here"])
     assert recipe.objective == ("attentive_probe" if name == "probe" else "finetune")
     assert recipe.optimizer.beta2 == 0.999
+
+
+def test_the_loss_is_smoothed_as_asked_for(config):
+    made = classification(config(*PLAIN, "finetune.label_smoothing=0.2"))
+    made.model.eval()
+    log_probs = made.model(some_batch().clip).log_softmax(dim=1)
+    targets = torch.full((4, 2), 0.1).scatter_(1, some_batch().labels[:, None], 0.9)
+    torch.testing.assert_close(made(made.model, some_batch())[0], -(targets * log_probs).sum(dim=1).mean())
+
+
+def test_layer_decay_and_drop_path_are_those_of_the_configuration(config):
+    made = classification(config("finetune.layer_decay=0.5", "finetune.drop_path=0.3"))
+    scales = {group["lr_scale"] for group in made.optimizer().param_groups}
+    assert scales == {0.0625, 0.125, 0.25, 0.5, 1.0}
+    assert made.model.encoder.blocks[-1].drop_path.drop_prob == pytest.approx(0.3)
+    probe = classification(config("objective=linear_probe", "finetune.layer_decay=0.5"))
+    assert {group.get("lr_scale", 1.0) for group in probe.optimizer().param_groups} == {1.0}
+
+
+class Judged(Exception):  # noqa: N818
+    """What `review` gave to `predict`."""
+
+
+@pytest.mark.parametrize("objective", ["finetune", "linear_probe"])
+def test_the_averaged_weights_are_judged_with_everybodys_statistics(config, synthetic_shards, monkeypatch, objective):
+    def stop(model: torch.nn.Module, *_: object) -> None:
+        raise Judged(model)
+
+    monkeypatch.setattr("training.finetuning.predict", stop)
+    monkeypatch.setattr("training.finetuning.mean_over_processes", lambda values: values.fill_(7))
+    validation = f"finetune.validation_shards={synthetic_shards}"
+    made = classification(config(f"objective={objective}", "finetune.ema_decay=0.9", validation))
+    with pytest.raises(Judged) as judged:
+        made.review(1, True, metrics=None)
+    (model,) = judged.value.args
+    assert model is made.average.module
+    if objective == "linear_probe":
+        assert (torch.cat((model.norm.running_mean, model.norm.running_var)) == 7).all()
