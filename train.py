@@ -69,6 +69,7 @@ def train(config: TrainConfig) -> None:
                     place = checkpoint.Place(step, horizon.global_batch)
                     checkpoint.save(folder.checkpoints, place, objective.modules, optimizer, config.keep_checkpoints)
                 if stopping:
+                    distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
                     raise KeyboardInterrupt
     distributed.leave()
 

@@ -94,8 +94,11 @@ class Study:
         self.places: SimpleQueue[dict[str, str]] = SimpleQueue()
         self.num_places = torch.cuda.device_count() or options.parallel
         threads = max(1, len(os.sched_getaffinity(0)) // self.num_places)
+        gpus = [str(place) for place in range(self.num_places)]
+        if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+            gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")  # of these, not of all that the machine has
         for place in range(self.num_places):
-            self.places.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": str(place)})
+            self.places.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpus[place]})
 
     def run_all(self) -> list[Row]:
         pool = ThreadPoolExecutor(self.num_places)
@@ -228,6 +231,8 @@ def steps_of_equal_time(configs: dict[Point, TrainConfig], device: torch.device)
             clip = noise_clip(config.model, config.batch_size, device)
             timing = time_calls(lambda: step(clip), device, warmup=3, repetitions=10)  # noqa: B023
             times[point.strategy, point.mask_ratio] = timing.median_ms
+            del step, clip
+            torch.cuda.empty_cache()  # the points are trained by other processes, which want this memory
     first = next(iter(configs))
     budget = (configs[first].steps or 0) * times[first.strategy, first.mask_ratio]
     return {point: max(1, round(budget / times[point.strategy, point.mask_ratio])) for point in configs}

@@ -71,7 +71,7 @@ def _videomae(model: AdaMAE) -> torch.nn.Module:
     except ImportError as error:
         raise InputError("Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'") from error
     config, size = model.config, model.config.dimensions
-    peer = VideoMAEForPreTraining(
+    peer: torch.nn.Module = VideoMAEForPreTraining(
         VideoMAEConfig(
             image_size=config.image_size,
             patch_size=config.patch_size,
@@ -90,7 +90,7 @@ def _videomae(model: AdaMAE) -> torch.nn.Module:
         )
     )
     peer.load_state_dict(_as_in_memory(to_huggingface(model.state_dict(), config.tubelet_size)))
-    return peer
+    return peer.to(next(model.parameters()).device)
 
 
 def _as_in_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:

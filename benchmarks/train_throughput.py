@@ -73,6 +73,8 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     try:
         step = _step(contender, config, clip)
         call_times(step, device, warmup=2 if device.type == "cuda" else 0, repetitions=1)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
         start = time.process_time()
         milliseconds = call_times(step, device, warmup=0, repetitions=repetitions)
         cpu_ms = (time.process_time() - start) * 1e3 / repetitions

@@ -103,9 +103,10 @@ class Loader:
         while jobs:
             started = time.perf_counter()
             job = jobs.popleft()
-            clips = self._augmented(job, self._finish(job, jobs))
+            clips = self._finish(job, jobs)
             self._top_up(jobs, numbers)
             self._feed_ready(jobs)
+            clips = self._augmented(job, clips)
             self._maker.count(wait_seconds=time.perf_counter() - started)
             yield self._batch(job, clips)
             self._give_back()
@@ -179,7 +180,13 @@ class Loader:
 
         DALI cannot be interrupted: a graph that hangs is left behind.
         """
-        task = self._dali_waiter.submit(lambda _: graph.take())
+
+        def take(_: Task) -> UInt8[Tensor, "B T H W C"]:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # a thread begins with the first GPU
+            return graph.take()
+
+        task = self._dali_waiter.submit(take)
         try:
             return self._dali_waiter.result(task, self._config.decode_timeout_s)
         except TimeoutError as error:

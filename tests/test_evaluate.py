@@ -209,3 +209,16 @@ def test_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_pa
     save_file(headless, file)
     with pytest.raises(InputError, match="no classification head"):
         results_of(tmp_path / "out", file, synthetic_shards, "--config", run_folder / "config.yaml")
+
+
+def test_the_views_asked_for_are_taken(run_folder, synthetic_shards, tmp_path, monkeypatch):
+    asked = []
+
+    def note(*arguments: object) -> Predictions:
+        asked.extend(argument for argument in arguments if isinstance(argument, Views))
+        return predict(*arguments)
+
+    monkeypatch.setattr("evaluate.predict", note)
+    results = results_of(tmp_path, run_folder, synthetic_shards, *VIEWS)
+    assert asked == [Views(num_clips=2, num_crops=3, batch_size=6)]
+    assert results["num_videos"] == 16

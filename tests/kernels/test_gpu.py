@@ -26,6 +26,7 @@ def test_a_cuda_graph_replays_with_new_clips_seeds_and_offsets():
     inputs = token_path_inputs("cuda")
     seed, offset = torch.zeros(2, dtype=torch.int64, device="cuda").unbind()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             torch.autograd.grad(token_path(*inputs, seed, offset), inputs[1:])

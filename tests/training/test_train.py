@@ -1,5 +1,6 @@
 """The loop as users run it: as a process of its own, on shards made from drawn videos."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from training.config import parse
+from training.schedule import Horizon
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -64,6 +68,18 @@ def test_a_run_folder_holds_config_checkpoints_and_metrics(whole_run):
                  "data_wait_share", "peak_memory_gib"):  # fmt: skip
         assert all(line[name] == line[name] and name in line for line in lines), name
     assert lines[-1]["reconstruction_loss"] < lines[0]["reconstruction_loss"]
+
+
+def test_the_learning_rate_is_the_schedules_and_epochs_count_videos(whole_run):
+    settings = parse([f"--config={whole_run / 'config.yaml'}"])
+    horizon = Horizon.of(settings, clips_per_epoch=16, world_size=1)
+    assert [line["lr"] for line in logged(whole_run)] == [
+        pytest.approx(horizon.schedule.lr(line["step"] - 1)) for line in logged(whole_run)
+    ]
+    assert len({line["lr"] for line in logged(whole_run)}) > 1
+    by_epochs = dataclasses.replace(settings, steps=None, epochs=3.0)
+    assert Horizon.of(by_epochs, 16, 1).total_steps == 3 * 16 // settings.batch_size
+    assert Horizon.of(by_epochs, 16, 2).total_steps == 3 * 16 // settings.batch_size // 2
 
 
 def test_killed_at_any_moment_a_run_ends_with_the_same_weights(tmp_path, synthetic_shards, whole_run):
