@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from kernels import attention
 from model.dropout import Dropout
 from model.mlp import Mlp
-from model.tokenizer import Tokenizer
 
 
 class LayerNorm(nn.LayerNorm):
@@ -87,11 +86,10 @@ class Block(nn.Module):
 def initialize(module: nn.Module) -> None:
     """SPEC §3: Linear weights Xavier-uniform, biases 0, LayerNorm (1, 0). For `nn.Module.apply`.
 
-    The tokenizer is a convolution (SPEC §3), which the published code leaves as PyTorch makes it: half as large.
+    The tokenizer too, which is a Linear here. The published code leaves its convolution as PyTorch makes it, half as
+    large, with which `make demo` ended at a loss of 0.72 instead of 0.67.
     """
-    if isinstance(module, Tokenizer):
-        module.projection.reset_parameters()  # as a Linear by now; `apply` comes to the parts first
-    elif isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
