@@ -71,7 +71,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def _weights(checkpoint: Path) -> Path:
     best = checkpoint / "checkpoints" / BEST
-    return pretrained.find_file(best if best.is_dir() else checkpoint)
+    return pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
 
 
 def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:

@@ -20,7 +20,7 @@ from errors import InputError
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
-from pipeline.store import Cache
+from pipeline.store import Cache, is_remote
 from pipeline.video import VideoError, decode_frames
 
 VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
@@ -44,12 +44,13 @@ class Source(NamedTuple):
 
 
 def read_clips(
-    paths: Sequence[Path], num_frames: int, image_size: int, frame_stride: int, limit: int
+    paths: Sequence[Path | str], num_frames: int, image_size: int, frame_stride: int, limit: int
 ) -> Iterator[Clip]:
     """A clip from the middle of each video, every `frame_stride`-th frame, shorter side scaled, centre cropped.
 
-    Of the videos in a folder or in shards, `limit` evenly spread ones; there, a video that does not decode is named on
-    stderr and left out. Raises InputError for a path that holds no video, and for a file that does not decode.
+    A path is a video file, a folder of videos, or a folder or URL of shards. Of a folder's videos, `limit` evenly
+    spread ones; there, a video that does not decode is named on stderr and left out. Raises InputError for a path that
+    holds no video, and for a file that does not decode.
     """
     used: Counter[str] = Counter()
     for path in paths:
@@ -60,7 +61,7 @@ def read_clips(
             try:
                 frames, numbers = _read(source, num_frames, image_size, frame_stride)
             except (VideoError, FFmpegError) as error:
-                if path.is_file():
+                if Path(path).is_file():
                     raise InputError(f"{path} cannot be shown: {error}") from error
                 print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
                 continue
@@ -69,23 +70,29 @@ def read_clips(
             yield Clip(name, frames, source.video, numbers)
 
 
-def _sources(path: Path) -> Iterator[Source]:
-    if not path.exists():
+def _sources(place: Path | str) -> Iterator[Source]:
+    path = Path(place)
+    if is_remote(str(place)):
+        yield from _videos_of(ShardDataset.open(str(place)))
+    elif not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
-    if path.is_file():
+    elif path.is_file():
         yield Source(path.stem, path, lambda: path)
     elif (path / DATASET_FILE).is_file():
-        dataset = ShardDataset.open(path)
-        reader = Reader(dataset, Cache())
-        for index, sample in enumerate(dataset.samples):
-            name = sample.key.replace("/", "_")
-            read = partial(reader.read, index)
-            yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames)
+        yield from _videos_of(ShardDataset.open(path))
     else:
         for file in sorted(path.rglob("*")):
             if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
                 name = "_".join(file.relative_to(path).with_suffix("").parts)
                 yield Source(name, file, partial(Path, file))
+
+
+def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
+    reader = Reader(dataset, Cache())
+    for index, sample in enumerate(dataset.samples):
+        name = sample.key.replace("/", "_")
+        read = partial(reader.read, index)
+        yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames)
 
 
 def _read(

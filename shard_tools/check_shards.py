@@ -128,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
     parser.add_argument("--workers", type=int, default=num_processors(), help="default: one a core")
     parsed = parser.parse_args(arguments)
+    if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
+        raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():
         info = read_dataset_info(folder)

@@ -189,7 +189,7 @@ def _from_lines(lines: list[str], where: str, root: Path, separator: str) -> lis
         separator = "\t" if "\t" in lines[0] else "," if "," in lines[0] else " "
     if separator == " ":
         return [_listed(*_path_and_label(line, root), root) for line in lines]
-    rows = list(csv.reader(lines, delimiter=separator))
+    rows = [_cells(line, separator, where) for line in lines]
     header = [cell.strip().lower() for cell in rows[0]]
     if set(header) >= KINETICS_COLUMNS:
         return [_kinetics(dict(zip(header, row, strict=False)), root) for row in rows[1:]]
@@ -273,6 +273,14 @@ def read_label_map(path: Path) -> list[str]:
         raise InputError(f"{path} is not a label map with ids from 0 ({error!r})") from error
 
 
+def _cells(line: str, separator: str, where: str) -> list[str]:
+    """One line on its own: a quote that is never closed would swallow all the lines after it."""
+    try:
+        return next(csv.reader([line], delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{where} has a line that is none of a table ({error}): {line[:200]!r}") from error
+
+
 def _is_by_id(value: dict[str, Any]) -> bool:
     return all(key.isdigit() for key in value) and not all(str(name).isdigit() for name in value.values())
 
@@ -280,11 +288,11 @@ def _is_by_id(value: dict[str, Any]) -> bool:
 def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
     """Class names by id: the `known` ones first, the others behind them in order.
 
-    Labels that are all whole numbers are class ids already and stay what they are.
+    Labels that are all whole numbers, without leading zeros, are class ids already and stay what they are.
     """
     labels = {item.label for item in items if item.label is not None}
     numbers = labels | set(known)
-    if labels and all(name.isdecimal() and int(name) < MAX_CLASSES for name in numbers):
+    if labels and all(name.isdecimal() and str(int(name)) == name and int(name) < MAX_CLASSES for name in numbers):
         by_number = [str(identity) for identity in range(max(map(int, numbers)) + 1)]
         if by_number[: len(known)] == known:
             return by_number

@@ -178,3 +178,14 @@ def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> Non
 
 def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
     assert [clip.name for clip in read_clips([videos / "a.mp4"] * 2, 8, 32, 1, limit=1)] == ["a", "a-2"]
+
+
+def test_clips_come_out_of_a_url_of_shards_too(synthetic_shards, tmp_path, monkeypatch):
+    """As the panel of a run needs them that trains from an object store."""
+    monkeypatch.setattr("pipeline.store.default_cache", lambda: tmp_path / "cache")
+    near, far = (
+        list(read_clips([place], num_frames=4, image_size=32, frame_stride=2, limit=2))
+        for place in (synthetic_shards, f"file://{synthetic_shards}")
+    )
+    assert [clip.name for clip in far] == [clip.name for clip in near]
+    assert all(torch.equal(one.frames, other.frames) for one, other in zip(far, near, strict=True))

@@ -1,11 +1,14 @@
 """Ctrl-C and SIGTERM ask a run to save and stop after the step it is in; a second Ctrl-C stops at once."""
 
+import os
 import signal
 from types import FrameType
 
 import torch
 
 from training.distributed import any_process
+
+SAID = "\nstopping: after this step and what it is to save; a second Ctrl-C stops at once, without saving\n"
 
 
 class StopRequest:
@@ -20,6 +23,7 @@ class StopRequest:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
+        os.write(2, SAID.encode())  # print could be called in the middle of another print
 
     def granted(self, device: torch.device, may_talk: bool) -> bool:
         """Whether to stop now. All processes must stop at the same step, so several agree only where `may_talk`."""

@@ -1,7 +1,6 @@
 """The paper's figure of two fixed clips, drawn into TensorBoard now and then: one sees a run learn."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,4 +36,4 @@ class FigurePanel:
 def _clips(config: TrainConfig) -> Iterator[Clip]:
     shards = config.data.shards if isinstance(config.data.shards, str) else config.data.shards[0]
     clip_shape = config.model.num_frames, config.model.image_size
-    return read_clips([Path(shards)], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)
+    return read_clips([shards], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)

@@ -213,3 +213,15 @@ def test_keys_tell_sources_apart() -> None:
     keys = [key_of(source) for source in sources]
     assert len(set(keys)) == len(keys)
     assert all(len(key) <= 80 and "." not in key and "/" not in key for key in keys)
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_path: Path) -> None:
+    table = tmp_path / "train.csv"
+    table.write_text('a.mp4,left\nb.mp4,"left\nc.mp4,right\n')
+    with pytest.raises(InputError, match=r"train\.csv has a line that is none of a table"):
+        read_inputs(str(table), None, unlabelled=False)
+
+
+def test_numbers_with_leading_zeros_are_names() -> None:
+    items = [Item(f"{name}/a.mp4", "a.mp4", name) for name in ("00", "01", "02")]
+    assert class_names(items, []) == ["00", "01", "02"]

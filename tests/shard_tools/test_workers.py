@@ -54,8 +54,9 @@ for job, result in Pool(len, 3, timeout=60).run(["a"] * 100_000):
 @pytest.mark.parametrize("after_s", [0.01, 0.1, 0.2])
 def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(after_s)
