@@ -202,7 +202,7 @@ def stored_strides(dataset: ShardDataset, frame_stride: int) -> dict[int, int]:
 
 
 def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
-    """`wanted` frames `stride` apart; `share` in [0, 1) says where between the first and the last possible start."""
+    """`wanted` frames `stride` apart; `share` in [0, 1] says where between the first and the last possible start."""
     starts = max(1, available - (wanted - 1) * stride)
     start = min(int(share * starts), starts - 1)
     return tuple(min(start + step * stride, available - 1) for step in range(wanted))

@@ -202,6 +202,14 @@ def _from_lines(lines: list[str], where: str, root: Path, separator: str) -> lis
     ]
 
 
+def _cells(line: str, separator: str, where: str) -> list[str]:
+    """One line on its own: a quote that is never closed would swallow all the lines after it."""
+    try:
+        return next(csv.reader([line], delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{where} has a line that is none of a table ({error}): {line[:200]!r}") from error
+
+
 def _cell(row: list[str], column: int | None) -> str | None:
     return row[column].strip() or None if column is not None and column < len(row) else None
 
@@ -271,14 +279,6 @@ def read_label_map(path: Path) -> list[str]:
         return [by_id[identity] for identity in range(len(by_id))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{path} is not a label map with ids from 0 ({error!r})") from error
-
-
-def _cells(line: str, separator: str, where: str) -> list[str]:
-    """One line on its own: a quote that is never closed would swallow all the lines after it."""
-    try:
-        return next(csv.reader([line], delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise InputError(f"{where} has a line that is none of a table ({error}): {line[:200]!r}") from error
 
 
 def _is_by_id(value: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from training.distributed import any_process
 
-SAID = "\nstopping: after this step and what it is to save; a second Ctrl-C stops at once, without saving\n"
+SAID = "\nstopping: the run ends as soon as it has saved; a second Ctrl-C ends it at once, without saving\n"
 
 
 class StopRequest:
