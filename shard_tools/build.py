@@ -15,14 +15,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from durable import write_text
 from errors import InputError
 from pipeline.shards import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info, read_samples
-from shard_tools.inputs import Item, class_names
+from shard_tools.inputs import Item, class_names, is_id
 from shard_tools.layout import assign, key_of
 from shard_tools.plan import Entry, Plan, in_pieces
 from shard_tools.report import describe
@@ -76,17 +76,19 @@ class Build:
             return self._new_plan(items, classes, retry_rejects)
 
     def _new_plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
-        known = set() if self.done is None else self._sources(retry_rejects)
-        new = [item for item in items if item.source not in known]
-        if not new:
-            return None
         known_classes = self.done.classes if self.done else []
         if classes and classes[: len(known_classes)] != known_classes:
             raise InputError(f"the label map does not begin with the classes of {self.folder}: their ids would change")
         names = class_names(items, classes or known_classes)
         if classes and names != classes:
-            new = [_with_known_label(item, classes) for item in new]
+            items = [_with_known_label(item, classes) for item in items]
             names = classes
+        stored = self._stored_labels()
+        self._refuse_other_labels(items, stored)
+        known = stored.keys() | (set() if retry_rejects else read_rejects(self.folder).keys())
+        new = [item for item in items if item.source not in known]
+        if not new:
+            return None
         ids = {name: identity for identity, name in enumerate(names)}
         usable = [item for item in new if item.problem is None]
         first = 1 + max((int(shard.name[6:-4]) for shard in self.done.shards), default=-1) if self.done else 0
@@ -103,10 +105,27 @@ class Build:
         plan.save(self.plan_file)
         return plan
 
-    def _sources(self, retry_rejects: bool) -> set[str]:
-        assert self.done is not None
-        sources = {sample.source for shard in self.done.shards for sample in read_samples(self.folder, shard)}
-        return sources if retry_rejects else sources | set(read_rejects(self.folder))
+    def _stored_labels(self) -> dict[str, str | None]:
+        """The classes' names of all videos that the dataset holds. Raises InputError if a shard of it is gone."""
+        labels: dict[str, str | None] = {}
+        if self.done is None:
+            return labels
+        for shard in self.done.shards:
+            path = self.folder / shard.name
+            if not path.is_file() or path.stat().st_size != shard.num_bytes:
+                raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
+            for sample in read_samples(self.folder, shard):
+                labels[sample.source] = None if sample.label is None else self.done.classes[sample.label]
+        return labels
+
+    def _refuse_other_labels(self, items: Sequence[Item], stored: dict[str, str | None]) -> None:
+        changed = [item for item in items if not item.problem and stored.get(item.source, item.label) != item.label]
+        if changed:
+            first = changed[0]
+            raise InputError(
+                f"{len(changed)} videos of {self.folder} have another label now (the first: {first.source},"
+                f" {stored[first.source]!r} there and {first.label!r} in the input): give another output folder"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -260,8 +279,11 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _with_known_label(item: Item, classes: list[str]) -> Item:
+    """Under a label map, a label is a name of it, or a number of one."""
     if item.problem or item.label is None or item.label in classes:
         return item
+    if is_id(item.label) and int(item.label) < len(classes):
+        return replace(item, label=classes[int(item.label)])
     return Item(item.source, item.location, problem=f"its label {item.label!r} is not in the label map")
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import fsspec
 
 from errors import InputError
+from pipeline.shards import DATASET_FILE, read_dataset_info
 from shard_tools.source import VIDEO_EXTENSIONS
 
 LABEL_COLUMNS = ("label", "class", "template")
 PATH_COLUMNS = ("path", "video", "clip", "file", "filename", "video_path")
 KINETICS_COLUMNS = {"youtube_id", "time_start", "time_end"}
-MAX_CLASSES = 100_000  # larger numbers are names, not class ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _from_path(path: Path, root: str | None) -> list[Item]:
 def _from_folder(folder: Path) -> Iterator[Item]:
     """Videos below `folder`; those in a sub-folder have the first sub-folder's name as label."""
     seen: set[tuple[int, int]] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()  # a link that leads back up
@@ -101,6 +101,12 @@ def _from_folder(folder: Path) -> Iterator[Item]:
                 continue
             relative = path.relative_to(folder)
             yield _local(relative.as_posix(), path, relative.parts[0] if len(relative.parts) > 1 else None)
+
+
+def _refuse_unlistable(error: OSError) -> None:
+    raise InputError(
+        f"{error.filename} cannot be listed ({error.strerror}): make it readable, or move it away"
+    ) from error
 
 
 def _local(source: str, path: Path, label: str | None) -> Item:
@@ -134,8 +140,13 @@ def _from_url(url: str) -> list[Item]:
 
 
 def _from_tar(path: Path) -> Iterator[Item]:
-    """Members of a WebDataset of raw videos; the label stands in a member <key>.cls, <key>.txt or <key>.json."""
-    labels: dict[str, str] = {}
+    """Members of a WebDataset of videos; the label stands in a member <key>.cls, <key>.txt or <key>.json.
+
+    In shards of ours it is the number of a class of the dataset beside them.
+    """
+    is_ours = (path.parent / DATASET_FILE).is_file()
+    classes = read_dataset_info(path.parent).classes if is_ours else []
+    labels: dict[str, str | None] = {}
     videos: list[tuple[str, tarfile.TarInfo]] = []
     try:
         with tarfile.open(path) as archive:
@@ -143,27 +154,33 @@ def _from_tar(path: Path) -> Iterator[Item]:
                 key, _, extension = member.name.partition(".")
                 content = archive.extractfile(member) if extension in ("cls", "txt", "json") else None
                 if content is not None:
-                    labels[key] = _label_in(content.read(), extension) or labels.get(key, "")
+                    labels[key] = _label_in(content.read(), extension) or labels.get(key)
                 elif extension.lower() in VIDEO_EXTENSIONS and member.isfile():
                     videos.append((key, member))
     except tarfile.TarError as error:
         raise InputError(f"{path} is not a whole tar file ({error})") from error
     for key, member in videos:
         location = f"{path.absolute()}::{member.offset_data}:{member.size}:{member.name}"
-        yield Item(f"{path.name}/{member.name}", location, labels.get(key) or None, member.size)
+        label = labels.get(key)
+        if is_ours and label is not None:
+            label = classes[int(label)]
+        yield Item(f"{path.name}/{member.name}", location, label, member.size)
 
 
 def _label_in(content: bytes, extension: str) -> str | None:
     text = content.decode("utf-8", "replace").strip()
     if extension != "json":
-        return text
+        return text or None
     try:
         value = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(value, dict):
-        return None
-    return next((str(value[name]) for name in LABEL_COLUMNS if name in value), None)
+    return _first(value, LABEL_COLUMNS) if isinstance(value, dict) else None
+
+
+def _first(entry: dict[str, Any], columns: Iterable[str]) -> str | None:
+    """The first of these that is there and not null."""
+    return next((str(entry[name]) for name in columns if entry.get(name) is not None), None)
 
 
 def _from_json(value: Any, path: Path, root: Path) -> Iterator[Item]:
@@ -171,10 +188,10 @@ def _from_json(value: Any, path: Path, root: Path) -> Iterator[Item]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise InputError(f"{path} is not a list of objects with a path (or id) and a label (or template)")
     for entry in value:
-        name = next((str(entry[column]) for column in (*PATH_COLUMNS, "id") if column in entry), None)
+        name = _first(entry, (*PATH_COLUMNS, "id"))
         if name is None:
             raise InputError(f"{path} has an entry without a path or an id: {json.dumps(entry)[:80]}")
-        label = next((str(entry[column]) for column in LABEL_COLUMNS if column in entry), None)
+        label = _first(entry, LABEL_COLUMNS)
         if "template" in entry:
             # The label map writes "Pushing something", the annotations "Pushing [something]".
             label = str(entry["template"]).replace("[", "").replace("]", "")
@@ -285,15 +302,21 @@ def _is_by_id(value: dict[str, Any]) -> bool:
     return all(key.isdigit() for key in value) and not all(str(name).isdigit() for name in value.values())
 
 
+def is_id(label: str) -> bool:
+    """Whether a label can be the number of a class."""
+    return label.isdecimal() and str(int(label)) == label
+
+
 def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
     """Class names by id: the `known` ones first, the others behind them in order.
 
-    Labels that are all whole numbers, without leading zeros, are class ids already and stay what they are.
+    Labels that are all whole numbers, without leading zeros, are class ids already and stay what they are, if they are
+    at least half of the ids up to the largest: years, say, are names.
     """
     labels = {item.label for item in items if item.label is not None}
     numbers = labels | set(known)
-    if labels and all(name.isdecimal() and str(int(name)) == name and int(name) < MAX_CLASSES for name in numbers):
+    if labels and all(is_id(name) for name in numbers):
         by_number = [str(identity) for identity in range(max(map(int, numbers)) + 1)]
-        if by_number[: len(known)] == known:
+        if by_number[: len(known)] == known and len(by_number) <= 2 * len(numbers):
             return by_number
     return known + sorted(labels - set(known))

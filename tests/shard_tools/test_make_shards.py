@@ -156,6 +156,42 @@ def test_new_videos_come_into_new_shards(videos: Path, tmp_path: Path) -> None:
     assert hashes(tmp_path / "out") == after, "a run with nothing to do changed something"
 
 
+def test_a_second_run_with_other_labels_is_refused(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("right/video_000000.mp4,right\nleft/video_000001.mp4,left\n")
+    arguments = (tmp_path / "train.csv", tmp_path / "out", "--root", str(videos), "--encode", "copy")
+    make(*arguments)
+    before = hashes(tmp_path / "out")
+    (tmp_path / "train.csv").write_text("right/video_000000.mp4,left\nleft/video_000001.mp4,left\n")
+    changed = r"1 videos of .* have another label now \(the first: right/video_000000\.mp4, 'right' there and 'left' in"
+    with pytest.raises(InputError, match=changed):
+        make(*arguments)
+    with pytest.raises(InputError, match="have another label now"):
+        make(*arguments, "--unlabelled")
+    assert hashes(tmp_path / "out") == before
+
+
+def test_a_shard_that_is_gone_is_named(videos: Path, dataset: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    gone = sorted(copy.glob("*.tar"))[0]
+    gone.write_bytes(gone.read_bytes()[:-512])
+    with pytest.raises(InputError, match=f"{gone.name} is missing or not whole"):
+        make(videos, copy, "--samples-per-shard", "3")
+    gone.unlink()
+    with pytest.raises(InputError, match=f"{gone.name} is missing or not whole"):
+        make(videos, copy, "--samples-per-shard", "3")
+
+
+def test_a_label_map_is_for_numbers_too(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("right/video_000000.mp4,2\nleft/video_000001.mp4,0\nleft/video_000004.mp4,7\n")
+    (tmp_path / "map.txt").write_text("left\nup\nright\n")
+    options = ("--root", str(videos), "--encode", "copy", "--label-map", str(tmp_path / "map.txt"))
+    make(tmp_path / "train.csv", tmp_path / "out", *options)
+    labels = {sample.source: sample.label for _, sample in all_samples(tmp_path / "out")}
+    assert labels == {"right/video_000000.mp4": 2, "left/video_000001.mp4": 0}
+    assert read_dataset_info(tmp_path / "out").classes == ["left", "up", "right"]
+    assert "'7' is not in the label map" in (tmp_path / "out" / "rejected.jsonl").read_text()
+
+
 def test_other_settings_are_refused_before_anything_is_touched(videos: Path, dataset: Path) -> None:
     before = hashes(dataset)
     with pytest.raises(InputError, match="short_side is 256 there and 128 now"):
