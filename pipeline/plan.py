@@ -82,7 +82,7 @@ class Plan:
         )
         self._dataset, self._config, self._seed = dataset, config, seed
         self._rank, self._world_size = rank, world_size
-        self._strides = stored_strides(dataset, config.frame_stride)
+        self._strides = stored_strides(dataset, config)
         self._mix = _Mix(dataset, config, seed)
         self._order = lru_cache(maxsize=2)(self._mix.order)  # this epoch's and the next one's
 
@@ -160,7 +160,7 @@ class ViewPlan:
         self.num_frames, self.image_size, self.batch_size, self.views = num_frames, image_size, batch_size, num_spatial
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
-        self._strides = stored_strides(dataset, config.frame_stride)
+        self._strides = stored_strides(dataset, config)
         self._chosen = subset(dataset, np.arange(len(dataset.samples)), config.subset)
 
     def __len__(self) -> int:
@@ -189,9 +189,13 @@ class ViewPlan:
         return None
 
 
-def stored_strides(dataset: ShardDataset, frame_stride: int) -> dict[int, int]:
-    """Stored frames a step for each way in which the shards were thinned; InputError where that is no whole number."""
-    thinned = {sample.frame_stride for sample in dataset.samples}
+def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
+    """Stored frames a step for each way in which the shards were thinned; InputError where that is no whole number.
+
+    Segments have no stride: they reach over whatever is stored.
+    """
+    frame_stride = config.frame_stride
+    thinned = {sample.frame_stride for sample in dataset.samples} if config.sampling == "strided" else set()
     for stride in thinned:
         if frame_stride % stride:
             raise InputError(
