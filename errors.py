@@ -5,21 +5,27 @@ import os
 import sys
 from collections.abc import Callable
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # a file where a folder is meant, and such
+)
 
 
 class InputError(Exception):
     """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
 
 
-def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk."""
+def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> None:
+    """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk.
+
+    `goes_on`: whether the command, started again, does only what is missing.
+    """
     try:
         sys.exit(main() or 0)
     except InputError as error:
         _exit(f"error: {error}", 2)
     except KeyboardInterrupt:
-        _exit("interrupted: what was finished is kept; the same command goes on from there", 130)
+        _exit("interrupted" + (": what was finished is kept; the same command goes on from there" * goes_on), 130)
     except BrokenPipeError:
         # The reader of our output went away (`… | head`): not an error, but stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -27,7 +33,8 @@ def run_command(main: Callable[[], int | None]) -> None:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        _exit(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", 74)
+        where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
+        _exit(f"error: cannot use {where}: {error.strerror}", 74)
 
 
 def _exit(sentence: str, code: int) -> None:

@@ -8,7 +8,6 @@ mistakes.png to --output.
 """
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
@@ -47,6 +46,10 @@ from training.finetuning import BEST
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
 MOST_TICKS = 40  # class names beside the confusion matrix
+OVERRIDES = (
+    *("data.frame_stride", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib"),
+    *("data.cache", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
+)
 
 
 @full_memory_explained("lower --batch-size")
@@ -76,19 +79,21 @@ def _weights(checkpoint: Path) -> Path:
 
 def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:
     """As the run had it, or as --config says, with the overrides of the command line."""
-    own = [folder / "config.yaml" for folder in weights.absolute().parents[:3]]
-    file = arguments.config or next((file for file in own if file.is_file()), None)
+    for key in (override.partition("=")[0] for override in arguments.overrides):
+        if key not in OVERRIDES:
+            raise InputError(f"{key} changes nothing in an evaluation: it takes {', '.join(OVERRIDES)}")
+    run = pretrained.run_of(weights)
+    file = arguments.config or (run and run / "config.yaml")
     data = [f"data.shards={arguments.shards}", "data.weights=null", "data.subset=null"]
     return parse([*(["--config", str(file)] if file else []), *data, *arguments.overrides])
 
 
 def _model(weights: Path, config: TrainConfig, config_counts: bool) -> tuple[nn.Module, ModelConfig, list[str]]:
     """The classifier, the clips it takes and the names of its classes ([] where the file does not say them)."""
-    state_dict, shape = pretrained.load(weights, config.model.num_frames)
+    state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
     if config_counts:
         shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
-    _, about = pretrained.read_state_dict(weights)
-    return classifier_of(state_dict, shape), shape, json.loads(about.get("classes", "[]"))
+    return classifier_of(state_dict, shape), shape, classes
 
 
 def _same_number(model: nn.Module, dataset: ShardDataset) -> list[str]:
@@ -141,8 +146,7 @@ def worst_mistakes(found: Predictions, dataset: ShardDataset) -> list[dict[str, 
 
 def _folder_for(weights: Path) -> Path:
     """RUN/evaluation for a run's checkpoints, else a folder beside the file."""
-    is_run = len(weights.absolute().parents) > 2 and (weights.absolute().parents[2] / "config.yaml").is_file()
-    return (weights.absolute().parents[2] if is_run else weights.parent) / "evaluation"
+    return (pretrained.run_of(weights) or weights.parent) / "evaluation"
 
 
 def _write(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:

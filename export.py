@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from durable import write_aside, write_json, write_text
@@ -33,17 +32,18 @@ StateDict = dict[str, Tensor]
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     source, output = Path(options.source), Path(options.output)
-    state, config = pretrained.load(source, options.num_frames)
+    weights = pretrained.load(source, options.num_frames)
+    state, config, _ = weights
     check(state, config)
     if options.command == "import":
         if output.suffix != ".safetensors":
             raise InputError(f"{output} is no safetensors file: give a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(output, state, config)
+        pretrained.save(output, state, pretrained.about(config, weights.classes))
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
     elif options.to == "huggingface":
-        export_huggingface(state, config, output)
+        export_huggingface(weights, output)
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
         write_weights(output, convert(state, config.tubelet_size))
@@ -81,18 +81,19 @@ def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
         if path.suffix == ".safetensors":
-            save_file(state, aside, metadata={"format": "pt"})
+            pretrained.save_tensors(aside, state, {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
             torch.save({"model": state}, aside)
         else:
             raise InputError(f"{path} is no file of weights: give a name that ends in .safetensors, .pth or .pt")
 
 
-def export_huggingface(state: StateDict, config: ModelConfig, folder: Path) -> None:
+def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`.
 
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says, where ours and the authors' has 1e-6.
     """
+    state, config, classes = weights
     if config.positions != "flat-1d":
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
     size = config.dimensions
@@ -118,7 +119,7 @@ def export_huggingface(state: StateDict, config: ModelConfig, folder: Path) -> N
         "use_mean_pooling": is_classifier,
     }
     if is_classifier:
-        names = {i: f"LABEL_{i}" for i in range(len(state["head.weight"]))}
+        names = dict(enumerate(classes or (f"LABEL_{i}" for i in range(len(state["head.weight"])))))
         described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", described)
@@ -130,7 +131,7 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
     encoder = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "encoder.safetensors"
-    pretrained.save(file, encoder, config)
+    pretrained.save(file, encoder, pretrained.about(config))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     write_text(folder / "README.md", model_card(encoder, config, source, digest))
 

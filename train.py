@@ -5,6 +5,7 @@ The run folder can always be started again with the same command: it goes on fro
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from training.config import TrainConfig, parse
 from training.failures import failures_explained
 from training.finetuning import Classification
 from training.interrupt import StopRequest
-from training.metrics import Metrics
+from training.metrics import SKIPPED, Metrics
 from training.objective import Objective, Pretraining
 from training.optimizer import update
 from training.profiling import StepProfiler
@@ -44,7 +45,9 @@ def train(config: TrainConfig) -> None:
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
-        first_step = checkpoint.load_newest(folder.checkpoints, objective.modules, optimizer, horizon.global_batch)
+        contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
+        start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
+        first_step = checkpoint.load_newest(folder.checkpoints, contents, start)
         model = wrapped(objective.model, config, process)
         stop = StopRequest()
         with (
@@ -66,8 +69,7 @@ def train(config: TrainConfig) -> None:
                 with metrics.clock_stopped():
                     objective.review(step, is_last, metrics)
                 if process.is_first and (step % config.checkpoint_every == 0 or is_last or stopping):
-                    place = checkpoint.Place(step, horizon.global_batch)
-                    checkpoint.save(folder.checkpoints, place, objective.modules, optimizer, config.keep_checkpoints)
+                    checkpoint.save(folder.checkpoints, replace(start, step=step), contents, config.keep_checkpoints)
                 if stopping:
                     distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
                     raise KeyboardInterrupt
@@ -107,10 +109,11 @@ def train_step(
             (loss / config.accumulate).backward()
         for name, value in metrics.items():
             total[name] = total.get(name, 0) + value.detach() / config.accumulate
-    total["grad_norm"] = update(optimizer, lr, config.optimizer.clip_grad_norm)
+    norm = update(optimizer, lr, config.optimizer.clip_grad_norm)
+    total |= {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
     objective.after_update()
     return total
 
 
 if __name__ == "__main__":
-    run_command(lambda: train(parse(sys.argv[1:])))
+    run_command(lambda: train(parse(sys.argv[1:])), goes_on=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
 from PIL import Image
 from tqdm import tqdm
 
@@ -24,6 +23,7 @@ from figures.report import Sheet, page
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
+from model.pretrained import find_file, run_config, run_of
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     run = Path(options.run)
     model = AdaMAE.from_pretrained(run, **({} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}))
     config = model.config
-    output = Path(options.output or (run / "figures" if run.is_dir() else "figures"))
+    output = Path(options.output or figures_of(run))
     output.mkdir(parents=True, exist_ok=True)
     stride = options.frame_stride or stride_of(run)
     clips = read_clips(
@@ -83,9 +83,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def stride_of(run: Path) -> int:
-    """The stride in source frames that a run was trained with; 4 where `run` is no run folder."""
-    file = run / "config.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8"))["data"]["frame_stride"] if file.is_file() else 4
+    """The stride in source frames that a run was trained with; 4 where `run` is neither one nor in one."""
+    folder = run_of(find_file(run))
+    return 4 if folder is None else run_config(folder)["data"]["frame_stride"]
+
+
+def figures_of(run: Path) -> Path:
+    """Where figures go: not into a checkpoint, which is deleted when there are newer ones."""
+    return (run_of(find_file(run)) or (run if run.is_dir() else Path())) / "figures"
 
 
 def reconstruct(model: AdaMAE, clip: Clip, seed: int) -> Maps:

@@ -193,7 +193,7 @@ class Study:
     @torch.no_grad()
     def reconstruction(self, run: Path) -> Row:
         """Errors of moving and of still tokens under random masks, and what an adaptive sampler looks at."""
-        state_dict, config = pretrained.load(run)
+        state_dict, config, _ = pretrained.load(run)
         stride = self.config(self.points[0], "pretrain").data.frame_stride
         clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
         model = AdaMAE(replace(config, masking="random")).eval()

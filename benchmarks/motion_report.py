@@ -1,6 +1,6 @@
 """What a pre-trained model makes of motion: `python benchmarks/motion_report.py RUN VIDEOS`.
 
-Prints three figures over the videos (one clip each, from the middle, centre crop) and writes them to RUN/motion.json:
+Prints three figures over the videos (one clip each, from the middle, centre crop) and writes them to motion.json there:
 
 reconstruction loss   of masked tokens; 1.0 is what predicting every patch's mean scores (normalised targets)
 correlation           Pearson, of P with the motion map over the tokens of a clip; mean over clips
@@ -27,6 +27,7 @@ from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.pretrained import find_file, run_of
 from visualize import stride_of
 
 
@@ -37,7 +38,7 @@ class Motion(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder of a model with adaptive masking")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder or checkpoint, with adaptive masking")
     parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the model has not been trained on")
     options = parser.parse_args()
     model = AdaMAE.from_pretrained(options.run)
@@ -48,7 +49,8 @@ def main() -> None:
         read_clips([options.videos], config.num_frames, config.image_size, stride_of(options.run), limit=10**9)
     )
     report = measure(model, clips)
-    write_json(options.run / "motion.json", report)
+    file = find_file(options.run)
+    write_json((run_of(file) or file.parent) / "motion.json", report)
     print(describe(report))
 
 

@@ -2,9 +2,9 @@
 
 import io
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def read_clips(
     spread ones; there, a video that does not decode is named on stderr and left out. Raises InputError for a path that
     holds no video, and for a file that does not decode.
     """
-    used: Counter[str] = Counter()
+    used: set[str] = set()
     for path in paths:
         found = list(_sources(path))
         if not found:
@@ -65,9 +65,14 @@ def read_clips(
                     raise InputError(f"{path} cannot be shown: {error}") from error
                 print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
                 continue
-            used[source.name] += 1
-            name = source.name if used[source.name] == 1 else f"{source.name}-{used[source.name]}"
+            name = next(name for name in _names(source.name) if name not in used)
+            used.add(name)
             yield Clip(name, frames, source.video, numbers)
+
+
+def _names(name: str) -> Iterator[str]:
+    """`name`, `name`-2, `name`-3, ..."""
+    return (name if number == 1 else f"{name}-{number}" for number in count(1))
 
 
 def _sources(place: Path | str) -> Iterator[Source]:
@@ -105,15 +110,14 @@ def _read(
         )
     stride = frame_stride // source.stored_stride
     video = source.open()
-    count = source.num_frames or _count_frames(video)
-    numbers = middle(count, num_frames, stride)
+    numbers = middle(source.num_frames or _count_frames(video), num_frames, stride)
     return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers
 
 
-def middle(count: int, num_frames: int, stride: int) -> list[int]:
-    """Frame numbers of the clip in the middle of `count` frames; the last frame repeats where they are too few."""
-    start = max(0, (count - (num_frames - 1) * stride - 1) // 2)
-    return [min(start + i * stride, count - 1) for i in range(num_frames)]
+def middle(total: int, num_frames: int, stride: int) -> list[int]:
+    """Frame numbers of the clip in the middle of `total` frames; the last frame repeats where they are too few."""
+    start = max(0, (total - (num_frames - 1) * stride - 1) // 2)
+    return [min(start + i * stride, total - 1) for i in range(num_frames)]
 
 
 def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, "C T S S"]:
@@ -133,7 +137,7 @@ def _count_frames(video: bytes | Path) -> int:
     with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video), mode="r") as container:
         if not container.streams.video:
             raise VideoError("it has no video track")
-        count = sum(1 for _ in container.decode(video=0))
-    if not count:
+        decoded = sum(1 for _ in container.decode(video=0))
+    if not decoded:
         raise VideoError("none of its frames decodes")
-    return count
+    return decoded

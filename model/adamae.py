@@ -120,7 +120,7 @@ class AdaMAE(nn.Module):
         """
         from model.pretrained import load
 
-        state, config = load(path)
+        state, config, _ = load(path)
         model = cls(config)
         load_weights(model, state)
         return (model.remasked(**changes) if changes else model).eval()

@@ -4,6 +4,7 @@ B clips · C T H W pixels · N tokens · K visible tokens · M masked tokens · 
 P values of a patch (tubelet_size · patch_size² · 3)
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -74,6 +75,10 @@ class ModelConfig:
         if not 0 <= self.sampling_baseline < 1:
             raise InputError(
                 f"model.sampling_baseline is {self.sampling_baseline}: give a share in [0, 1), such as 0.8"
+            )
+        if not 0 <= self.sampling_loss_weight < math.inf:
+            raise InputError(
+                f"model.sampling_loss_weight is {self.sampling_loss_weight}: give a finite number of at least 0"
             )
         for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
             if getattr(self, name) < 1:

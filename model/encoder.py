@@ -65,7 +65,7 @@ class VideoEncoder(nn.Module):
         """
         from model.pretrained import load
 
-        state, config = load(path)
+        state, config, _ = load(path)
         encoder = cls(config, has_norm="encoder.norm.weight" in state)
         load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
         return encoder.eval()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -21,7 +20,7 @@ from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model.encoder import VideoEncoder
-from model.pretrained import find_file
+from model.pretrained import find_file, save_tensors
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
@@ -52,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     begin(output, described)
 
     files = [output / f"features-{i:05d}.safetensors" for i in range(-(-len(plan) // (per_file * options.batch_size)))]
-    done = sum(file.exists() for file in files)  # files are written in order
+    done = next((i for i, file in enumerate(files) if not file.exists()), len(files))
     with (
         Loader(dataset, plan, device, data, quarantine=None) as loader,
         tqdm(total=len(plan), initial=min(done * per_file * options.batch_size, len(plan)), unit="video") as progress,
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
                 progress.update(len(batch.keys))
             tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             with write_aside(file) as aside:
-                save_file(tensors, aside, metadata={"keys": json.dumps(keys)})
+                save_tensors(aside, tensors, {"keys": json.dumps(keys)})
     print(f"{len(plan)} videos' features are in {output}")
 
 
@@ -111,4 +110,4 @@ def features_of(encoder: VideoEncoder, batch: Batch, with_tokens: bool) -> dict[
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(lambda: main(sys.argv[1:]), goes_on=True)

@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -20,9 +23,16 @@ from model.weights import from_adamae, from_huggingface, from_videomae, infer_co
 
 StateDict = dict[str, Tensor]
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
+CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
 
 
-def load(path: str | Path, num_frames: int = 16) -> tuple[StateDict, ModelConfig]:
+class Weights(NamedTuple):
+    state: StateDict
+    config: ModelConfig
+    classes: list[str]  # a classifier's, by id; [] where the file does not say them
+
+
+def load(path: str | Path, num_frames: int = 16) -> Weights:
     """The weights at `path`, in our layout, and the model they belong to; on the CPU.
 
     path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
@@ -33,17 +43,43 @@ def load(path: str | Path, num_frames: int = 16) -> tuple[StateDict, ModelConfig
     state, metadata = read_state_dict(file)
     if not _is_ours(state):
         state = from_anyone(state)
+    return Weights(state, _config_of(file, metadata) or infer_config(state, num_frames), _classes(metadata))
+
+
+def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
+    """What is written of a model, in its file or beside it."""
     if CONFIG_KEY in metadata:
-        return state, _config(json.loads(metadata[CONFIG_KEY]), file)
-    for folder in (file.parent, *file.parent.parents[1:2]):  # checkpoints/step-…/model.safetensors of a run
-        if (folder / "config.yaml").is_file():
-            values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-            return state, _config(values["model"], folder / "config.yaml")
+        return _config(json.loads(metadata[CONFIG_KEY]), file)
+    if (run := run_of(file)) is not None:
+        return _config(run_config(run)["model"], run / "config.yaml")
     if (file.parent / "config.json").is_file():
         described = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
         if described.get("model_type") == "videomae":
-            return state, _huggingface_config(described, file.parent / "config.json")
-    return state, infer_config(state, num_frames)
+            return _huggingface_config(described, file.parent / "config.json")
+    return None
+
+
+def _classes(metadata: dict[str, str]) -> list[str]:
+    classes: list[str] = json.loads(metadata.get(CLASSES_KEY, "[]"))
+    return classes
+
+
+def run_of(file: Path) -> Path | None:
+    """The run folder that a file of weights lies in: RUN/checkpoints/step-…/ is where a run's do."""
+    folder = file.absolute().parent
+    return next((place for place in (folder, *folder.parents[1:2]) if (place / "config.yaml").is_file()), None)
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """What a run folder's config.yaml says; raises InputError where it cannot be read."""
+    file = run / "config.yaml"
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{file} is damaged ({' '.join(str(error).split())}): put it back") from error
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
+    return values
 
 
 def find_file(path: Path) -> Path:
@@ -88,11 +124,27 @@ def from_anyone(state_dict: StateDict) -> StateDict:
     return from_adamae(state_dict)
 
 
-def save(path: Path, state_dict: StateDict, config: ModelConfig, **metadata: str) -> None:
-    """Write weights and what they belong to as one safetensors file."""
+def about(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
+    """What a file of weights says of itself: the metadata that `load` reads."""
+    known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
+    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
+
+
+def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
+    """Write weights and what is `about` them as one safetensors file, whole or not at all."""
     with write_aside(path) as aside:
-        tensors = {name: value.contiguous() for name, value in state_dict.items()}
-        save_file(tensors, aside, metadata={CONFIG_KEY: json.dumps(asdict(config)), "format": "pt", **metadata})
+        save_tensors(aside, state_dict, metadata)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file in place; raises OSError where the disk fails, which safetensors hides behind its own error."""
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:

@@ -1,5 +1,6 @@
 """What a user may say about the data; every choice is checked here, with one sentence on what is wrong."""
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ class DataConfig:
     shards: str | list[str] = ""  # dataset folder or URL (s3://…); a list mixes several
     weights: list[float] | None = None  # of the mixed datasets; None: by their number of videos
     subset: int | None = None  # only this many videos, always the same ones and nested; None: all
-    frame_stride: int = 4  # in frames of the source video: 4 for Kinetics, 2 for SSv2
+    frame_stride: int = 4  # of strided clips, in frames of the source video: 4 for Kinetics, 2 for SSv2
     sampling: Literal["strided", "segments"] = "strided"  # segments: one frame from each of num_frames parts (TSN)
     crop: Literal["multiscale", "random_resized"] = "multiscale"
     crop_min_area: float = 0.5  # share of the frame that random_resized shows at least; 0.08 for fine-tuning
@@ -43,7 +44,7 @@ class DataConfig:
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
         for name in ("cache_gib", "decode_timeout_s"):
-            self._require(name, getattr(self, name) > 0, "give a number above 0")
+            self._require(name, 0 < getattr(self, name) < math.inf, "give a finite number above 0")
         self._require("crop_min_area", 0 < self.crop_min_area <= 1, "give a share above 0 and up to 1")
         self._require("rand_augment", self.rand_augment >= 0, "give a whole number of at least 0")
         self._require("rand_augment_magnitude", 0 <= self.rand_augment_magnitude <= 10, "give a number from 0 to 10")
@@ -51,7 +52,8 @@ class DataConfig:
         self._require("max_bad_share", 0 <= self.max_bad_share < 1, "give a share from 0 to below 1")
         if self.weights is not None:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
-            self._require("weights", fits and min(self.weights) > 0, "give one number above 0 for each of data.shards")
+            positive = all(0 < weight < math.inf for weight in self.weights)
+            self._require("weights", fits and positive, "give one finite number above 0 for each of data.shards")
 
     def _require(self, name: str, fine: bool, advice: str) -> None:
         if not fine:

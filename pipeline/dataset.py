@@ -1,5 +1,7 @@
 """A folder of shards, or a mix of several, opened as one list of samples."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +62,12 @@ class ShardDataset:
                 raise InputError(f"{path} holds no video: see its rejected.jsonl")
         copies = any(info.encode.get("encode") == "copy" for info in infos)
         return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of), copies)
+
+    @property
+    def digest(self) -> str:
+        """Which videos, in which order, with which classes: datasets of the same digest give the same clips."""
+        said = [*(shard.sha256 for shard in self.info.shards), *self.info.classes]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""

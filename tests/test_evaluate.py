@@ -17,7 +17,7 @@ from errors import InputError
 from evaluate import evaluate, parse_arguments, worst_mistakes
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.pretrained import load
+from model.pretrained import about, load, save
 from model.weights import to_huggingface
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
@@ -98,7 +98,7 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
 
 
 def test_an_export_gives_the_same_results_bit_by_bit(run_folder, synthetic_shards, tmp_path):
-    state, _ = load(run_folder / "checkpoints" / "best")
+    state = load(run_folder / "checkpoints" / "best").state
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_huggingface(state), exported)
     ours = results_of(tmp_path / "ours", run_folder, synthetic_shards)
@@ -192,18 +192,49 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
     assert "\n" not in str(raised.value)
 
 
-def test_a_numbered_checkpoint_without_class_names_still_counts_its_classes(run_folder, synthetic_shards, tmp_path):
-    newest = run_folder / "checkpoints" / "step-00000008"
-    assert results_of(tmp_path / "fine", newest, synthetic_shards)["num_videos"] == 16
-    shutil.copytree(synthetic_shards, tmp_path / "other")
-    file = tmp_path / "other" / "dataset.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "classes": ["left", "right", "up"]}))
+def test_weights_without_class_names_still_count_their_classes(run_folder, synthetic_shards, tmp_path):
+    nameless = tmp_path / "model.safetensors"
+    save_file(load(run_folder / "checkpoints" / "step-00000008").state, nameless)
+    config = ("--config", run_folder / "config.yaml")
+    assert results_of(tmp_path / "fine", nameless, synthetic_shards, *config)["num_videos"] == 16
     with pytest.raises(InputError, match="knows 2 classes and"):
-        results_of(tmp_path / "results", newest, tmp_path / "other")
+        results_of(
+            tmp_path / "results", nameless, reclassed(synthetic_shards, tmp_path, "left", "right", "up"), *config
+        )
+
+
+def test_a_numbered_checkpoint_knows_its_classes_wherever_it_is(run_folder, synthetic_shards, tmp_path):
+    carried = tmp_path / "carried.safetensors"
+    shutil.copy(run_folder / "checkpoints" / "step-00000008" / "model.safetensors", carried)
+    assert results_of(tmp_path / "fine", carried, synthetic_shards, "data.frame_stride=2")["num_videos"] == 16
+    with pytest.raises(InputError, match="class 0 is 'left' for the classifier and 'right' in"):
+        results_of(tmp_path / "results", carried, reclassed(synthetic_shards, tmp_path, "right", "left"))
+
+
+def reclassed(shards: Path, folder: Path, *classes: str) -> Path:
+    """A copy of shards under other class names."""
+    file = shutil.copytree(shards, folder / "other") / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "classes": classes}))
+    return file.parent
+
+
+@pytest.mark.parametrize("override", ["model.num_frames=8", "data.subset=2", "seed=4", "data.flip=true"])
+def test_what_would_change_nothing_is_refused(run_folder, synthetic_shards, tmp_path, override):
+    with pytest.raises(InputError, match=f"{override.split('=')[0]} changes nothing in an evaluation"):
+        results_of(tmp_path, run_folder, synthetic_shards, override)
+
+
+def test_a_classifier_that_says_nan_is_refused(run_folder, synthetic_shards, tmp_path):
+    state, config, classes = load(run_folder)
+    state["head.bias"][0] = float("nan")
+    save(tmp_path / "model.safetensors", state, about(config, classes))
+    with pytest.raises(InputError, match="outputs are not finite"):
+        results_of(tmp_path / "out", tmp_path / "model.safetensors", synthetic_shards, "data.frame_stride=2")
+    assert not (tmp_path / "out").exists()
 
 
 def test_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_path):
-    state, _ = load(run_folder)
+    state = load(run_folder).state
     headless = {name: value for name, value in state.items() if not name.startswith("head.")}
     file = tmp_path / "headless.safetensors"
     save_file(headless, file)

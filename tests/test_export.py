@@ -1,11 +1,13 @@
 """`export.py`: weights go out, are read by those they are for, and come back unchanged."""
 
 import argparse
+import errno
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import VideoMAEForPreTraining, VideoMAEForVideoClassification
 
@@ -62,7 +64,7 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
     """With their command line beside the weights, and names as DistributedDataParallel and torch.compile leave them."""
     published = {f"module.{name}": value for name, value in to_adamae(model.state_dict()).items()}
     torch.save({"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "checkpoint-799.pth")
-    state, config = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
+    state, config, _ = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
     assert same(state, model.state_dict())
     assert config.grid == CONFIG.grid
 
@@ -82,10 +84,32 @@ def test_huggingface_reads_a_pretraining_model(run: Path, model: AdaMAE, tmp_pat
 def test_huggingface_reads_a_classifier(tmp_path: Path) -> None:
     classifier = VideoClassifier(CONFIG, num_classes=5).eval()
     torch.nn.init.normal_(classifier.head.weight)
-    pretrained.save(tmp_path / "classifier.safetensors", classifier.state_dict(), CONFIG)
+    names = ["up", "down", "left", "right", "still"]
+    about = pretrained.about(CONFIG, names)
+    pretrained.save(tmp_path / "classifier.safetensors", classifier.state_dict(), about)
     export.main(["export", str(tmp_path / "classifier.safetensors"), str(tmp_path / "hub"), "--to", "huggingface"])
     theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
     torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, classifier(CLIP), atol=1e-4, rtol=1e-4)
+    assert [theirs.config.id2label[i] for i in range(5)] == names
+
+
+def test_what_a_classifier_knows_survives_an_import(tmp_path: Path) -> None:
+    classifier = VideoClassifier(CONFIG, num_classes=2)
+    pretrained.save(tmp_path / "a.safetensors", classifier.state_dict(), pretrained.about(CONFIG, ["up", "down"]))
+    export.main(["import", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")])
+    again = pretrained.load(tmp_path / "b.safetensors")
+    assert (again.config, again.classes) == (CONFIG, ["up", "down"])
+
+
+def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(pretrained, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        export.main(["export", str(run), str(tmp_path / "out.safetensors"), "--to", "adamae"])
+    assert error.value.errno == errno.ENOSPC
+    assert not list(tmp_path.glob("*out*"))
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:

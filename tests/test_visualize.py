@@ -72,6 +72,23 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert Image.open(run / "figures/a.checkpoints.png").height == (1 + 2 * 2) * side
 
 
+def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -> None:
+    visualize.main([str(run), str(videos / "a.mp4")])
+    whole = (run / "figures/a.png").read_bytes()
+    (run / "figures/a.png").unlink()
+    step = run / "checkpoints/step-00000010"
+    visualize.main([str(step), str(videos / "a.mp4")])
+    assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
+    assert [path.name for path in step.iterdir()] == ["model.safetensors"]
+
+
+def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
+    for text in ("model: {", "[]", "data: {}"):
+        (run / "config.yaml").write_text(text)
+        with pytest.raises(InputError, match=r"config\.yaml is damaged"):
+            visualize.main([str(run), str(videos / "a.mp4")])
+
+
 def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path: Path) -> None:
     visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--mask-ratio", "0.5", "--seed", "3"])
     clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
@@ -97,7 +114,7 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
     assert not np.array_equal(first, second)
     other = tmp_path / "other.safetensors"
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
-    pretrained.save(other, AdaMAE(shorter).state_dict(), shorter)
+    pretrained.save(other, AdaMAE(shorter).state_dict(), pretrained.about(shorter))
     with pytest.raises(InputError, match="another shape"):
         visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", str(other)])
 
@@ -177,7 +194,9 @@ def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> Non
 
 
 def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
-    assert [clip.name for clip in read_clips([videos / "a.mp4"] * 2, 8, 32, 1, limit=1)] == ["a", "a-2"]
+    (videos / "a-2.mp4").symlink_to(videos / "a.mp4")
+    twice = [videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
+    assert [clip.name for clip in read_clips(twice, 8, 32, 1, limit=1)] == ["a", "a-2", "a-2-2"]
 
 
 def test_clips_come_out_of_a_url_of_shards_too(synthetic_shards, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 Nothing else is needed to go on bit by bit: data order, masks, dropout and learning rate are functions of the step.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,24 +13,33 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from durable import sync
 from errors import InputError
+from model.pretrained import save_tensors
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is."""
+    """Where a run is, and in what."""
 
     step: int  # optimizer steps done
     global_batch: int  # clips of the global stream per step
+    videos: str  # ShardDataset.digest
 
 
-def save(
-    folder: Path, place: Place, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, keep: int
-) -> Path:
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds."""
+
+    modules: dict[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    about: dict[str, str]  # what the files of weights say of themselves
+
+
+def save(folder: Path, place: Place, contents: Contents, keep: int) -> Path:
     """Write a checkpoint, each module as `<name>.safetensors`; then delete all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{place.step:08d}"
@@ -39,15 +49,16 @@ def save(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir()
-        for name, module in modules.items():
-            save_file({k: v.contiguous() for k, v in module.state_dict().items()}, aside / f"{name}.safetensors")
-        torch.save(optimizer.state_dict(), aside / "optimizer.pt")
-        (aside / "place.json").write_text(json.dumps(asdict(place)) + "\n", encoding="utf-8")
+        for name, module in contents.modules.items():
+            save_tensors(aside / f"{name}.safetensors", module.state_dict(), contents.about)
+        torch.save(contents.optimizer.state_dict(), aside / "optimizer.pt")
+        described = {"place": asdict(place), "sha256": {file.name: _sha256(file) for file in aside.iterdir()}}
+        (aside / "place.json").write_text(json.dumps(described) + "\n", encoding="utf-8")
         for file in (*aside.iterdir(), aside):
             sync(file)
         os.replace(aside, final)
         sync(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors hide a full disk behind their own
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
         reason = str(error).splitlines()[0]
         raise InputError(
             f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB are free):"
@@ -65,30 +76,46 @@ def existing(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def load_newest(
-    folder: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, global_batch: int
-) -> int:
+def load_newest(folder: Path, contents: Contents, start: Place) -> int:
     """Put the newest checkpoint into place, if there is one; returns the number of steps done.
 
-    Raises InputError if it does not fit, or if a step now takes another number of clips.
+    Raises InputError if it does not fit, or if a step from `start` would take other clips than its steps took.
     """
     found = existing(folder)
     if not found:
         return 0
     newest = found[-1]
     try:
-        place = Place(**json.loads((newest / "place.json").read_text(encoding="utf-8")))
-        for name, module in modules.items():
+        described = json.loads((newest / "place.json").read_text(encoding="utf-8"))
+        place = Place(**described["place"])
+        for name, digest in described["sha256"].items():
+            if _sha256(newest / name) != digest:
+                raise ValueError(f"{name} has changed since it was written")
+        _refuse_other_clips(folder.parent, place, start)
+        for name, module in contents.modules.items():
             module.load_state_dict(load_file(newest / f"{name}.safetensors"))
-        optimizer.load_state_dict(torch.load(newest / "optimizer.pt", map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, ValueError, TypeError, UnpicklingError, SafetensorError) as error:
+        contents.optimizer.load_state_dict(torch.load(newest / "optimizer.pt", map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, UnpicklingError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"checkpoint {newest} cannot be resumed ({reason}): remove it to go on from an older one"
         ) from error
-    if place.global_batch != global_batch:
+    return place.step
+
+
+def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
+    if place.global_batch != start.global_batch:
         raise InputError(
-            f"{folder.parent} took {place.global_batch} clips a step and would now take {global_batch}:"
+            f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
             " choose batch_size × accumulate × processes as before"
         )
-    return place.step
+    if place.videos != start.videos:
+        raise InputError(
+            f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
+            " or choose another run="
+        )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,6 +1,7 @@
 """The typed configuration of a run: YAML file, then `section.key=value` overrides; unknown keys are refused."""
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,8 +28,8 @@ class FinetuneConfig:
     label_smoothing: float = 0.1
     mixup: float = 0.8  # alpha of the beta distribution of the mixing weight; 0: off
     cutmix: float = 1.0  # the same of the box's area; 0: off
-    drop_path: float = 0.1
-    layer_decay: float = 0.75  # each block's learning rate, as a share of the next one's
+    drop_path: float = 0.1  # of objective=finetune; the encoder of a probe is frozen
+    layer_decay: float = 0.75  # likewise: each block's learning rate, as a share of the next one's
     ema_decay: float | None = None  # judge and keep an exponential moving average of the weights
 
     def __post_init__(self) -> None:
@@ -74,8 +75,10 @@ class TrainConfig:
     figure_every: int | None = 1000  # steps between figure panels in TensorBoard
 
     def __post_init__(self) -> None:
-        if not self.epochs > 0:
-            raise InputError(f"epochs is {self.epochs}: give a number above 0")
+        if not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs is {self.epochs}: give a finite number above 0")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}: give a whole number of at least 0")
         for name in (
             "steps",
             "batch_size",
@@ -88,6 +91,9 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give a whole number of at least 1")
+        for name in ("checkpoint", "validation_shards"):
+            if self.objective == "pretrain" and getattr(self.finetune, name):
+                raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if not self.data.shards:
@@ -95,9 +101,10 @@ class TrainConfig:
 
 
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
-# step's clips are split (batch_size, accumulate) changes which random numbers meet them in dropout and mixup.
+# step's clips are split (batch_size, accumulate) changes which random numbers meet them in dropout and mixup. Shards
+# may have moved: that they are the same ones is seen from their hashes (training/checkpoint.py).
 FREE_KEYS = {
-    "run", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
+    "run", "data.shards", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.decode_timeout_s",
@@ -113,7 +120,9 @@ def parse(arguments: list[str]) -> TrainConfig:
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
     parser.add_class_arguments(TrainConfig)
-    options = [f"--{a}" if re.match(r"[a-z_][\w.]*=", a) else a for a in arguments]
+    overrides = [argument for argument in arguments if re.match(r"[a-z_][\w.]*=", argument)]
+    others = [argument for argument in arguments if argument not in overrides]
+    options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
     try:
         parsed = parser.instantiate_classes(parser.parse_args(options))
     except InputError:

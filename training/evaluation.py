@@ -1,5 +1,6 @@
 """What a classifier says about every video of a dataset, and how good that is; the same at any number of processes."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from devices import Precision, mixed_precision
 from errors import InputError
@@ -88,13 +90,22 @@ def predict(
     seen = torch.zeros(len(plan), len(dataset.info.classes), device=process.device)
     was_training = model.training
     model.eval()
-    with Loader(dataset, plan, process.device, data, quarantine=None) as loader:
+    bar = tqdm(
+        total=len(plan), unit="view", desc="judged", leave=False, dynamic_ncols=True, disable=not process.is_first,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+    )  # fmt: skip
+    with bar, Loader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
             with mixed_precision(process.device, precision):
                 logits = model(batch.clip)
             seen[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
+            bar.update(len(batch.positions) * process.world_size)
     model.train(was_training)
     per_video = sum_over_processes(seen).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
+    if not per_video.isfinite().all():
+        raise InputError(
+            "the classifier's outputs are not finite: its training has diverged, or its weights are broken"
+        )
     return Predictions(per_video.mean(dim=1), torch.tensor([sample.label for sample in dataset.samples]))
 
 

@@ -54,6 +54,10 @@ class Classification:
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average.module}
 
+    @property
+    def about(self) -> dict[str, str]:
+        return pretrained.about(self.config.model, self.classes)
+
     def optimizer(self) -> torch.optim.Optimizer:
         layer_decay = self.config.finetune.layer_decay if isinstance(self.model, VideoClassifier) else 1.0
         return make_optimizer(self.model, self.config.optimizer, layer_decay)
@@ -100,8 +104,7 @@ class Classification:
         if file.exists() and json.loads(pretrained.read_state_dict(file)[1]["scores"])["top1"] >= figures["top1"]:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        about = {"classes": json.dumps(self.classes), "scores": json.dumps({"step": step, **figures})}
-        pretrained.save(file, model.state_dict(), self.config.model, **about)
+        pretrained.save(file, model.state_dict(), self.about | {"scores": json.dumps({"step": step, **figures})})
 
 
 def share_statistics(model: nn.Module) -> None:
@@ -121,7 +124,7 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
     if settings.checkpoint:
-        state_dict, theirs = pretrained.load(settings.checkpoint, config.model.num_frames)
+        state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)
     return model

@@ -16,10 +16,14 @@ from tqdm import tqdm
 
 from devices import device_name, usable_precision
 from durable import write_text
+from errors import InputError
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
+from training.failures import CALM
 from training.run_folder import RunFolder
 from training.schedule import Horizon
+
+SKIPPED = "skipped_updates"  # share of the steps whose gradient was not finite, so that they changed nothing
 
 
 class Metrics:
@@ -58,7 +62,10 @@ class Metrics:
             print(f"{self.process.world_size} × {device_name(device)} in {used}{why}", file=sys.stderr)
 
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
-        """Write the means since the last report, over all processes; `counters`: of this process's loader."""
+        """Write the means since the last report, over all processes; `counters`: of this process's loader.
+
+        Raises InputError where not one of these steps changed the weights.
+        """
         names = list(self.sums)
         means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
         values = dict(zip(names, means.tolist(), strict=True))  # the one moment at which the host waits
@@ -73,6 +80,10 @@ class Metrics:
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
         self.write(step, values)
+        if values[SKIPPED] == 1:
+            raise InputError(
+                f"the run has diverged: not one gradient of steps {step - self.steps + 1} to {step} is finite; {CALM}"
+            )
         shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
         self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
         self.sums, self.steps, self.waited = {}, 0, counters["wait_seconds"]

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from model import pretrained
 from model.adamae import AdaMAE, Output
 from pipeline.loader import Batch
 from training.config import TrainConfig
@@ -27,6 +28,10 @@ class Objective(Protocol):
     @property
     def modules(self) -> dict[str, nn.Module]:
         """What a checkpoint holds; `model` is one of them."""
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What a file of these weights says of itself."""
 
     def optimizer(self) -> torch.optim.Optimizer: ...
 
@@ -51,6 +56,10 @@ class Pretraining:
     @property
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model}
+
+    @property
+    def about(self) -> dict[str, str]:
+        return pretrained.about(self.config.model)
 
     def optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.config.optimizer)

@@ -22,7 +22,7 @@ def shards(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), small())
+    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), pretrained.about(small()))
     return tmp_path / "model.safetensors"
 
 
@@ -66,6 +66,15 @@ def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, t
     assert len(calls) == 1  # only what was missing
     for file in (tmp_path / "whole").glob("*.safetensors"):
         assert file.read_bytes() == (tmp_path / "parts" / file.name).read_bytes()
+
+
+def test_a_file_that_is_missing_in_the_middle_is_made_again(shards: Path, weights: Path, tmp_path: Path) -> None:
+    extract(shards, tmp_path / "out", weights, "--videos-per-file", "2")
+    second = tmp_path / "out" / "features-00001.safetensors"
+    before = second.read_bytes()
+    second.unlink()
+    extract(shards, tmp_path / "out", weights, "--videos-per-file", "2")
+    assert second.read_bytes() == before
 
 
 def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: Path, tmp_path: Path) -> None:

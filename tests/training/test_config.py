@@ -14,6 +14,12 @@ def test_overrides_stand_above_the_file(tmp_path):
     assert (config.steps, config.model.size, config.model.mask_ratio, config.batch_size) == (7, "tiny", 0.9, 2)
 
 
+def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("steps: 7\n")
+    assert parse(["steps=9", "data.shards=s", "--config", str(file)]).steps == 9
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -30,6 +36,11 @@ def test_overrides_stand_above_the_file(tmp_path):
         ("optimizer.base_lr=-1", "optimizer.base_lr is -1"),
         ("optimizer.beta1=1", "optimizer.beta1 is 1"),
         ("epochs=0", "epochs is 0"),
+        ("epochs=.inf", "epochs is inf"),
+        ("seed=-1", "seed is -1"),
+        ("data.cache_gib=.nan", "data.cache_gib is nan"),
+        ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
+        ("finetune.checkpoint=run", "finetune.checkpoint does nothing with objective=pretrain"),
         ("data.frame_stride=0", "data.frame_stride is 0"),
         ("data.shards=", "data.shards is empty"),
         ("precision=fp16", "precision"),
@@ -88,7 +99,7 @@ def test_the_recipes_hold_the_papers_numbers():
 
 @pytest.mark.parametrize(
     ("name", "epochs", "base_lr", "sampling", "stride", "flip"),
-    [("ssv2", 50, 5e-4, "segments", 1, False), ("k400", 100, 1e-3, "strided", 4, True)],
+    [("ssv2", 50, 5e-4, "segments", 4, False), ("k400", 100, 1e-3, "strided", 4, True)],
 )
 def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride, flip):
     config = parse(["--config", f"configs/{name}_finetune.yaml", "data.shards=s"])

@@ -13,7 +13,7 @@ from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.pretrained import find_file, read_state_dict, save
+from model.pretrained import about, find_file, read_state_dict, save
 from model.probe import Probe
 from model.weights import to_adamae, to_huggingface
 from pipeline.dataset import ShardDataset
@@ -52,7 +52,7 @@ def pretrained(tmp_path_factory) -> Path:
     torch.manual_seed(1)
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
     file = tmp_path_factory.mktemp("weights") / "pretrained.safetensors"
-    save(file, AdaMAE(shape).state_dict(), shape)
+    save(file, AdaMAE(shape).state_dict(), about(shape))
     return file
 
 
@@ -184,7 +184,8 @@ def test_of_averaged_weights_the_average_is_what_a_run_stands_for(config, tmp_pa
         made.model.head.weight += 1
     made.after_update()
     folder = tmp_path / "run" / "checkpoints"
-    checkpoint.save(folder, checkpoint.Place(3, 4), made.modules, made.optimizer(), keep=1)
+    contents = checkpoint.Contents(made.modules, made.optimizer(), made.about)
+    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents, keep=1)
     for path in (tmp_path / "run", *checkpoint.existing(folder)):
         weights = read_state_dict(find_file(path))[0]
         assert torch.equal(weights["head.weight"], made.modules["average"].head.weight)
@@ -225,10 +226,10 @@ def test_the_best_weights_are_kept_with_all_that_an_evaluation_needs(config, syn
     file = Path(made.config.run) / "checkpoints" / "best" / "model.safetensors"
     for step, top1, kept in ((1, 0.5, 1), (2, 0.75, 2), (3, 0.6, 2), (4, 0.75, 2)):
         made._keep_if_best(made.model, step, {"top1": top1})
-        about = read_state_dict(file)[1]
-        assert json.loads(about["scores"])["step"] == kept
-    assert json.loads(about["classes"]) == ["left", "right"]
-    assert ModelConfig(**json.loads(about["model_config"])) == made.config.model
+        said = read_state_dict(file)[1]
+        assert json.loads(said["scores"])["step"] == kept
+    assert json.loads(said["classes"]) == ["left", "right"]
+    assert ModelConfig(**json.loads(said["model_config"])) == made.config.model
 
 
 def test_the_two_halves_of_a_batch_give_the_loss_of_the_whole(config):
@@ -252,7 +253,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     says("does not exist", "finetune.checkpoint=/nowhere")
     classifier = tmp_path / "classifier.safetensors"
     shape = config().model
-    save(classifier, VideoClassifier(shape, 2).state_dict(), shape)
+    save(classifier, VideoClassifier(shape, 2).state_dict(), about(shape))
     says("a classifier's weights", f"finetune.checkpoint={classifier}", "objective=linear_probe")
     says("finetune.mixup is -1", "finetune.mixup=-1.0")
     says("finetune.layer_decay is 0", "finetune.layer_decay=0")

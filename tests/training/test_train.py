@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,27 @@ def test_a_run_that_diverges_ends_with_one_sentence(tmp_path, synthetic_shards):
     last = said.splitlines()[-1]
     assert last.startswith("error: the run has diverged: the sampler's logits are not finite any more; take a lower")
     assert "Traceback" not in said
+
+
+def test_a_run_that_cannot_learn_any_more_ends_with_one_sentence(tmp_path, synthetic_shards):
+    said = run(command(synthetic_shards, tmp_path / "run", "model.sampling_loss_weight=1e38", "log_every=2"), code=2)
+    last = said.splitlines()[-1]
+    assert last.startswith("error: the run has diverged: not one gradient of steps 1 to 2 is finite; take a lower"), (
+        said
+    )
+    assert [line["skipped_updates"] for line in logged(tmp_path / "run")] == [1.0]
+
+
+def test_shards_may_move_but_not_change(tmp_path, synthetic_shards):
+    moved = Path(shutil.copytree(synthetic_shards, tmp_path / "moved"))
+    run(command(synthetic_shards, tmp_path / "run", "steps=4", "checkpoint_every=2"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    run(command(moved, tmp_path / "run", "steps=4"))
+    assert weights(tmp_path / "run", 4)
+    info = json.loads((moved / "dataset.json").read_text())
+    info["classes"] = info["classes"][::-1]
+    (moved / "dataset.json").write_text(json.dumps(info))
+    assert "has learnt from other shards" in run(command(moved, tmp_path / "run", "steps=4"), code=2)
 
 
 def test_shards_of_another_schema_version_are_refused(tmp_path, synthetic_shards):
