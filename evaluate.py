@@ -27,7 +27,6 @@ from model.config import ModelConfig
 from model.probe import classifier_of
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
-from pipeline.store import Cache
 from pipeline.video import decode_frames
 from training import distributed
 from training.config import TrainConfig, parse
@@ -57,7 +56,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     weights = _weights(arguments.checkpoint)
     config = _config(weights, arguments)
     process = distributed.join(config.device)
-    dataset = ShardDataset.open(arguments.shards)
+    dataset = ShardDataset.of(config.data)
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
     views = Views(arguments.clips, arguments.crops, arguments.batch_size)
@@ -209,7 +208,7 @@ def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
 def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Frames from all over a video, side by side."""
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
-    return np.concatenate(decode_frames(Reader(dataset, Cache()).read(sample), numbers), axis=1)
+    return np.concatenate(decode_frames(Reader(dataset).read(sample), numbers), axis=1)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

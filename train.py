@@ -33,7 +33,7 @@ from training.schedule import Horizon, seed_step
 @failures_explained()
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device)
-    dataset = ShardDataset.open(config.data.shards)
+    dataset = ShardDataset.of(config.data)
     plan = Plan(
         dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size,
         seed=config.seed, batch_size=config.batch_size, rank=process.rank, world_size=process.world_size,

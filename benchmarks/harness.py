@@ -21,6 +21,7 @@ import torch
 from devices import Precision, device_name
 from durable import write_json, write_text
 from errors import InputError
+from shard_tools.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -96,7 +97,7 @@ def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterat
 def _processes(count: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
-    return ProcessPoolExecutor(count, context)
+    return ProcessPoolExecutor(count, context, initializer=end_with_parent)
 
 
 def require(claim: str, green: bool, found: str) -> None:

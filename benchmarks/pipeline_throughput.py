@@ -36,7 +36,6 @@ from pipeline.loader import Loader
 from pipeline.nvdec import NvdecError, read_limits
 from pipeline.plan import Plan
 from pipeline.reader import Reader
-from pipeline.store import Cache
 from pipeline.video import decode_frames
 
 BATCH_SIZE = 8
@@ -106,7 +105,7 @@ def prepare(videos: Path, folder: Path, encode: str) -> None:
     if subprocess.run([*command, "--encode", encode, "--unlabelled"], stdout=subprocess.DEVNULL).returncode:
         raise InputError(f"shards of {videos} could not be made: see above")
     dataset = ShardDataset.open(folder)
-    reader = Reader(dataset, Cache())
+    reader = Reader(dataset)
     files = folder / "files"
     files.mkdir(exist_ok=True)
     for index, sample in enumerate(dataset.samples):
@@ -200,7 +199,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
 
 def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
     """The clips are what the plan says: against whole frames, cropped and scaled with PIL."""
-    reader = Reader(dataset, Cache())
+    reader = Reader(dataset)
     most = 16 if dataset.holds_copies else 4  # grey levels; colours of copied HD videos are read as BT.601
     for row, clip in zip(plan.batch(0), clips, strict=True):
         x, y, w, h = row.crop

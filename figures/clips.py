@@ -20,7 +20,7 @@ from errors import InputError
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
-from pipeline.store import Cache, is_remote
+from pipeline.store import is_remote
 from pipeline.video import VideoError, decode_frames
 
 VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
@@ -44,25 +44,25 @@ class Source(NamedTuple):
 
 
 def read_clips(
-    paths: Sequence[Path | str], num_frames: int, image_size: int, frame_stride: int, limit: int
+    places: Sequence[Path | str | ShardDataset], num_frames: int, image_size: int, frame_stride: int, limit: int
 ) -> Iterator[Clip]:
     """A clip from the middle of each video, every `frame_stride`-th frame, shorter side scaled, centre cropped.
 
-    A path is a video file, a folder of videos, or a folder or URL of shards. Of a folder's videos, `limit` evenly
-    spread ones; there, a video that does not decode is named on stderr and left out. Raises InputError for a path that
-    holds no video, and for a file that does not decode.
+    A place is a video file, a folder of videos, or shards: a folder, a URL, or opened. Of all but a file, `limit`
+    evenly spread videos; there, one that does not decode is named on stderr and left out. Raises InputError for a place
+    that holds no video, and for a file that does not decode.
     """
     used: set[str] = set()
-    for path in paths:
-        found = list(_sources(path))
+    for place in places:
+        found = list(_videos_of(place) if isinstance(place, ShardDataset) else _sources(place))
         if not found:
-            raise InputError(f"{path} holds no video: give a video file, a folder of videos or a folder of shards")
+            raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
         for source in found[:: -(-len(found) // limit)]:
             try:
                 frames, numbers = _read(source, num_frames, image_size, frame_stride)
             except (VideoError, FFmpegError) as error:
-                if Path(path).is_file():
-                    raise InputError(f"{path} cannot be shown: {error}") from error
+                if not isinstance(place, ShardDataset) and Path(place).is_file():
+                    raise InputError(f"{place} cannot be shown: {error}") from error
                 print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
                 continue
             name = next(name for name in _names(source.name) if name not in used)
@@ -93,7 +93,7 @@ def _sources(place: Path | str) -> Iterator[Source]:
 
 
 def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
-    reader = Reader(dataset, Cache())
+    reader = Reader(dataset)
     for index, sample in enumerate(dataset.samples):
         name = sample.key.replace("/", "_")
         read = partial(reader.read, index)

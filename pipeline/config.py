@@ -3,9 +3,11 @@
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from errors import InputError
+from pipeline.store import Cache
 
 Decoder = Literal["auto", "dali", "pyav"]
 
@@ -58,6 +60,10 @@ class DataConfig:
     def _require(self, name: str, fine: bool, advice: str) -> None:
         if not fine:
             raise InputError(f"data.{name} is {getattr(self, name)}: {advice}")
+
+    @property
+    def shard_cache(self) -> Cache:
+        return Cache(Path(self.cache) if self.cache else None, self.cache_gib)
 
     @property
     def threads(self) -> int:

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
 from errors import InputError
+from pipeline.config import DataConfig
 from pipeline.shards import DATASET_FILE, DatasetInfo, Sample, read_dataset_info, read_samples
 from pipeline.store import Cache, is_remote
 
@@ -25,6 +26,7 @@ class ShardDataset:
     shards: list[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
+    cache: Cache = field(default_factory=Cache)  # where what lies in an object store is kept
 
     @classmethod
     def open(cls, folders: str | Path | Sequence[str | Path], cache: Cache | None = None) -> "ShardDataset":
@@ -33,10 +35,11 @@ class ShardDataset:
         Class ids of a mix run over the union of the datasets' class names. Raises InputError if a folder is missing,
         broken or empty.
         """
+        cache = cache or Cache()
         places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
         if not places or not all(places):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
-        paths = [_local_tables(place, cache or Cache()) for place in places]
+        paths = [_local_tables(place, cache) for place in places]
         infos = [read_dataset_info(path) for path in paths]
         classes = sorted({name for info in infos for name in info.classes})
         if len(infos) == 1:
@@ -61,7 +64,13 @@ class ShardDataset:
             if not samples or part_of[shard_of[-1]] != part:
                 raise InputError(f"{path} holds no video: see its rejected.jsonl")
         copies = any(info.encode.get("encode") == "copy" for info in infos)
-        return cls(paths[0], _merged(infos, classes), samples, np.array(shard_of), shards, np.array(part_of), copies)
+        info = _merged(infos, classes)
+        return cls(paths[0], info, samples, np.array(shard_of), shards, np.array(part_of), copies, cache)
+
+    @classmethod
+    def of(cls, config: DataConfig) -> "ShardDataset":
+        """What data.shards names, with the cache that data.cache names."""
+        return cls.open(config.shards, config.shard_cache)
 
     @property
     def digest(self) -> str:

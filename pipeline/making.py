@@ -21,7 +21,6 @@ from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
-from pipeline.store import Cache
 from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
 
@@ -44,8 +43,7 @@ class ClipMaker:
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
     ) -> None:
-        cache = Cache(Path(config.cache) if config.cache else None, config.cache_gib)
-        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, cache)
+        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self._by_dali = _codecs_for_dali(dataset, device, config)
         # Shards made by re-encoding hold nothing that decoders disagree about; videos copied into them may.

@@ -20,7 +20,6 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan, PlanRow
 from pipeline.reader import Reader
-from pipeline.store import Cache
 from pipeline.video import decode_frames
 
 HEIGHT = 112  # of a frame on the sheet, pixels
@@ -31,7 +30,7 @@ BOX, INK, PAPER = (255, 64, 32), (40, 40, 40), (250, 250, 250)
 def main() -> None:
     options = parse(sys.argv[1:])
     config = options.data
-    dataset = ShardDataset.open(options.shards)
+    dataset = ShardDataset.of(config)
     plan = Plan(
         dataset, config, num_frames=options.num_frames, image_size=options.image_size, seed=options.seed,
         batch_size=options.num_clips * config.repeats,
@@ -42,7 +41,7 @@ def main() -> None:
     for row, key in zip(rows, batch.keys, strict=True):
         if dataset.samples[row.sample].key != key:
             raise InputError(f"{dataset.where(row.sample)} cannot be decoded: check the shards before looking at them")
-    reader = Reader(dataset, Cache(Path(config.cache) if config.cache else None, config.cache_gib))
+    reader = Reader(dataset)
     strips = [
         strip(reader.read(row.sample), dataset, row, clip.permute(1, 2, 3, 0).numpy())
         for row, clip in zip(rows, batch.clip, strict=True)

@@ -4,21 +4,21 @@ import hashlib
 import os
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import BinaryIO
 
 from errors import InputError
 from pipeline.dataset import ShardDataset
-from pipeline.store import Cache, is_remote
+from pipeline.store import is_remote
 from pipeline.video import VideoError
 from pipeline.workers import Workers
 
 
 class Reader:
-    """Reads byte ranges of shards; safe to use from many threads."""
+    """Reads byte ranges of shards, of local ones where they are; safe to use from many threads."""
 
-    def __init__(self, dataset: ShardDataset, cache: Cache) -> None:
-        """`cache`: where shards of an object store are kept; local ones are read where they are."""
-        self._dataset, self._cache = dataset, cache
+    def __init__(self, dataset: ShardDataset) -> None:
+        self._dataset = dataset
         self._downloads: Workers | None = None
         self._requested = lru_cache(maxsize=64)(self._request)
         self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
@@ -53,11 +53,17 @@ class Reader:
         if self._downloads is None:
             self._downloads = Workers(2, "shards")
         # An error is left for the read to find.
-        self._downloads.submit(lambda _: self._cache.fetch(self._dataset.shards[shard]))
+        self._downloads.submit(lambda _: self._local(shard))
 
     def _open(self, shard: int) -> BinaryIO:
-        place = self._dataset.shards[shard]
         try:
-            return open(self._cache.fetch(place) if is_remote(place) else place, "rb")
+            return open(self._local(shard), "rb")
         except FileNotFoundError as error:
+            place = self._dataset.shards[shard]
             raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder") from error
+
+    def _local(self, shard: int) -> Path:
+        place = self._dataset.shards[shard]
+        if not is_remote(place):
+            return Path(place)
+        return self._dataset.cache.fetch(place, version=self._dataset.info.shards[shard].sha256)

@@ -31,13 +31,14 @@ class Cache:
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0) -> None:
         self._folder, self._max_bytes = folder or default_cache(), int(max_gib * 2**30)
 
-    def fetch(self, url: str, *, fresh: bool = False) -> Path:
-        """Path of a local copy, downloaded if there is none, or, with `fresh`, in any case.
+    def fetch(self, url: str, *, version: str = "", fresh: bool = False) -> Path:
+        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
 
         Whoever has the file open may go on reading it when another process removes it. Raises InputError if the file
         cannot be had after several tries.
         """
-        copy = self._folder / hashlib.sha256(url.rsplit("/", 1)[0].encode()).hexdigest()[:16] / url.rsplit("/", 1)[1]
+        parent, name = url.rsplit("/", 1)
+        copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         with _locked(copy.with_name(f".{copy.name}.lock")):  # one process downloads, the others wait for it
             if fresh or not copy.exists():
@@ -61,7 +62,7 @@ class Cache:
                 time.sleep(2**attempt)
 
     def _make_room(self, keep: Path) -> None:
-        files = [(entry.stat(), entry) for entry in self._folder.glob("*/*.tar") if entry != keep]
+        files = [(entry.stat(), entry) for entry in self._folder.rglob("*.tar") if entry != keep]
         total = keep.stat().st_size + sum(state.st_size for state, _ in files)
         for state, path in sorted(files, key=lambda item: item[0].st_mtime):
             if total <= self._max_bytes:

@@ -37,15 +37,20 @@ class Worker:
     attempt: int = 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """From now on this process ends when its parent has gone, however that ended, also in the middle of a job."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()  # also in the middle of a job
+    end_with_parent()
     try:
         while True:
             pipe.send(function(pipe.recv()))

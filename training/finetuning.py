@@ -36,7 +36,8 @@ class Classification:
         settings = config.finetune
         check_labels(dataset)
         self.config, self.classes, self.process = config, dataset.info.classes, process
-        self.validation = ShardDataset.open(settings.validation_shards) if settings.validation_shards else None
+        validation, cache = settings.validation_shards, config.data.shard_cache
+        self.validation = ShardDataset.open(validation, cache) if validation else None
         if self.validation is not None:
             check_classes(self.classes, self.validation)
         self.model = starting_model(config, len(self.classes)).to(process.device)

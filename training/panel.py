@@ -9,6 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 from figures import drawing
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
+from pipeline.dataset import ShardDataset
 from training.config import TrainConfig
 
 NUM_CLIPS = 2
@@ -34,6 +35,5 @@ class FigurePanel:
 
 
 def _clips(config: TrainConfig) -> Iterator[Clip]:
-    shards = config.data.shards if isinstance(config.data.shards, str) else config.data.shards[0]
     clip_shape = config.model.num_frames, config.model.image_size
-    return read_clips([shards], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)
+    return read_clips([ShardDataset.of(config.data)], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)

@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
@@ -24,6 +25,37 @@ def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:
     timing = time_calls(lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3)
     assert 10 <= timing.median_ms < 100
     assert timing.repetitions == 3
+
+
+ORPHAN = """
+import os, sys, time
+from benchmarks.harness import in_fresh_process
+
+def stay() -> None:
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    in_fresh_process(stay)
+"""
+
+
+def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, tmp_path / "orphan.py"], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_running(child)
+
+
+def _is_running(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def test_no_benchmark_asks_for_a_gpu_when_it_is_imported() -> None:

@@ -36,7 +36,7 @@ def test_samples_come_in_tar_order(short: ShardDataset) -> None:
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
     assert short.shard_of.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
-    reader = Reader(short, Cache())
+    reader = Reader(short)
     for index in range(12):
         with tarfile.open(short.shard_path(index)) as tar:
             member = tar.extractfile(f"v{index:02d}.mp4")
@@ -78,7 +78,7 @@ def test_missing_and_short_shards(tmp_path: Path, short_shards: Path) -> None:
     dataset = ShardDataset.open(tmp_path / "copy")
     os.truncate(dataset.shard_path(0), dataset.samples[2].offset + 100)
     os.unlink(dataset.shard_path(4))
-    reader = Reader(dataset, Cache())
+    reader = Reader(dataset)
     reader.read(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):
         reader.read(2)
@@ -88,7 +88,7 @@ def test_missing_and_short_shards(tmp_path: Path, short_shards: Path) -> None:
 
 def test_reading_from_many_threads(short: ShardDataset) -> None:
     """A shard's file must not be closed under a reader when another thread opens it at the same moment."""
-    expected = [Reader(short, Cache()).read(index) for index in range(12)]
+    expected = [Reader(short).read(index) for index in range(12)]
     failures: list[BaseException] = []
 
     def read_all(reader: Reader) -> None:
@@ -98,7 +98,7 @@ def test_reading_from_many_threads(short: ShardDataset) -> None:
             failures.append(error)
 
     for _ in range(30):
-        reader = Reader(short, Cache())
+        reader = Reader(short)
         threads = [threading.Thread(target=read_all, args=(reader,)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -115,21 +115,30 @@ def test_an_object_store_gives_the_same_clips(bucket: str, short: ShardDataset, 
         with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
-    assert len(list(tmp_path.glob("*/*.tar"))) == 3
+    assert len(list(tmp_path.rglob("*.tar"))) == 3
 
 
 def test_shards_are_downloaded_before_they_are_needed(bucket: str, tmp_path: Path) -> None:
     dataset = ShardDataset.open(bucket, Cache(tmp_path))
-    reader = Reader(dataset, Cache(tmp_path))
+    reader = Reader(dataset)
     reader.expect([5, 6, 9])
     deadline = time.monotonic() + 10
-    while len(list(tmp_path.glob("*/*.tar"))) < 2 and time.monotonic() < deadline:
+    while len(list(tmp_path.rglob("*.tar"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert sorted(path.name for path in tmp_path.glob("*/*.tar")) == ["shard-000001.tar", "shard-000002.tar"]
+    assert sorted(path.name for path in tmp_path.rglob("*.tar")) == ["shard-000001.tar", "shard-000002.tar"]
     fsspec.filesystem("memory").store.clear()  # from here on only the copies are there
     assert len(reader.read(5)) == dataset.samples[5].size
     reader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("shards-")]
+
+
+def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    before = Reader(ShardDataset.open(bucket, Cache(cache))).read(0)
+    again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
+    fsspec.filesystem("memory").put(f"{again}/", "memory://bucket/data", recursive=True)
+    after = ShardDataset.of(DataConfig(bucket, cache=str(cache)))
+    assert Reader(after).read(0) == Reader(ShardDataset.open(again)).read(0) != before
 
 
 def test_the_cache_keeps_to_its_size_and_drops_the_least_recently_used(bucket: str, tmp_path: Path) -> None:
@@ -147,7 +156,7 @@ def test_the_cache_keeps_to_its_size_and_drops_the_least_recently_used(bucket: s
         assert third.exists()
         assert not second.exists()
         assert len(still_open.read()) == size
-    assert not list(tmp_path.glob("*/*.partial"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again(
