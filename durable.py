@@ -24,7 +24,8 @@ def write_aside(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically and durably."""
     with write_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        # Names of files need not be UTF-8: their other bytes are written as \udcXX, which JSON reads back.
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,7 +10,6 @@ of its own in every round, and rounds alternate between them.
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
-from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, prepare
+from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
 from devices import choose_device, device_name, full_memory_explained, usable_precision
 from durable import write_aside
@@ -60,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
-    work = options.work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput"
+    work = options.work or kept_folder(options.videos)
     for encode in options.encodes:
         prepare(options.videos, work / encode, encode)
     batch_size = options.batch_size or (64 if on_gpu else 2)

@@ -37,6 +37,7 @@ from pipeline.nvdec import NvdecError, read_limits
 from pipeline.plan import Plan
 from pipeline.reader import Reader
 from pipeline.video import decode_frames
+from shard_tools.layout import key_of
 
 BATCH_SIZE = 8
 FRAME_STRIDE = 4
@@ -61,7 +62,7 @@ class Case:
 def main() -> None:
     options = parse(sys.argv[1:])
     device = choose_device()
-    work = options.work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput"
+    work = options.work or kept_folder(options.videos)
     for encode in {*options.encodes, "copy"}:
         prepare(options.videos, work / encode, encode)
     cases = make_cases(options.encodes, device)
@@ -97,6 +98,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not options.videos.is_dir():
         raise InputError(f"{options.videos} is no folder of videos")
     return options
+
+
+def kept_folder(videos: Path) -> Path:
+    """Where the shards of these videos lie for the next time."""
+    return Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / key_of(str(videos.resolve()))
 
 
 def prepare(videos: Path, folder: Path, encode: str) -> None:

@@ -11,9 +11,10 @@ import hashlib
 import random
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import av
 from tqdm import tqdm
@@ -27,6 +28,8 @@ from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Video:
@@ -39,7 +42,7 @@ class Video:
     num_frames: int | None
 
 
-def check_shard(folder: Path, shard: ShardInfo) -> tuple[list[str], list[Video]]:
+def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[Video]]:
     """What is wrong with a shard of ours, and the videos it holds."""
     path = folder / shard.name
     if not path.is_file():
@@ -64,6 +67,10 @@ def check_shard(folder: Path, shard: ShardInfo) -> tuple[list[str], list[Video]]
         problems.append(f"{shard.samples_name} has {len(samples)} samples instead of {shard.num_samples}")
     with path.open("rb") as file:
         for sample in samples:
+            if sample.label is not None and not 0 <= sample.label < num_classes:
+                problems.append(
+                    f"{shard.name}: {sample.key}: label {sample.label}, and there are {num_classes} classes"
+                )
             name = f"{sample.key}.{sample.container}"
             if members.get(name) != (sample.offset, sample.size):
                 problems.append(f"{shard.name}: {sample.key} is not where {shard.samples_name} says")
@@ -112,14 +119,16 @@ def decode(video: Video) -> str | None:
 
 def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel and yield what is wrong."""
-    bar = tqdm(total=len(videos), unit="video", mininterval=0.1 if sys.stderr.isatty() else 30)
-    for video, problem in Pool(decode, num_workers, timeout=900).run(videos):
-        bar.update()
+    for video, problem in progress(Pool(decode, num_workers, timeout=900).run(videos), "video", len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"
         elif problem is not None:
             yield problem
-    bar.close()
+
+
+def progress(values: Iterable[T], unit: str, total: int | None = None) -> "tqdm[T]":
+    """The values, with a bar on stderr."""
+    return tqdm(values, total=total, unit=unit, mininterval=0.1 if sys.stderr.isatty() else 30)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,9 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():
         info = read_dataset_info(folder)
-        checked = [check_shard(folder, shard) for shard in info.shards]
+        shards = progress(info.shards, "shard")
+        checked = [check_shard(folder, shard, len(info.classes)) for shard in shards]
     else:
-        checked = [check_foreign(path) for path in sorted(folder.glob("*.tar"))]
+        checked = [check_foreign(path) for path in progress(sorted(folder.glob("*.tar")), "shard")]
     if not checked:
         raise InputError(f"{folder} holds no shards")
     problems = [problem for found, _ in checked for problem in found]

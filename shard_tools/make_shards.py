@@ -24,7 +24,7 @@ from shard_tools.estimate import estimate
 from shard_tools.inputs import Item, class_names, is_url, read_inputs, read_label_map
 from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
-from shard_tools.settings import CHECKS, COPY, PRESETS, PURPOSES, Settings
+from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
 from shard_tools.workers import Pool, num_processors
 
@@ -34,7 +34,7 @@ ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
-    parser.add_argument("output", type=Path, help="folder of the dataset")
+    parser.add_argument("output", type=_folder, help="folder of the dataset")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder in which a list's paths start (default: the list's own)")
     what.add_argument("--label-map", type=Path, help="class names by id: one a line, or JSON")
@@ -82,7 +82,16 @@ class Splits(argparse.Action):
         name, separator, where = value.partition("=")
         if not separator or not name.isidentifier():
             parser.error(f"--split {value} is not like train=train.csv")
-        setattr(namespace, self.dest, (getattr(namespace, self.dest) or {}) | {name: where})
+        splits = getattr(namespace, self.dest) or {}
+        if name in splits:
+            parser.error(f"--split {name} is given twice")
+        setattr(namespace, self.dest, splits | {name: where})
+
+
+def _folder(text: str) -> Path:
+    if is_url(text):
+        raise argparse.ArgumentTypeError(f"{text} is no local folder: make the shards in one, then upload them")
+    return Path(text)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -95,6 +104,10 @@ def _part(text: str) -> tuple[int, int]:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The purpose's settings with the given options over them."""
     given = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
+    if arguments.encode == COPY:
+        for name in ENCODING:
+            if given[name] is not None:
+                raise InputError(f"--encode copy keeps every byte: it cannot go with --{name.replace('_', '-')}")
     purpose = dict(PURPOSES[arguments.purpose])
     if arguments.encode not in (None, "h264"):
         purpose.pop("quality", None)  # it is meant on x264's scale
@@ -184,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError("--workers must be at least 1, --timeout above 0 and --max-rejects between 0 and 1")
     refuse_overlap(parsed.input, parsed.output)
     classes = read_label_map(parsed.label_map) if parsed.label_map else []
+    if parsed.root and (parsed.split or Path(parsed.input).is_dir() or is_url(parsed.input)):
+        raise InputError("--root says where the paths of a list start: leave it out where INPUT is none")
     inputs = parsed.split or {"": parsed.input}
     root = parsed.input if parsed.split else parsed.root
     splits = {name: read_inputs(where, root, parsed.unlabelled) for name, where in inputs.items()}

@@ -10,6 +10,8 @@ COPY = "copy"
 CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "max_seconds")  # nothing to copied bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -49,8 +51,6 @@ class Settings:
             raise InputError(f"--check {self.check} is not one of {', '.join(CHECKS)}")
         if self.check is not None and self.encode != COPY:
             raise InputError("--check is for --encode copy: what is encoded is always decoded whole, leave it out")
-        if self.encode == COPY and (self.max_seconds or self.fps):
-            raise InputError("--encode copy keeps every byte: it cannot go with --max-seconds or --fps")
 
     @property
     def container(self) -> str:

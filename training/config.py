@@ -96,6 +96,8 @@ class TrainConfig:
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
+        if "://" in self.run:
+            raise InputError(f"run is {self.run}: give a local folder, which can be uploaded afterwards")
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 

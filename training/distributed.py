@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import choose_device
+from errors import InputError
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,12 @@ def leave() -> None:
 
 
 def wait_for_all() -> None:
+    """Raises InputError if one of them has ended."""
     if dist.is_initialized():
-        dist.barrier()
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise InputError("another process of this run has ended, and has said why") from error
 
 
 def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[None]:

@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-import yaml
-
 from durable import write_text
 from errors import InputError
+from model.pretrained import run_config
 from training.config import TrainConfig, differences, to_yaml
 
 
@@ -45,7 +44,7 @@ class RunFolder:
             return
         if config.resume == "never":
             raise InputError(f"{self.path} already holds a run and resume is never: choose another run=")
-        changed = differences(config, yaml.safe_load(file.read_text(encoding="utf-8")))
+        changed = differences(config, run_config(self.path))
         if changed:
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}):"

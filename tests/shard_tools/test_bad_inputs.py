@@ -210,6 +210,8 @@ BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
     "quality": (["videos", "out", "--quality", "99"], "--quality 99 is not between 0"),
     "workers": (["videos", "out", "--workers", "0"], "--workers must be at least 1"),
     "copy cannot split": (["videos", "out", "--encode", "copy", "--max-seconds", "3"], "cannot go with --max-seconds"),
+    "copy is no encode": (["videos", "out", "--encode", "copy", "--gop", "4"], "cannot go with --gop"),
+    "root of a folder": (["videos", "out", "--root", "videos"], "--root says where the paths of a list start"),
     "label map": (["videos", "out", "--label-map", "nowhere.txt"], "nowhere.txt is not a label map"),
     "url": (["nonsense://bucket/folder", "out"], "cannot be listed"),
 }
@@ -233,6 +235,23 @@ def test_bad_commands_end_in_one_sentence(whole: Path, tmp_path: Path, kind: str
         assert "\n" not in str(caught.value)
         assert not list(tmp_path.rglob("dataset.json"))
         assert not list(tmp_path.rglob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["videos", "s3://bucket/out"], "s3://bucket/out is no local folder"),
+        (["videos", "out", "--split", "a=x.csv", "--split", "a=y.csv"], "--split a is given twice"),
+        (["videos", "out", "--split", "a.csv"], "--split a.csv is not like"),
+    ],
+)
+def test_what_the_command_line_cannot_mean_is_said(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_shards.main(arguments)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_second_run_at_the_same_time_is_refused(whole: Path, tmp_path: Path) -> None:

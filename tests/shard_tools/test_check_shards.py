@@ -57,6 +57,17 @@ def test_a_wrong_number_of_frames_is_found(copied: Path, capsys: pytest.CaptureF
     assert f"{entries[1]['key']}.mp4: 5 frames decode instead of 6" in said
 
 
+def test_a_label_without_a_class_is_found(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    description = json.loads((copied / "dataset.json").read_text())
+    (copied / "dataset.json").write_text(json.dumps({**description, "classes": description["classes"][:2]}))
+    code, said = check(copied, capsys, "--decode", "0")
+    assert code == 1
+    lost = [(shard, sample) for shard, sample in all_samples(copied) if sample.label == 2]
+    assert said.splitlines()[:-1] == [
+        f"{shard}: {sample.key}: label 2, and there are 2 classes" for shard, sample in lost
+    ]
+
+
 def test_a_foreign_webdataset_is_checked(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, cut = sorted(videos.rglob("*.mp4"))[:2]
     (tmp_path / "cut.mp4").write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
