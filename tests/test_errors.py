@@ -45,9 +45,14 @@ def test_an_error_of_the_program_stays_one() -> None:
 
 def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"old": 1})
-    with pytest.raises(RuntimeError), write_aside(tmp_path / "a.json") as aside:
-        aside.write_text("half")
-        raise RuntimeError
+
+    def fail_halfway() -> None:
+        with write_aside(tmp_path / "a.json") as aside:
+            aside.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
 
