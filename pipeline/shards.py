@@ -40,6 +40,7 @@ class Sample:
     offset: int = 0  # of the video bytes in the tar
     size: int = 0  # bytes of the video
     source_sha256: str = ""  # of the input file's bytes
+    source_size: int = 0  # their number; 0 where an older version did not say it
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,15 @@ from typing import Any, Protocol
 
 from durable import write_text
 from errors import InputError
-from pipeline.shards import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info, read_samples
+from pipeline.shards import (
+    DATASET_FILE,
+    REJECTED_FILE,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    read_dataset_info,
+    read_samples,
+)
 from shard_tools.inputs import Item, class_names, is_id
 from shard_tools.layout import assign, key_of
 from shard_tools.plan import Entry, Plan, in_pieces
@@ -83,8 +91,8 @@ class Build:
         if classes and names != classes:
             items = [_with_known_label(item, classes) for item in items]
             names = classes
-        stored = self._stored_labels()
-        self._refuse_other_labels(items, stored)
+        stored = self._stored()
+        self._refuse_changes(items, stored)
         known = stored.keys() | (set() if retry_rejects else read_rejects(self.folder).keys())
         new = [item for item in items if item.source not in known]
         if not new:
@@ -105,27 +113,34 @@ class Build:
         plan.save(self.plan_file)
         return plan
 
-    def _stored_labels(self) -> dict[str, str | None]:
-        """The classes' names of all videos that the dataset holds. Raises InputError if a shard of it is gone."""
-        labels: dict[str, str | None] = {}
-        if self.done is None:
-            return labels
-        for shard in self.done.shards:
+    def _stored(self) -> dict[str, Sample]:
+        """All videos that the dataset holds, by source. Raises InputError if a shard of it is gone."""
+        stored: dict[str, Sample] = {}
+        for shard in self.done.shards if self.done else []:
             path = self.folder / shard.name
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
                 raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
-            for sample in read_samples(self.folder, shard):
-                labels[sample.source] = None if sample.label is None else self.done.classes[sample.label]
-        return labels
+            stored |= {sample.source: sample for sample in read_samples(self.folder, shard)}
+        return stored
 
-    def _refuse_other_labels(self, items: Sequence[Item], stored: dict[str, str | None]) -> None:
-        changed = [item for item in items if not item.problem and stored.get(item.source, item.label) != item.label]
-        if changed:
-            first = changed[0]
-            raise InputError(
-                f"{len(changed)} videos of {self.folder} have another label now (the first: {first.source},"
-                f" {stored[first.source]!r} there and {first.label!r} in the input): give another output folder"
-            )
+    def _refuse_changes(self, items: Sequence[Item], stored: dict[str, Sample]) -> None:
+        """Raises InputError if an input is not what it was when it was stored: it would not be stored again."""
+        known = self.done.classes if self.done else []
+        labels, sizes = [], []
+        for item in items:
+            sample = stored.get(item.source)
+            if item.problem or sample is None:
+                continue
+            label = None if sample.label is None else known[sample.label]
+            if label != item.label:
+                labels.append(f"{item.source}, {label!r} there and {item.label!r} in the input")
+            if item.size and sample.source_size and item.size != sample.source_size:
+                sizes.append(f"{item.source}, {sample.source_size} bytes then and {item.size} now")
+        for what, found in (("have another label now", labels), ("have changed since they were stored", sizes)):
+            if found:
+                raise InputError(
+                    f"{len(found)} videos of {self.folder} {what} (the first: {found[0]}): give another output folder"
+                )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

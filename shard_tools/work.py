@@ -125,6 +125,7 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
                 sha256=source_hash if kept == path else file_hash(kept),
                 size=kept.stat().st_size,
                 source_sha256=source_hash,
+                source_size=path.stat().st_size,
             )
             samples.append((sample, kept))
         return samples

@@ -170,6 +170,18 @@ def test_a_second_run_with_other_labels_is_refused(videos: Path, tmp_path: Path)
     assert hashes(tmp_path / "out") == before
 
 
+def test_a_video_that_has_changed_since_is_named(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    first, second = sorted(videos.rglob("*.mp4"))[:2]
+    shutil.copy(first, tmp_path / "in" / "a.mp4")
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    shutil.copy(second, tmp_path / "in" / "a.mp4")
+    sizes = f"{first.stat().st_size} bytes then and {second.stat().st_size} now"
+    with pytest.raises(InputError, match=f"1 videos .* have changed since .*a.mp4, {sizes}"):
+        make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+
+
 def test_a_shard_that_is_gone_is_named(videos: Path, dataset: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
     gone = sorted(copy.glob("*.tar"))[0]
