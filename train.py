@@ -88,7 +88,9 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
         compile_in_place(model)
     if process.world_size == 1:
         return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # The other buffers are position tables, 7 MB that never change: no need to broadcast them at every step.
+    has_statistics = any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules())
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=has_statistics)
 
 
 def train_step(
