@@ -24,6 +24,7 @@ from training.run_folder import RunFolder
 from training.schedule import Horizon
 
 SKIPPED = "skipped_updates"  # share of the steps whose gradient was not finite, so that they changed nothing
+MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not come back
 
 
 class Metrics:
@@ -33,6 +34,7 @@ class Metrics:
         self.process, self.horizon, self.first_step = process, horizon, first_step
         self.sums: dict[str, Tensor] = {}
         self.steps = 0
+        self.idle_steps = 0  # the newest ones, of which none changed the weights
         self.started = time.perf_counter()
         self.waited = 0.0
         self.file = self.writer = None
@@ -64,7 +66,7 @@ class Metrics:
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
         """Write the means since the last report, over all processes; `counters`: of this process's loader.
 
-        Raises InputError where not one of these steps changed the weights.
+        Raises InputError where no step has changed the weights for long.
         """
         names = list(self.sums)
         means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
@@ -80,10 +82,10 @@ class Metrics:
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
         self.write(step, values)
-        if values[SKIPPED] == 1:
-            raise InputError(
-                f"the run has diverged: not one gradient of steps {step - self.steps + 1} to {step} is finite; {CALM}"
-            )
+        self.idle_steps = self.idle_steps + self.steps if values[SKIPPED] == 1 else 0
+        if self.idle_steps >= min(MAX_IDLE_STEPS, self.horizon.total_steps):
+            first = step - self.idle_steps + 1
+            raise InputError(f"the run has diverged: not one gradient of steps {first} to {step} is finite; {CALM}")
         shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
         self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
         self.sums, self.steps, self.waited = {}, 0, counters["wait_seconds"]
