@@ -23,7 +23,7 @@ from figures.report import Sheet, page
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
-from model.pretrained import find_file, run_config, run_of
+from model.pretrained import find_file, run_of, trained_stride
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     config = model.config
     output = Path(options.output or figures_of(run))
     output.mkdir(parents=True, exist_ok=True)
-    stride = options.frame_stride or stride_of(run)
+    stride = options.frame_stride or trained_stride(run)
     clips = read_clips(
         [Path(video) for video in options.videos], config.num_frames, config.image_size, stride, options.clips
     )
@@ -80,12 +80,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
     return options
-
-
-def stride_of(run: Path) -> int:
-    """The stride in source frames that a run was trained with; 4 where `run` is neither one nor in one."""
-    folder = run_of(find_file(run))
-    return 4 if folder is None else run_config(folder)["data"]["frame_stride"]
 
 
 def figures_of(run: Path) -> Path:

@@ -27,8 +27,7 @@ from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.pretrained import find_file, run_of
-from visualize import stride_of
+from model.pretrained import find_file, run_of, trained_stride
 
 
 class Motion(NamedTuple):
@@ -46,7 +45,7 @@ def main() -> None:
         raise InputError(f"{options.run} masks {model.config.masking} tokens: only adaptive masking has a P to look at")
     config = model.config
     clips = list(
-        read_clips([options.videos], config.num_frames, config.image_size, stride_of(options.run), limit=10**9)
+        read_clips([options.videos], config.num_frames, config.image_size, trained_stride(options.run), limit=10**9)
     )
     report = measure(model, clips)
     file = find_file(options.run)

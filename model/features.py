@@ -20,7 +20,7 @@ from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model.encoder import VideoEncoder
-from model.pretrained import find_file, save_tensors
+from model.pretrained import find_file, save_tensors, trained_stride
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device(options.device)
     encoder = VideoEncoder.from_pretrained(options.model).to(device)
     dataset = ShardDataset.open(options.shards)
-    data = DataConfig(shards=options.shards, frame_stride=options.frame_stride)
+    stride = options.frame_stride or trained_stride(Path(options.model))
+    data = DataConfig(shards=options.shards, frame_stride=stride)
     plan = ViewPlan(
         dataset, data, num_frames=encoder.config.num_frames, image_size=encoder.config.image_size,
         batch_size=options.batch_size,
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     described = {
         "model": str(find_file(Path(options.model)).resolve()),
         "shards": [shard.sha256 for shard in dataset.info.shards],
-        "frame_stride": options.frame_stride,
+        "frame_stride": stride,
         "tokens": options.tokens,
         "videos": len(plan),
         "videos_per_file": per_file * options.batch_size,
@@ -77,14 +78,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("shards", metavar="SHARDS", help="a folder that shard_tools/make_shards.py has written")
     parser.add_argument("output", metavar="OUT", help="folder for the features")
     parser.add_argument("--model", required=True, help="run folder, checkpoint, export or published file")
-    parser.add_argument("--frame-stride", type=int, default=4, metavar="N", help="in frames of the source (default 4)")
+    parser.add_argument("--frame-stride", type=int, metavar="N", help="source frames; default: the run's, else 4")
     parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="clips at a time (default 8)")
     parser.add_argument("--videos-per-file", type=int, default=1024, metavar="V", help="(default 1024)")
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    for name in ("batch_size", "videos_per_file"):
-        if getattr(options, name) < 1:
+    for name in ("batch_size", "videos_per_file", "frame_stride"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
     return options
 

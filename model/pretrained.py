@@ -95,6 +95,12 @@ def find_file(path: Path) -> Path:
     raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
 
 
+def trained_stride(path: Path) -> int:
+    """The stride in source frames that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
+    run = run_of(find_file(path))
+    return 4 if run is None else run_config(run)["data"]["frame_stride"]
+
+
 def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
     """The tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata."""
     try:

@@ -77,6 +77,18 @@ def test_a_file_that_is_missing_in_the_middle_is_made_again(shards: Path, weight
     assert second.read_bytes() == before
 
 
+def test_clips_are_cut_as_the_run_was_trained(shards: Path, weights: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    weights.rename(run / "checkpoints" / "step-00000001" / "model.safetensors")
+    (run / "config.yaml").write_text("model: {}\ndata: {frame_stride: 3}\n")
+    extract(shards, tmp_path / "as_trained", run)
+    extract(shards, tmp_path / "asked_for", run, "--frame-stride", "2")
+    strides = [json.loads((tmp_path / name / "features.json").read_text())["frame_stride"] for name in
+               ("as_trained", "asked_for")]  # fmt: skip
+    assert strides == [3, 2]
+
+
 def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: Path, tmp_path: Path) -> None:
     extract(shards, tmp_path / "out", weights)
     with pytest.raises(InputError, match="made with another frame_stride, tokens"):
