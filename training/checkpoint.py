@@ -59,7 +59,7 @@ def save(folder: Path, place: Place, contents: Contents, keep: int) -> Path:
         os.replace(aside, final)
         sync(folder)
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
-        reason = str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(
             f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB are free):"
             " make room, and the same command goes on from the checkpoint before"
