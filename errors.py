@@ -1,9 +1,12 @@
 """How every command of this project ends when its input is bad: one sentence, non-zero exit, no traceback."""
 
 import errno
+import json
 import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
@@ -15,6 +18,10 @@ class InputError(Exception):
     """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
 
 
+class LeftAloneError(InputError):
+    """Another process of the run has failed, and says why; this one only cannot go on without it."""
+
+
 def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> None:
     """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk.
 
@@ -23,7 +30,7 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     try:
         sys.exit(main() or 0)
     except InputError as error:
-        _exit(f"error: {error}", 2)
+        _exit(f"error: {error}", 2, is_cause=not isinstance(error, LeftAloneError))
     except KeyboardInterrupt:
         _exit("interrupted" + (": what was finished is kept; the same command goes on from there" * goes_on), 130)
     except BrokenPipeError:
@@ -37,6 +44,10 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
         _exit(f"error: cannot use {where}: {error.strerror}", 74)
 
 
-def _exit(sentence: str, code: int) -> None:
+def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
     print(sentence, file=sys.stderr)
+    # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
+    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        said = {"message": sentence, "timestamp": time.time() + (0 if is_cause else 1)}
+        Path(error_file).write_text(json.dumps(said), encoding="utf-8")
     sys.exit(code)

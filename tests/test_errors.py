@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from durable import write_aside, write_json
-from errors import InputError, run_command
+from errors import InputError, LeftAloneError, run_command
 
 
 def ending(error: BaseException, capsys: pytest.CaptureFixture[str], *, goes_on: bool = False) -> tuple[object, str]:
@@ -26,6 +26,17 @@ def test_every_ending_is_one_sentence_and_a_code(tmp_path: Path, capsys: pytest.
     assert ending(KeyboardInterrupt(), capsys) == (130, "interrupted\n")
     code, said = ending(KeyboardInterrupt(), capsys, goes_on=True)
     assert (code, said) == (130, "interrupted: what was finished is kept; the same command goes on from there\n")
+
+
+def test_torchrun_is_told_which_failure_was_first(tmp_path: Path, capsys, monkeypatch) -> None:
+    told = {}
+    for error in (LeftAloneError("the other one"), InputError("it is wrong")):
+        file = tmp_path / "error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        ending(error, capsys)
+        told[str(error)] = json.loads(file.read_text())
+    assert told["it is wrong"]["message"] == "error: it is wrong"
+    assert int(told["it is wrong"]["timestamp"]) < int(told["the other one"]["timestamp"])
 
 
 def test_a_file_where_a_folder_is_meant_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

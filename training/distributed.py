@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import choose_device
-from errors import InputError
+from errors import LeftAloneError
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ def leave() -> None:
 
 
 def wait_for_all() -> None:
-    """Raises InputError if one of them has ended."""
+    """Raises LeftAloneError if one of them has ended."""
     if dist.is_initialized():
         try:
             dist.barrier()
         except RuntimeError as error:
-            raise InputError("another process of this run has ended, and has said why") from error
+            raise LeftAloneError("another process of this run has ended, and has said why") from error
 
 
 def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[None]:

@@ -152,6 +152,13 @@ def test_two_processes_see_disjoint_clips_and_the_loss_of_one(tmp_path, syntheti
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)  # the same four clips, two a process
 
 
+def test_of_several_processes_the_one_that_failed_has_the_last_word(tmp_path, synthetic_shards):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = command(synthetic_shards, tmp_path / "run", "finetune.mixup=0.8", "objective=finetune", "batch_size=3")
+    said = subprocess.run([*launcher, *arguments[1:]], capture_output=True, text=True, timeout=240, check=False).stderr
+    assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
