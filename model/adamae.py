@@ -121,6 +121,10 @@ class AdaMAE(nn.Module):
         from model.pretrained import load
 
         state, config, _ = load(path)
+        if not any(name.startswith("decoder.") for name in state):
+            raise InputError(
+                f"{path} holds no decoder, only an encoder: give the run or file of the pre-training itself"
+            )
         model = cls(config)
         load_weights(model, state)
         return (model.remasked(**changes) if changes else model).eval()

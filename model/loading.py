@@ -4,11 +4,12 @@ from torch import Tensor, nn
 
 from errors import InputError
 
+MOST_NAMES = 8  # of each kind of fault
 Shapes = dict[str, tuple[int, ...]]
 
 
 def load_weights(module: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """`module.load_state_dict`, but raises InputError with all that does not fit."""
+    """`module.load_state_dict`, but raises InputError with what does not fit."""
     check_keys(shapes(module.state_dict()), shapes(state_dict))
     module.load_state_dict(state_dict)
 
@@ -18,7 +19,7 @@ def shapes(state_dict: dict[str, Tensor]) -> Shapes:
 
 
 def check_keys(wanted: Shapes, given: Shapes) -> None:
-    """Raise InputError with all missing, unexpected and mis-shaped names at once."""
+    """Raise InputError with what is missing, unexpected and mis-shaped, at once."""
     faults = {
         "missing": sorted(wanted.keys() - given.keys()),
         "unexpected": sorted(given.keys() - wanted.keys()),
@@ -30,5 +31,11 @@ def check_keys(wanted: Shapes, given: Shapes) -> None:
     }
     if any(faults.values()):
         raise InputError(
-            "these weights do not fit: " + "; ".join(f"{kind}: {', '.join(x)}" for kind, x in faults.items() if x)
+            "these weights do not fit: "
+            + "; ".join(f"{kind}: {_few(names)}" for kind, names in faults.items() if names)
         )
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

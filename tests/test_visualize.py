@@ -19,6 +19,7 @@ from figures import drawing
 from figures.clips import fit, middle, read_clips
 from model import pretrained
 from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
 from model.config import ModelConfig
 
 CONFIG = {
@@ -80,6 +81,14 @@ def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -
     visualize.main([str(step), str(videos / "a.mp4")])
     assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
     assert [path.name for path in step.iterdir()] == ["model.safetensors"]
+
+
+def test_a_classifier_has_nothing_to_reconstruct_with(videos: Path, tmp_path: Path) -> None:
+    config = ModelConfig(**CONFIG)
+    file = tmp_path / "classifier.safetensors"
+    pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.about(config, ["up", "down"]))
+    with pytest.raises(InputError, match=r"classifier\.safetensors holds no decoder, only an encoder"):
+        visualize.main([str(file), str(videos / "a.mp4")])
 
 
 def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
