@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 DISK_ERRORS = (
@@ -49,5 +50,6 @@ def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
     # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         said = {"message": sentence, "timestamp": time.time() + (0 if is_cause else 1)}
-        Path(error_file).write_text(json.dumps(said), encoding="utf-8")
+        with suppress(OSError):  # the disk may be what is wrong
+            Path(error_file).write_text(json.dumps(said), encoding="utf-8")
     sys.exit(code)

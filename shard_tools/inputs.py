@@ -13,10 +13,11 @@ from typing import Any
 import fsspec
 
 from errors import InputError
-from pipeline.shards import DATASET_FILE, read_dataset_info
+from pipeline.shards import read_dataset_info
 from shard_tools.source import VIDEO_EXTENSIONS
 
 LABEL_COLUMNS = ("label", "class", "template")
+MOST_DIGITS = 9  # of a class's number
 PATH_COLUMNS = ("path", "video", "clip", "file", "filename", "video_path")
 KINETICS_COLUMNS = {"youtube_id", "time_start", "time_end"}
 
@@ -144,7 +145,7 @@ def _from_tar(path: Path) -> Iterator[Item]:
 
     In shards of ours it is the number of a class of the dataset beside them.
     """
-    is_ours = (path.parent / DATASET_FILE).is_file()
+    is_ours = path.with_suffix(".samples.jsonl").is_file()
     classes = read_dataset_info(path.parent).classes if is_ours else []
     labels: dict[str, str | None] = {}
     videos: list[tuple[str, tarfile.TarInfo]] = []
@@ -304,7 +305,7 @@ def _is_by_id(value: dict[str, Any]) -> bool:
 
 def is_id(label: str) -> bool:
     """Whether a label can be the number of a class."""
-    return label.isdecimal() and str(int(label)) == label
+    return label.isdecimal() and len(label) <= MOST_DIGITS and str(int(label)) == label
 
 
 def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
@@ -316,7 +317,8 @@ def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
     labels = {item.label for item in items if item.label is not None}
     numbers = labels | set(known)
     if labels and all(is_id(name) for name in numbers):
-        by_number = [str(identity) for identity in range(max(map(int, numbers)) + 1)]
-        if by_number[: len(known)] == known and len(by_number) <= 2 * len(numbers):
+        count = max(map(int, numbers)) + 1
+        by_number = [str(identity) for identity in range(count)] if count <= 2 * len(numbers) else []
+        if by_number and by_number[: len(known)] == known:
             return by_number
     return known + sorted(labels - set(known))

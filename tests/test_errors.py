@@ -37,6 +37,8 @@ def test_torchrun_is_told_which_failure_was_first(tmp_path: Path, capsys, monkey
         told[str(error)] = json.loads(file.read_text())
     assert told["it is wrong"]["message"] == "error: it is wrong"
     assert int(told["it is wrong"]["timestamp"]) < int(told["the other one"]["timestamp"])
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "error.json"))
+    assert ending(InputError("it is wrong"), capsys) == (2, "error: it is wrong\n")
 
 
 def test_a_file_where_a_folder_is_meant_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ class Classification:
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Give all processes the mean of a probe's running statistics, of which each has gathered its own clips'."""
+    """Give all processes the mean of a probe's running statistics: each has put clips of its own into them."""
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is not None and layer.running_var is not None:
             mean_over_processes(layer.running_mean)

@@ -130,6 +130,7 @@ def test_a_webdataset_of_raw_videos(videos: Path, tmp_path: Path) -> None:
                 info = tarfile.TarInfo(f"{path.stem}.{'json' if shard else 'cls'}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
+    (tmp_path / "raw" / "dataset.json").write_text('{"name": "somebody else\'s"}')
     make(tmp_path / "raw", tmp_path / "out", "--encode", "copy")
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
     assert sorted(s.source_sha256 for s in samples) == sorted(
@@ -187,6 +188,8 @@ def test_class_ids_are_stable() -> None:
     assert class_names(named(2, ["4", "1"]), ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
     assert class_names(named(2, ["4", "1"]), ["1", "0"]) == ["1", "0", "4"]
     assert class_names(named(2, ["2018", "2021"]), []) == ["2018", "2021"], "numbers with many gaps are names"
+    assert class_names(named(1, ["9" * 5000]), []) == ["9" * 5000], "and however large"
+    assert class_names(named(2, ["1", "999999999"]), []) == ["1", "999999999"]
     assert class_names(named(3), []) == []
 
 
