@@ -33,7 +33,9 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     except InputError as error:
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, LeftAloneError))
     except KeyboardInterrupt:
-        _exit("interrupted" + (": what was finished is kept; the same command goes on from there" * goes_on), 130)
+        _exit(
+            f"interrupted{': what was finished is kept; the same command goes on from there' if goes_on else ''}", 130
+        )
     except BrokenPipeError:
         # The reader of our output went away (`… | head`): not an error, but stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -340,4 +340,4 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, goes_on=True)

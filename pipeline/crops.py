@@ -29,7 +29,7 @@ def multiscale(width: int, height: int, draws: list[float]) -> Crop:
     return Crop((width - w) // 4 * across, (height - h) // 4 * down, w, h)
 
 
-def random_resized(width: int, height: int, draws: list[float], min_area: float = 0.5) -> Crop:
+def random_resized(width: int, height: int, draws: list[float], min_area: float) -> Crop:
     """`min_area` to 1 of the area, width : height from 3:4 to 4:3; the largest such box in the centre if none fits."""
     for attempt in range(RESIZED_ATTEMPTS):
         area = width * height * (min_area + (1 - min_area) * draws[2 * attempt])

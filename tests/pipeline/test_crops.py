@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ sides = st.integers(1, 2000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)
 
 
-@pytest.mark.parametrize("cut", [crops.multiscale, crops.random_resized])
+@pytest.mark.parametrize("cut", [crops.multiscale, partial(crops.random_resized, min_area=0.5)])
 @given(width=sides, height=sides, numbers=draws)
 def test_boxes_lie_in_the_frame(
     cut: Callable[[int, int, list[float]], crops.Crop], width: int, height: int, numbers: list[float]
@@ -44,7 +45,7 @@ def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
 
 def test_random_resized_keeps_area_and_ratio() -> None:
     rng = np.random.default_rng(0)
-    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist()) for _ in range(2000)]
+    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.5) for _ in range(2000)]
     areas = [box.width * box.height / 120000 for box in boxes]
     ratios = [box.width / box.height for box in boxes]
     assert 0.49 < min(areas) < 0.51
@@ -53,7 +54,7 @@ def test_random_resized_keeps_area_and_ratio() -> None:
     assert 0.08 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
-    assert crops.random_resized(1000, 10, [0.5] * crops.DRAWS) == (493, 0, 13, 10), "none fits: the centre"
+    assert crops.random_resized(1000, 10, [0.5] * crops.DRAWS, 0.5) == (493, 0, 13, 10), "none fits: the centre"
 
 
 def test_across_covers_the_longer_side() -> None:
