@@ -49,30 +49,35 @@ def train(config: TrainConfig) -> None:
         start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
         first_step = checkpoint.load_newest(folder.checkpoints, contents, start)
         model = wrapped(objective.model, config, process)
-        stop = StopRequest()
+        stop = StopRequest(process.device)
         with (
             Metrics(folder, process, horizon, first_step) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config)
+            if first_step > 0 and objective.review_due(first_step, is_last=first_step == horizon.total_steps):
+                review(objective, first_step, metrics, stop, folder)
             batches = loader.batches(first=first_step * config.accumulate)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
                 lr = horizon.schedule.lr(step - 1)
                 metrics.add(train_step(model, objective, batches, optimizer, lr, config))
                 profiler.step()
-                is_last, is_log_step = step == horizon.total_steps, step % config.log_every == 0
-                stopping = stop.granted(process.device, may_talk=is_log_step)
-                if is_log_step or is_last:
+                is_last = step == horizon.total_steps
+                review_due = objective.review_due(step, is_last)
+                saving = review_due or is_last or step % config.checkpoint_every == 0
+                pausing = saving or step % config.log_every == 0
+                stopping = stop.granted(may_talk=pausing)
+                if pausing or stopping:
                     metrics.report(step, lr, loader.counters)
-                with metrics.clock_stopped():
-                    objective.review(step, is_last, metrics)
-                if process.is_first and (step % config.checkpoint_every == 0 or is_last or stopping):
+                if process.is_first and (saving or stopping):
                     checkpoint.save(folder.checkpoints, replace(start, step=step), contents, config.keep_checkpoints)
                 if stopping:
                     distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
                     raise KeyboardInterrupt
+                if review_due:
+                    review(objective, step, metrics, stop, folder)
     distributed.leave()
 
 
@@ -88,9 +93,18 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
         compile_in_place(model)
     if process.world_size == 1:
         return model
-    # The other buffers are position tables, 7 MB that never change: no need to broadcast them at every step.
-    has_statistics = any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules())
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=has_statistics)
+    # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its objective shares.
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+
+
+def review(objective: Objective, step: int, metrics: Metrics, stop: StopRequest, folder: RunFolder) -> None:
+    """What the objective does now and then, once for every step: stopped in it, a run makes up for it at its start."""
+    if checkpoint.is_reviewed(folder.checkpoints, step):
+        return
+    with metrics.clock_stopped(), stop.at_once():
+        objective.review(step, metrics)
+    if metrics.process.is_first:
+        checkpoint.mark_reviewed(folder.checkpoints, step)
 
 
 def train_step(

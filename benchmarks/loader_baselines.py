@@ -33,14 +33,14 @@ def with_decord(path: str, stride: int) -> Sequence[np.ndarray]:
     import decord
 
     video = decord.VideoReader(path, num_threads=1, ctx=decord.cpu(0))
-    return video.get_batch(chosen(len(video), stride)).asnumpy()
+    return list(video.get_batch(chosen(len(video), stride)).asnumpy())
 
 
 def with_torchcodec(path: str, stride: int) -> Sequence[np.ndarray]:
     from torchcodec.decoders import VideoDecoder
 
     video = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
-    return video.get_frames_at(chosen(len(video), stride)).data.numpy()
+    return list(video.get_frames_at(chosen(len(video), stride)).data.numpy())
 
 
 def with_pyav(source: str | bytes, stride: int) -> Sequence[np.ndarray]:

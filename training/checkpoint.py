@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent: `RUN/checkpoints/step-00001000/{model.safetensors, optimizer.pt, place.json}`.
 
 Nothing else is needed to go on bit by bit: data order, masks, dropout and learning rate are functions of the step.
+An empty file `reviewed` joins them when what is due at that step (validation, figures) has been done.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ class Contents:
 def save(folder: Path, place: Place, contents: Contents, keep: int) -> Path:
     """Write a checkpoint, each module as `<name>.safetensors`; then delete all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{place.step:08d}"
+    final = _of_step(folder, place.step)
     if final.exists():
         return final
     aside = folder / f".{final.name}.partial"
@@ -69,6 +70,16 @@ def save(folder: Path, place: Place, contents: Contents, keep: int) -> Path:
     for old in existing(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def is_reviewed(folder: Path, step: int) -> bool:
+    """Whether mark_reviewed was called for the checkpoint of this step."""
+    return (_of_step(folder, step) / "reviewed").exists()
+
+
+def mark_reviewed(folder: Path, step: int) -> None:
+    """Note that what is due at the step of this checkpoint has been done."""
+    (_of_step(folder, step) / "reviewed").touch()
 
 
 def existing(folder: Path) -> list[Path]:
@@ -114,6 +125,10 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
             f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
             " or choose another run="
         )
+
+
+def _of_step(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
 def _sha256(file: Path) -> str:

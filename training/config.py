@@ -69,7 +69,7 @@ class TrainConfig:
     precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
     compile: bool = False  # torch.compile the model
     profile: bool = False  # watch three steps, then go on: trace and picture of memory in the run's profile/
-    log_every: int = 10  # steps; the only moments at which the host waits for the device
+    log_every: int = 10  # steps; but for checkpoints, the only moments at which the host waits for the device
     checkpoint_every: int = 1000  # steps
     keep_checkpoints: int = 3
     figure_every: int | None = 1000  # steps between figure panels in TensorBoard

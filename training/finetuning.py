@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.probe import Probe
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
+from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
 from training.evaluation import Views, check_classes, check_labels, predict, scores
@@ -81,15 +82,17 @@ class Classification:
         return pixels.round().to(torch.uint8).unflatten(1, clip.shape[1:3]), target
 
     def after_update(self) -> None:
+        share_statistics(self.model)
         if self.average is not None:
             self.average.update(self.model)
 
-    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
+    def review_due(self, step: int, is_last: bool) -> bool:
+        return self.validation is not None and (step % self.config.finetune.validate_every == 0 or is_last)
+
+    def review(self, step: int, metrics: Metrics) -> None:
         """Accuracy on the validation videos, one clip each; the best weights so far are kept."""
-        if self.validation is None or (step % self.config.finetune.validate_every and not is_last):
-            return
+        assert self.validation is not None
         model = self.model if self.average is None else self.average.module
-        share_statistics(model)
         views = Views(batch_size=self.config.batch_size)
         found = predict(
             model, self.validation, self.config.data, self.config.model, views, self.process, self.config.precision
@@ -124,7 +127,7 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
-    if settings.checkpoint:
+    if settings.checkpoint and not existing(Path(config.run) / "checkpoints"):  # from there, a run goes on
         state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)

@@ -1,5 +1,5 @@
 """What a run says about itself: a progress bar, `metrics.jsonl`, TensorBoard. Nothing here waits for the device
-except `report`, once every `log_every` steps."""
+except `report`, once every `log_every` steps and before a checkpoint, so that what is saved has been logged."""
 
 import json
 import resource

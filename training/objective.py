@@ -41,8 +41,11 @@ class Objective(Protocol):
     def after_update(self) -> None:
         """To be called after every optimizer step."""
 
-    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
-        """Look at what has been learnt, at the steps at which that is due."""
+    def review_due(self, step: int, is_last: bool) -> bool:
+        """Whether to look at what has been learnt after this step; the same in all processes."""
+
+    def review(self, step: int, metrics: Metrics) -> None:
+        """Look at it; may be interrupted and done again."""
 
 
 class Pretraining:
@@ -82,7 +85,12 @@ class Pretraining:
     def after_update(self) -> None:
         pass
 
-    def review(self, step: int, is_last: bool, metrics: Metrics) -> None:
+    def review_due(self, step: int, is_last: bool) -> bool:
+        return self.config.figure_every is not None and step % self.config.figure_every == 0
+
+    def review(self, step: int, metrics: Metrics) -> None:
+        if metrics.writer is None:
+            return
         if self.panel is None:
             self.panel = FigurePanel(self.model, self.config, metrics.writer)
-        self.panel.draw_if_due(step)
+        self.panel.draw(step)

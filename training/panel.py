@@ -16,16 +16,13 @@ NUM_CLIPS = 2
 
 
 class FigurePanel:
-    """Draws every `figure_every` steps; does nothing in processes without a TensorBoard writer."""
+    """Reads the clips once and draws them whenever it is asked to."""
 
-    def __init__(self, model: AdaMAE, config: TrainConfig, writer: SummaryWriter | None) -> None:
+    def __init__(self, model: AdaMAE, config: TrainConfig, writer: SummaryWriter) -> None:
         self.model, self.writer = model, writer
-        self.every = config.figure_every if writer is not None else None
-        self.clips = list(_clips(config)) if self.every else []
+        self.clips = list(_clips(config))
 
-    def draw_if_due(self, step: int) -> None:
-        if self.writer is None or self.every is None or step % self.every:
-            return
+    def draw(self, step: int) -> None:
         device = next(self.model.parameters()).device
         for clip in self.clips:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling

@@ -23,6 +23,7 @@ from training import checkpoint
 from training.config import TrainConfig, parse
 from training.distributed import Process
 from training.finetuning import Classification
+from training.metrics import Metrics
 from training.optimizer import OptimizerConfig, make_optimizer, update
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -303,22 +304,74 @@ def test_layer_decay_and_drop_path_are_those_of_the_configuration(config):
     assert {group.get("lr_scale", 1.0) for group in probe.optimizer().param_groups} == {1.0}
 
 
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_a_review_that_was_stopped_is_made_up_for(config, synthetic_shards, monkeypatch, stopped_at):
+    overrides = ("checkpoint_every=100", "finetune.validate_every=3", f"finetune.validation_shards={synthetic_shards}")
+    made = config(*overrides)
+    train(made)
+    whole = training_figures(made)
+    assert [step for step, name in whole if name == "validation/top1"] == [3, 6]
+    train(made)
+    assert training_figures(made) == whole, "done twice"
+    shutil.rmtree(made.run)
+
+    judge = Classification.review
+
+    def stop(self: Classification, step: int, metrics: Metrics) -> None:
+        if step == stopped_at:
+            raise KeyboardInterrupt
+        judge(self, step, metrics)
+
+    monkeypatch.setattr(Classification, "review", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(made)
+    monkeypatch.undo()
+    train(made)
+    assert training_figures(made) == whole
+
+
+def training_figures(made: TrainConfig) -> dict[tuple[int, str], float]:
+    """By step and name; raises if one is there twice."""
+    figures: dict[tuple[int, str], float] = {}
+    for line in (Path(made.run) / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        for name in ("loss", "accuracy", "lr", "validation/top1", "validation/nll"):
+            if name in values:
+                assert (values["step"], name) not in figures
+                figures[values["step"], name] = values[name]
+    return figures
+
+
+def test_a_run_goes_on_without_the_weights_that_it_started_from(config, pretrained, tmp_path):
+    theirs = shutil.copy(pretrained, tmp_path / "theirs.safetensors")
+    made = config(f"finetune.checkpoint={theirs}", "checkpoint_every=3")
+    train(made)
+    last = Path(made.run) / "checkpoints" / "step-00000006"
+    whole = load_file(last / "model.safetensors")
+    shutil.rmtree(last)
+    theirs.unlink()
+    train(made)
+    assert all(torch.equal(whole[name], value) for name, value in load_file(last / "model.safetensors").items())
+
+
+def test_all_processes_have_everybodys_statistics(config, monkeypatch):
+    monkeypatch.setattr("training.finetuning.mean_over_processes", lambda values: values.fill_(7))
+    made = classification(config("objective=linear_probe", "finetune.ema_decay=0.9"))
+    made.after_update()
+    assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
+    torch.testing.assert_close(made.average.module.norm.running_mean, torch.full((96,), 0.7))
+
+
 class Judged(Exception):  # noqa: N818
     """What `review` gave to `predict`."""
 
 
-@pytest.mark.parametrize("objective", ["finetune", "linear_probe"])
-def test_the_averaged_weights_are_judged_with_everybodys_statistics(config, synthetic_shards, monkeypatch, objective):
+def test_the_averaged_weights_are_judged(config, synthetic_shards, monkeypatch):
     def stop(model: torch.nn.Module, *_: object) -> None:
         raise Judged(model)
 
     monkeypatch.setattr("training.finetuning.predict", stop)
-    monkeypatch.setattr("training.finetuning.mean_over_processes", lambda values: values.fill_(7))
-    validation = f"finetune.validation_shards={synthetic_shards}"
-    made = classification(config(f"objective={objective}", "finetune.ema_decay=0.9", validation))
+    made = classification(config("finetune.ema_decay=0.9", f"finetune.validation_shards={synthetic_shards}"))
     with pytest.raises(Judged) as judged:
-        made.review(1, True, metrics=None)
-    (model,) = judged.value.args
-    assert model is made.average.module
-    if objective == "linear_probe":
-        assert (torch.cat((model.norm.running_mean, model.norm.running_var)) == 7).all()
+        made.review(1, metrics=None)
+    assert judged.value.args == (made.average.module,)

@@ -120,6 +120,20 @@ def test_sigterm_saves_stops_and_goes_on(tmp_path, synthetic_shards, whole_run):
     assert_same_weights(folder, whole_run, 6)
 
 
+def test_every_step_is_in_one_line_of_the_log_also_where_a_run_went_on(tmp_path, synthetic_shards, whole_run):
+    folder = tmp_path / "run"
+    arguments = command(synthetic_shards, folder, "checkpoint_every=3", "log_every=4")
+    run(arguments)
+    whole = {line["step"]: line["loss"] for line in logged(folder)}
+    assert list(whole) == [3, 4, 6]
+    by_step = [line["loss"] for line in logged(whole_run)]
+    assert whole[3] == pytest.approx(sum(by_step[:3]) / 3)
+    assert whole[6] == pytest.approx(sum(by_step[4:]) / 2)
+    shutil.rmtree(folder / "checkpoints/step-00000006")
+    run(arguments)
+    assert {line["step"]: line["loss"] for line in logged(folder)} == whole
+
+
 def test_a_finished_run_started_again_changes_nothing(synthetic_shards, whole_run):
     before = weights(whole_run, 6)
     run(command(synthetic_shards, whole_run, "checkpoint_every=3"))
