@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from errors import InputError
@@ -45,11 +46,18 @@ class Quarantine:
 
 
 def _keys_in(path: Path | None) -> set[str]:
-    """Keys already in the file; a last line that a kill has cut short is left out."""
+    """Keys already in the file. A line that a kill or a full disk has cut short is left out, and ended: the next one
+    must not stand behind it."""
     if path is None or not path.exists():
         return set()
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return {json.loads(line)["key"] for line in lines}
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        _append(path, "\n")
+    keys: set[str] = set()
+    for line in text.splitlines():
+        with suppress(ValueError):
+            keys.add(json.loads(line)["key"])
+    return keys
 
 
 def _append(path: Path, line: str) -> None:
