@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
-from tqdm import tqdm
 
 from durable import write_aside, write_text
 from errors import InputError, run_command
@@ -24,6 +23,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
 from model.pretrained import find_file, run_of, trained_stride
+from progress import progress_bar
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
         [Path(video) for video in options.videos], config.num_frames, config.image_size, stride, options.clips
     )
     report = []
-    for clip in tqdm(clips, desc="figures", unit="clip"):
+    for clip in progress_bar(clips, unit="clip", desc="figures"):
         write_figure(output / clip.name, drawing.five_rows(reconstruct(model, clip, options.seed)), config)
         if options.strategies:
             rows = strategy_rows(model, clip, options.seed)

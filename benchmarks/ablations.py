@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import yaml
-from tqdm import tqdm
 
 from benchmarks import motion_report
 from benchmarks.accounting import predict
@@ -30,6 +29,7 @@ from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from progress import progress_bar
 from training.config import TrainConfig, parse, to_yaml
 
 PAPER_WIDTH = 768  # the encoder's, to which sampler widths in configs/ablations.yaml refer
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device()
     folder = options.output or default_output(device)
     rows = []
-    for entry in tqdm(table["rows"], desc=table["title"], unit="row"):
+    for entry in progress_bar(table["rows"], unit="row", desc=table["title"]):
         config = configured(entry["overrides"], options, extra)
         row: Row = {"row": " ".join(text.removeprefix("model.") for text in entry["overrides"])}
         row |= {f"paper_{name}": entry.get(name) for name in ("top1", "top5", "memory_gb")}

@@ -9,7 +9,6 @@ of its own in every round, and rounds alternate between them.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
@@ -32,6 +30,7 @@ from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
+from progress import progress_bar
 from train import train_step
 from training.compiling import compile_in_place
 from training.config import TrainConfig
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     steps = options.steps or (100 if on_gpu else 4)
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
     found: dict[Source, list[Row]] = {source: [] for source in sources}
-    for _ in tqdm(range(options.rounds), unit="round", file=sys.stderr):
+    for _ in progress_bar(range(options.rounds), unit="round"):
         for source in sources:
             config = config_of(source, work, options.size, batch_size, options.compile)
             found[source].append(in_fresh_process(measure, source, config, steps))

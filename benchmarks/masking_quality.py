@@ -29,7 +29,6 @@ from typing import Any
 import torch
 import yaml
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
@@ -40,6 +39,7 @@ from errors import InputError, run_command
 from figures.clips import read_clips
 from model import pretrained
 from model.adamae import AdaMAE
+from progress import progress_bar
 from training.checkpoint import existing
 from training.config import TrainConfig, parse
 
@@ -114,7 +114,7 @@ class Study:
                 raise
 
         try:
-            return list(tqdm(pool.map(run, self.points), total=len(self.points), unit="point"))
+            return list(progress_bar(pool.map(run, self.points), unit="point", total=len(self.points)))
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
 

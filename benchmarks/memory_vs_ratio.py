@@ -10,7 +10,6 @@ process of its own.
 
 import argparse
 import os
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import torch
 import triton
-from tqdm import tqdm
 
 from benchmarks.accounting import Account, predict, saved_bytes
 from benchmarks.harness import (
@@ -40,6 +38,7 @@ from devices import choose_device, usable_precision
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
+from progress import progress_bar
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 FRAME_RATIOS = (0.75, 0.875)  # whole token frames: 2 and 1 of 8
@@ -266,8 +265,8 @@ def main(arguments: list[str] | None = None) -> None:
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
     table = points(options.size)
     predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
-    rows = list(tqdm(predicted, desc="predicted", total=len(table), unit="point", file=sys.stderr))
-    for point, row in tqdm(list(zip(table, rows, strict=True)), desc="measured", unit="point", file=sys.stderr):
+    rows = list(progress_bar(predicted, unit="point", desc="predicted", total=len(table)))
+    for point, row in progress_bar(list(zip(table, rows, strict=True)), unit="point", desc="measured"):
         if on_gpu:
             row.update(gpu_columns(point, row, options.repetitions or 20, matmul))
         elif point.measured_on_cpu:

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tqdm import tqdm
 
 from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.loader_baselines import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
@@ -37,6 +36,7 @@ from pipeline.nvdec import NvdecError, read_limits
 from pipeline.plan import Plan
 from pipeline.reader import Reader
 from pipeline.video import decode_frames
+from progress import progress_bar
 from shard_tools.layout import key_of
 
 BATCH_SIZE = 8
@@ -68,7 +68,7 @@ def main() -> None:
     cases = make_cases(options.encodes, device)
     rows = [
         in_fresh_process(measure, case, work, options.seconds, options.threads, device.type)
-        for case in tqdm(cases, desc="loaders", file=sys.stderr)
+        for case in progress_bar(cases, unit="loader")
     ]
     reference = next((row for row in rows if row["loader"] == "decord" and row["encode"] == "original"), rows[0])
     for row in rows:

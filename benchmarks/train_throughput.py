@@ -10,14 +10,12 @@ every batch size that fits, up to its best.
 
 import argparse
 import resource
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from benchmarks import peers
 from benchmarks.accounting import predict
@@ -38,6 +36,7 @@ from devices import choose_device, usable_precision
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
+from progress import progress_bar
 
 GPU_BATCHES = (16, 32, 64, 128, 256)
 CPU_BATCHES = (2,)
@@ -152,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     ours = ["ours", "ours, compiled"] if options.compile or on_gpu else ["ours"]
     races = [(base, "naive AdaMAE"), (replace(base, masking="random", mask_ratio=0.9), "Hugging Face VideoMAE")]
     rows: list[Row] = []
-    for config, baseline in tqdm(races, unit="race", file=sys.stderr):
+    for config, baseline in progress_bar(races, unit="race"):
         found = race(config, [*ours, baseline], batches, options.rounds, options.repetitions)
         compare(found, baseline)
         flops = predict(config, 1).flops

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
@@ -25,6 +24,7 @@ from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import ViewPlan
+from progress import progress_bar
 
 
 @full_memory_explained("lower --batch-size")
@@ -55,7 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     done = next((i for i, file in enumerate(files) if not file.exists()), len(files))
     with (
         Loader(dataset, plan, device, data, quarantine=None) as loader,
-        tqdm(total=len(plan), initial=min(done * per_file * options.batch_size, len(plan)), unit="video") as progress,
+        progress_bar(
+            unit="video", total=len(plan), initial=min(done * per_file * options.batch_size, len(plan))
+        ) as progress,
     ):
         batches = loader.batches(first=done * per_file)
         for file in files[done:]:

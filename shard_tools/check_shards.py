@@ -9,26 +9,22 @@ with videos but without our dataset.json, are checked as far as they go. Exits w
 import argparse
 import hashlib
 import random
-import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import av
-from tqdm import tqdm
 
 from errors import InputError, run_command
 from pipeline.shards import DATASET_FILE, Sample, ShardInfo, read_dataset_info, read_samples
+from progress import progress_bar
 from shard_tools.encode import file_hash
 from shard_tools.picture import UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +115,12 @@ def decode(video: Video) -> str | None:
 
 def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel and yield what is wrong."""
-    for video, problem in progress(Pool(decode, num_workers, timeout=900).run(videos), "video", len(videos)):
+    found = Pool(decode, num_workers, timeout=900).run(videos)
+    for video, problem in progress_bar(found, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"
         elif problem is not None:
             yield problem
-
-
-def progress(values: Iterable[T], unit: str, total: int | None = None) -> "tqdm[T]":
-    """The values, with a bar on stderr."""
-    return tqdm(values, total=total, unit=unit, mininterval=0.1 if sys.stderr.isatty() else 30)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,10 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():
         info = read_dataset_info(folder)
-        shards = progress(info.shards, "shard")
+        shards = progress_bar(info.shards, unit="shard")
         checked = [check_shard(folder, shard, len(info.classes)) for shard in shards]
     else:
-        checked = [check_foreign(path) for path in progress(sorted(folder.glob("*.tar")), "shard")]
+        checked = [check_foreign(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
     if not checked:
         raise InputError(f"{folder} holds no shards")
     problems = [problem for found, _ in checked for problem in found]

@@ -14,10 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from errors import InputError, run_command
 from pipeline.shards import DATASET_FILE, REJECTED_FILE, read_dataset_info
+from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
 from shard_tools.estimate import estimate
@@ -127,9 +126,7 @@ class Bar:
     """Progress bar in videos, with frames per second and rejects beside it."""
 
     def __init__(self, total: int):
-        # Into a file, a line every half minute is enough.
-        interval = 0.1 if sys.stderr.isatty() else 30
-        self.bar = tqdm(total=total, unit="video", mininterval=interval, dynamic_ncols=True)
+        self.bar = progress_bar(unit="video", total=total)
         self.num_frames = 0
         self.num_rejected = 0
 

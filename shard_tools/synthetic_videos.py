@@ -11,7 +11,6 @@ top left corner as a 4x4 grid of black and white cells and survives re-encoding 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ import av
 import numpy as np
 from av.video.stream import VideoStream
 from PIL import Image
-from tqdm import tqdm
 
 from errors import InputError, run_command
+from progress import progress_bar
 from shard_tools.codecs import CODECS, open_encoder
 
 CLASSES = {
@@ -231,7 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"--num-frames {parsed.num_frames} is not between 1 and {MAX_FRAMES}")
     if parsed.num_videos < 1 or parsed.fps < 1 or parsed.seed < 0:
         raise InputError("--num-videos and --fps must be at least 1, --seed at least 0")
-    for index in tqdm(range(parsed.num_videos), unit="video", mininterval=0.1 if sys.stderr.isatty() else 30):
+    for index in progress_bar(range(parsed.num_videos), unit="video"):
         make_video(parsed.output, index, parsed)
     print(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {parsed.output}")
 

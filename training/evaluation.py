@@ -1,6 +1,5 @@
 """What a classifier says about every video of a dataset, and how good that is; the same at any number of processes."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from devices import Precision, mixed_precision
 from errors import InputError
@@ -18,6 +16,7 @@ from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import ViewPlan
+from progress import progress_bar
 from training.distributed import Process, sum_over_processes
 
 CALIBRATION_BINS = 15
@@ -90,10 +89,7 @@ def predict(
     seen = torch.zeros(len(plan), len(dataset.info.classes), device=process.device)
     was_training = model.training
     model.eval()
-    bar = tqdm(
-        total=len(plan), unit="view", desc="judged", leave=False, dynamic_ncols=True, disable=not process.is_first,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-    )  # fmt: skip
+    bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_first)
     with bar, Loader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
             with mixed_precision(process.device, precision):

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from devices import device_name, usable_precision
 from durable import write_text
 from errors import InputError
+from progress import progress_bar
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
 from training.failures import CALM
@@ -43,11 +43,9 @@ class Metrics:
             self.file = folder.metrics.open("a", encoding="utf-8")
             # Steps that a killed run logged after its last checkpoint are logged again.
             self.writer = SummaryWriter(str(folder.tensorboard), purge_step=first_step + 1)
-        slow = not sys.stderr.isatty()  # a log file needs a line now and then, not ten a second
-        self.bar = tqdm(
-            total=horizon.total_steps, initial=first_step, unit="step", disable=not process.is_first,
-            mininterval=30 if slow else 0.5, dynamic_ncols=True, file=sys.stderr,
-        )  # fmt: skip
+        self.bar = progress_bar(
+            unit="step", total=horizon.total_steps, initial=first_step, disable=not process.is_first
+        )
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
