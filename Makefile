@@ -89,3 +89,4 @@ bench-gpu: .venv/installed-dev $(if $(VIDEOS),,$(DEMO)/videos/.drawn)
 	set -e; for table in a b c d e f; do $(BIN)/python3 benchmarks/ablations.py --table $$table; done
 	$(BIN)/python3 benchmarks/pipeline_throughput.py "$(DEMO_VIDEOS)"
 	$(BIN)/python3 benchmarks/end_to_end.py "$(DEMO_VIDEOS)"
+	$(BIN)/python3 benchmarks/loader_settings.py "$(DEMO_VIDEOS)"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from made_videos import LEVELS, encode, read_number, write_shards
 
+from benchmarks import loader_settings
 from benchmarks.harness import write_results
 from benchmarks.loader_baselines import chosen, transformed, with_pyav
 from benchmarks.pipeline_plot import draw
@@ -31,6 +32,14 @@ def test_a_line_of_the_table(short_shards: Path, tmp_path: Path) -> None:
     write_results(tmp_path, "pipeline_throughput", rows, {}, [])
     draw(rows, tmp_path / "pipeline_throughput.png")
     assert (tmp_path / "pipeline_throughput.png").stat().st_size > 5000
+
+
+def test_settings_are_measured_at_full_speed_and_under_load(short_shards: Path) -> None:
+    row = loader_settings.measure(short_shards, DataConfig(num_threads=1, prefetch=2), 4, seconds=0.5, device="cpu")
+    assert (row["threads"], row["prefetch"]) == (1, 2)
+    assert row["clips_per_second"] > 1
+    assert 0 <= row["wait_share"] < 0.9
+    assert row["memory_mib"] > 50
 
 
 def test_wrong_clips_stop_the_benchmark(tmp_path: Path) -> None:
