@@ -31,6 +31,8 @@ class DataConfig:
     shuffle_shards: int = 16  # shards whose videos are shuffled together
 
     decoder: Decoder = "auto"  # auto: DALI where it knows the codec on this device, else PyAV
+    # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
+    # (benchmarks/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
     num_threads: int | None = None  # None: this process's share of the cores
     prefetch: int = 3  # batches ready or in the making beyond the one in use: reading, decoding, done
     prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
