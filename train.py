@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import mixed_precision
-from errors import run_command
+from errors import InputError, run_command
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
@@ -48,6 +48,11 @@ def train(config: TrainConfig) -> None:
         contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
         start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
         first_step = checkpoint.load_newest(folder.checkpoints, contents, start)
+        if not distributed.same_in_all(first_step, process.device):
+            raise InputError(
+                f"the processes of this run find different checkpoints in {config.run}: put it where all machines see"
+                " the same files, or, if they do, start again in a minute"
+            )
         model = wrapped(objective.model, config, process)
         stop = StopRequest(process.device)
         with (
@@ -99,7 +104,8 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
 
 def review(objective: Objective, step: int, metrics: Metrics, stop: StopRequest, folder: RunFolder) -> None:
     """What the objective does now and then, once for every step: stopped in it, a run makes up for it at its start."""
-    if checkpoint.is_reviewed(folder.checkpoints, step):
+    done = checkpoint.is_reviewed(folder.checkpoints, step)
+    if distributed.any_process(done, metrics.process.device):  # a network's file system may not show it to all at once
         return
     with metrics.clock_stopped(), stop.at_once():
         objective.review(step, metrics)

@@ -80,6 +80,12 @@ def any_process(flag: bool, device: torch.device) -> bool:
     return bool(_reduced(torch.tensor(float(flag), device=device), dist.ReduceOp.MAX).item())
 
 
+def same_in_all(number: int, device: torch.device) -> bool:
+    """Whether all processes have the same number."""
+    largest, minus_smallest = _reduced(torch.tensor([number, -number], device=device), dist.ReduceOp.MAX).tolist()
+    return bool(largest == -minus_smallest)
+
+
 def _reduced(values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values, operation)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -171,6 +172,19 @@ def test_of_several_processes_the_one_that_failed_has_the_last_word(tmp_path, sy
     arguments = command(synthetic_shards, tmp_path / "run", "finetune.mixup=0.8", "objective=finetune", "batch_size=3")
     said = subprocess.run([*launcher, *arguments[1:]], capture_output=True, text=True, timeout=240, check=False).stderr
     assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
+
+
+def test_machines_that_do_not_share_the_run_folder_are_noticed(tmp_path, synthetic_shards):
+    run(command(synthetic_shards, tmp_path / "0/run", "steps=2", "batch_size=8", "checkpoint_every=1"))
+    shutil.rmtree(tmp_path / "0/run/checkpoints/step-00000002")
+    (tmp_path / "1").mkdir()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    arguments = command(synthetic_shards, Path("run"), "steps=2", "batch_size=4", "checkpoint_every=1")
+    script = f"cd {tmp_path}/$RANK && exec {shlex.join(arguments)}"
+    done = subprocess.run([*launcher, "bash", "-c", script], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode != 0
+    assert "error: the processes of this run find different checkpoints in run" in done.stderr
+    assert not (tmp_path / "0/run/checkpoints/step-00000002").exists(), "it went on"
 
 
 @pytest.mark.parametrize(
