@@ -1,11 +1,11 @@
-"""Faults in a row: a run on two nodes that is killed, signalled, frozen, cut off and starved must end with the weights of
-an undisturbed one, bit by bit.
+"""Faults in a row: a run on two nodes that is killed, signalled, frozen, cut off and starved must end with the weights
+of an undisturbed one, bit by bit.
 
     python tests/cluster/faults.py --count 50 --seed 0
 
-Each fault comes at a random step of the run; what is left of the run is waited for, the same command goes on. Results go
-to benchmarks/results/cpu/faults/: for each fault what happened, the seconds until everything had ended by itself, the
-seconds until the run was again at the step where it was hit, and the steps that it took twice.
+Each fault comes at a random step of the run; what is left of the run is waited for, the same command goes on. Results
+go to benchmarks/results/cpu/faults/: for each fault what happened, the seconds until everything had ended by itself,
+the seconds until the run was again at the step where it was hit, and the steps that it took twice.
 """
 
 import argparse

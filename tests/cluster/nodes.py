@@ -31,7 +31,7 @@ class Run:
     def start(self, nodes: int = 2, processes: int = 1, *more: str) -> None:
         """Start a torchrun of so many processes on each of the first machines; a new attempt after each fault."""
         self._starts += 1
-        port = _free_port()
+        port = free_port()
         self.nodes, self.logs = [], []
         for number, machine in enumerate(self.net.machines[:nodes]):
             # A folder of the store's files for each node, as machines have disks of their own.
@@ -145,7 +145,7 @@ def _command_line(pid: int) -> str:
     return ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
