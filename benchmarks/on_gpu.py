@@ -3,10 +3,10 @@
     python benchmarks/on_gpu.py [STAGE ...] --output DIR [--videos VIDEOS] [--small]
 
 STAGE is any of the names in STAGES, in their order; none: all. A stage takes 8 minutes at most, what is left of it is
-then given up, and the next one goes on; so it does after a failure. Nothing outside of DIR is needed or written: without
-VIDEOS, videos are drawn into DIR/scratch, where shards and runs lie too. DIR/<stage>.log holds what a stage printed,
-DIR/goals.md the goals beside the figures. Called again for other stages with the same DIR, it adds them. --small: the
-same commands at sizes that a CPU takes, to see that they run.
+then given up, and the next one goes on; so it does after a failure. Nothing outside of DIR is needed or written:
+without VIDEOS, videos are drawn into DIR/scratch, where shards and runs lie too. DIR/<stage>.log holds what a stage
+printed, DIR/goals.md the goals beside the figures. Called again for other stages with the same DIR, it adds them.
+--small: the same commands at sizes that a CPU takes, to see that they run.
 """
 
 import argparse
