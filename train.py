@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import mixed_precision
-from errors import InputError, run_command
+from errors import run_command
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.compiling import compile_in_place
 from training.config import TrainConfig, parse
-from training.failures import failures_explained
+from training.failures import failures_explained, way_back_explained
 from training.finetuning import Classification
 from training.interrupt import StopRequest
 from training.metrics import SKIPPED, Metrics
@@ -27,9 +27,11 @@ from training.objective import Objective, Pretraining
 from training.optimizer import update
 from training.profiling import StepProfiler
 from training.run_folder import RunFolder
+from training.saving import Saver
 from training.schedule import Horizon, seed_step
 
 
+@way_back_explained
 @failures_explained()
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device)
@@ -47,22 +49,19 @@ def train(config: TrainConfig) -> None:
         distributed.wait_for_all()
         contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
         start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
-        first_step = checkpoint.load_newest(folder.checkpoints, contents, start)
-        if not distributed.same_in_all(first_step, process.device):
-            raise InputError(
-                f"the processes of this run find different checkpoints in {config.run}: put it where all machines see"
-                " the same files, or, if they do, start again in a minute"
-            )
+        folder.fetch()
+        first_step = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
         model = wrapped(objective.model, config, process)
         stop = StopRequest(process.device)
         with (
+            Saver(folder, contents, config.keep_checkpoints) as saver,
             Metrics(folder, process, horizon, first_step) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config)
             if first_step > 0 and objective.review_due(first_step, is_last=first_step == horizon.total_steps):
-                review(objective, first_step, metrics, stop, folder)
+                review(objective, first_step, metrics, stop, saver)
             batches = loader.batches(first=first_step * config.accumulate)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
@@ -77,12 +76,13 @@ def train(config: TrainConfig) -> None:
                 if pausing or stopping:
                     metrics.report(step, lr, loader.counters)
                 if process.is_first and (saving or stopping):
-                    checkpoint.save(folder.checkpoints, replace(start, step=step), contents, config.keep_checkpoints)
+                    saver.save(replace(start, step=step), is_learning=metrics.idle_steps == 0)
                 if stopping:
+                    saver.join()
                     distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
                     raise KeyboardInterrupt
                 if review_due:
-                    review(objective, step, metrics, stop, folder)
+                    review(objective, step, metrics, stop, saver)
     distributed.leave()
 
 
@@ -102,15 +102,15 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
     return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
-def review(objective: Objective, step: int, metrics: Metrics, stop: StopRequest, folder: RunFolder) -> None:
+def review(objective: Objective, step: int, metrics: Metrics, stop: StopRequest, saver: Saver) -> None:
     """What the objective does now and then, once for every step: stopped in it, a run makes up for it at its start."""
-    done = checkpoint.is_reviewed(folder.checkpoints, step)
+    done = saver.is_reviewed(step)
     if distributed.any_process(done, metrics.process.device):  # a network's file system may not show it to all at once
         return
     with metrics.clock_stopped(), stop.at_once():
         objective.review(step, metrics)
     if metrics.process.is_first:
-        checkpoint.mark_reviewed(folder.checkpoints, step)
+        saver.mark_reviewed(step)
 
 
 def train_step(

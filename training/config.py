@@ -63,7 +63,7 @@ class TrainConfig:
     accumulate: int = 1  # forward passes per optimizer step
     seed: int = 0
 
-    run: str = "runs/adamae"  # the run folder; started again, a run goes on from its newest checkpoint
+    run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
     resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
@@ -96,8 +96,6 @@ class TrainConfig:
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
-        if "://" in self.run:
-            raise InputError(f"run is {self.run}: give a local folder, which can be uploaded afterwards")
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 

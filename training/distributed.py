@@ -1,8 +1,10 @@
 """Which process this is, on which device, and the few things processes say to each other."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from devices import choose_device
 from errors import LeftAloneError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,8 @@ def leave() -> None:
 def wait_for_all() -> None:
     """Raises LeftAloneError if one of them has ended."""
     if dist.is_initialized():
-        try:
+        with _left_alone_explained():
             dist.barrier()
-        except RuntimeError as error:
-            raise LeftAloneError("another process of this run has ended, and has said why") from error
 
 
 def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[None]:
@@ -80,10 +82,27 @@ def any_process(flag: bool, device: torch.device) -> bool:
     return bool(_reduced(torch.tensor(float(flag), device=device), dist.ReduceOp.MAX).item())
 
 
-def same_in_all(number: int, device: torch.device) -> bool:
-    """Whether all processes have the same number."""
-    largest, minus_smallest = _reduced(torch.tensor([number, -number], device=device), dist.ReduceOp.MAX).tolist()
-    return bool(largest == -minus_smallest)
+def is_first_of_machine() -> bool:
+    """Whether this process is the one that does what is needed once a machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def gathered(value: T) -> list[T]:
+    """The small picklable values of all processes, by rank; raises LeftAloneError if one of them has ended."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with _left_alone_explained():
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def _left_alone_explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LeftAloneError("another process of this run has ended, and has said why") from error
 
 
 def _reduced(values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:

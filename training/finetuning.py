@@ -1,7 +1,6 @@
 """The second objective: classes, by fine-tuning the whole encoder or by a probe on a frozen one."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from training.evaluation import Views, check_classes, check_labels, predict, sco
 from training.metrics import Metrics
 from training.objective import StepResult
 from training.optimizer import make_optimizer
+from training.run_folder import local_path
 
 BEST = "best"  # folder beside the numbered checkpoints
 
@@ -104,7 +104,7 @@ class Classification:
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
         """One file, which says all that an evaluation needs to know."""
-        file = Path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
+        file = local_path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
         if file.exists() and json.loads(pretrained.read_state_dict(file)[1]["scores"])["top1"] >= figures["top1"]:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
-    if settings.checkpoint and not existing(Path(config.run) / "checkpoints"):  # from there, a run goes on
+    if settings.checkpoint and not existing(local_path(config.run) / "checkpoints"):  # from there, a run goes on
         state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)

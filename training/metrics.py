@@ -15,11 +15,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from devices import device_name, usable_precision
 from durable import write_text
-from errors import InputError
 from progress import progress_bar
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
-from training.failures import CALM
+from training.failures import DivergedError
 from training.run_folder import RunFolder
 from training.schedule import Horizon
 
@@ -64,7 +63,7 @@ class Metrics:
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
         """Write the means since the last report, over all processes; `counters`: of this process's loader.
 
-        Raises InputError where no step has changed the weights for long.
+        Raises DivergedError where no step has changed the weights for long.
         """
         names = list(self.sums)
         means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
@@ -83,7 +82,7 @@ class Metrics:
         self.idle_steps = self.idle_steps + self.steps if values[SKIPPED] == 1 else 0
         if self.idle_steps >= min(MAX_IDLE_STEPS, self.horizon.total_steps):
             first = step - self.idle_steps + 1
-            raise InputError(f"the run has diverged: not one gradient of steps {first} to {step} is finite; {CALM}")
+            raise DivergedError(f"the run has diverged: not one gradient of steps {first} to {step} is finite")
         shown = {"loss": values["reconstruction_loss" if "reconstruction_loss" in values else "loss"]}
         self.bar.set_postfix({**shown, "clips/s": values["clips_per_second"], "wait": values["data_wait_share"]})
         self.sums, self.steps, self.waited = {}, 0, counters["wait_seconds"]

@@ -38,7 +38,6 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("epochs=0", "epochs is 0"),
         ("epochs=.inf", "epochs is inf"),
         ("seed=-1", "seed is -1"),
-        ("run=s3://bucket/run", "give a local folder"),
         ("data.cache_gib=.nan", "data.cache_gib is nan"),
         ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
         ("finetune.checkpoint=run", "finetune.checkpoint does nothing with objective=pretrain"),

@@ -186,7 +186,7 @@ def test_of_averaged_weights_the_average_is_what_a_run_stands_for(config, tmp_pa
     made.after_update()
     folder = tmp_path / "run" / "checkpoints"
     contents = checkpoint.Contents(made.modules, made.optimizer(), made.about)
-    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents, keep=1)
+    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents.state())
     for path in (tmp_path / "run", *checkpoint.existing(folder)):
         weights = read_state_dict(find_file(path))[0]
         assert torch.equal(weights["head.weight"], made.modules["average"].head.weight)
