@@ -21,6 +21,7 @@ from training.remote.bucket import Bucket
 from training.remote.lease import Lease
 
 BEST = "checkpoints/best"
+LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl")
 
 
 def staging(url: str) -> Path:
@@ -58,12 +59,13 @@ class RemoteRun:
     def fetch(self) -> None:
         """Have what is there here: the newest whole checkpoint and its logs, unless a newer one is here already."""
         names = self._bucket.names()
-        self._refuse_another_run("config.yaml" in names)
         here = [checkpoint.step_of(folder.name) or 0 for folder in checkpoint.whole(self.local / "checkpoints")]
-        found = self._fetch_newest(names, max(here, default=0))
-        logs = ["config.yaml", "metrics.jsonl", "quarantine.jsonl", *(n for n in names if n.startswith(BEST))]
-        for name in logs:
-            if name in names and (found or not (self.local / name).exists()):
+        if here:
+            self._refuse_another_run(names)
+        is_behind = self._fetch_newest(names, max(here, default=0)) or not here
+        for name in names:
+            is_log = name in LOGS or name.startswith(f"{BEST}/")
+            if is_log and (is_behind or not (self.local / name).exists()):
                 self._bucket.download(name, self.local / name)
 
     def sync(self, keep: int | None = None) -> None:
@@ -72,15 +74,14 @@ class RemoteRun:
             self._lease.check()
         for file in self._logs():
             self._send(file)
-        there = self._steps_there(names := self._bucket.names("checkpoints"))
-        for folder in checkpoint.existing(self.local / "checkpoints"):
-            if folder.name not in there:
-                for file in sorted(
-                    folder.iterdir(), key=lambda file: file.name == MANIFEST
-                ):  # what makes it count: last
+        there = self._steps_there(self._bucket.names("checkpoints"))
+        for folder in checkpoint.whole(self.local / "checkpoints"):
+            step = checkpoint.step_of(folder.name) or 0
+            if step > max(there, default=0):
+                for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it counts with its last
                     self._send(file)
-            elif (folder / checkpoint.REVIEWED).exists() and self._path(folder / checkpoint.REVIEWED) not in names:
-                self._send(folder / checkpoint.REVIEWED)
+            if step in there and (mark := folder / checkpoint.REVIEWED).exists():
+                self._send(mark)
         if keep is not None:
             self._remove_old(keep)
 
@@ -121,19 +122,17 @@ class RemoteRun:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _refuse_another_run(self, is_there: bool) -> None:
+    def _refuse_another_run(self, names: list[str]) -> None:
         ours = self.local / "config.yaml"
-        if not ours.exists():
-            return
-        theirs = self._bucket.read("config.yaml") if is_there else None
-        if theirs != ours.read_bytes():
+        theirs = self._bucket.read("config.yaml") if "config.yaml" in names else None
+        if not ours.exists() or theirs != ours.read_bytes():
             what = "is empty" if theirs is None else "holds another run"
             raise InputError(
                 f"{self.url} {what}, and {self.local} keeps what was trained there: remove that, or move it"
             )
 
     def _logs(self) -> list[Path]:
-        files = [self.local / name for name in ("config.yaml", "metrics.jsonl", "quarantine.jsonl")]
+        files = [self.local / name for name in LOGS]
         folders = (self.local / "tensorboard", self.local / BEST, self.local / "profile")
         return [f for f in (*files, *(f for folder in folders for f in sorted(folder.rglob("*")))) if f.is_file()]
 

@@ -31,11 +31,10 @@ class Lease:
     def take(self) -> None:
         """Raises TakenOverError if somebody else renews it. One that was left is free after PATIENCE_S."""
         seen = self._bucket.read(self.NAME)
-        if (
-            seen and self._holder(seen) != self._me
-        ):  # mine, it is that of a process which has ended: the folder is locked
+        is_ours = seen is not None and self._holder(seen) == self._me  # of a process which has ended: it held the lock
+        if seen and not is_ours:
             print(
-                f"{self._bucket.url} was left by {self._host(seen)} or is in use: watching its lease", file=sys.stderr
+                f"{self._bucket.url} is in use by {self._host(seen)}, or was left by it: watching it", file=sys.stderr
             )
             started = time.monotonic()
             while time.monotonic() < started + PATIENCE_S:
@@ -64,9 +63,13 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            now = self._bucket.read(self.NAME)
-            if now and self._holder(now) == self._me:
+            try:
+                self.check()
                 self._bucket.remove(self.NAME)
+            except TakenOverError:
+                return  # theirs by now
+            except InputError as error:
+                print(f"\nthe next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
         while not self._released.wait(RENEW_S):
