@@ -1,9 +1,9 @@
 """What checkpoints cost a run: how long the loop stands while one is saved, beside training and as it was before.
 
-    python benchmarks/checkpoint_stalls.py [--size base] [--step-ms 60] [--every 250] [--checkpoints 4] [--output FOLDER]
+    python benchmarks/checkpoint_stalls.py [--size base] [--step-ms 60] [--every 1000] [--checkpoints 3]
 
-A step is simulated: a wait, in which a GPU would compute, and an update that changes nothing. The state is a model's, with
-both moments of every weight, on the GPU where there is one. The reference is a save that the loop waits for.
+A step is simulated: a wait, in which a GPU would compute, and an update that changes nothing. The state is a model's,
+with both moments of every weight, on the GPU where there is one. The reference is a save that the loop waits for.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from training.run_folder import RunFolder
 from training.saving import Saver
 
 NOTE = (
-    "stall_ms: what a step takes beyond the wait, the worst of each checkpoint's steps; share: of the time of 1,000 such"
-    " steps, what one checkpoint takes; waiting: of a save that the loop waits for."
+    "stall_ms: what a step takes beyond its wait, the worst of each checkpoint's; share: of the time of 1,000 such"
+    " steps, what one checkpoint takes; waiting: a save that the loop waits for."
 )
 
 
@@ -126,8 +126,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="base", help="model.size")
     parser.add_argument("--step-ms", type=float, default=60.0)
-    parser.add_argument("--every", type=int, default=250, help="steps")
-    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--every", type=int, default=1000, help="steps")
+    parser.add_argument("--checkpoints", type=int, default=3)
     parser.add_argument("--output", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
     if options.step_ms <= 0 or options.every < 1 or options.checkpoints < 1:
