@@ -41,6 +41,7 @@ from training.evaluation import (
     scores,
 )
 from training.finetuning import BEST
+from training.remote.folder import local_run
 
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
@@ -213,7 +214,7 @@ def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="run folder, checkpoint folder, or file of weights")
+    parser.add_argument("checkpoint", type=local_run, help="run folder, checkpoint folder, or file of weights")
     parser.add_argument("shards", help="labelled dataset folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.frame_stride=2")
     parser.add_argument("--config", type=Path, help="how clips are cut, where CHECKPOINT is not in a run folder")

@@ -25,6 +25,7 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.loading import check_keys, shapes
 from model.weights import to_adamae, to_huggingface, to_videomae
+from training.remote.folder import local_run
 
 StateDict = dict[str, Tensor]
 
@@ -55,7 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
         command = commands.add_parser(name)
-        command.add_argument("source", metavar=source)
+        command.add_argument("source", type=local_run, metavar=source)
         command.add_argument("output", metavar="OUTPUT")
         command.add_argument(
             "--num-frames",

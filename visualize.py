@@ -24,6 +24,7 @@ from model.config import ModelConfig
 from model.maps import Maps
 from model.pretrained import find_file, run_of, trained_stride
 from progress import progress_bar
+from training.remote.folder import local_run
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or file of weights")
+    parser.add_argument("run", type=local_run, metavar="RUN", help="run folder, checkpoint or file of weights")
     parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
     parser.add_argument("--output", metavar="FOLDER", help="default: figures/ in the run folder")
     parser.add_argument("--mask-ratio", type=float, metavar="R", help="share to hide; default: the one trained with")

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,14 +38,14 @@ NOTE = (
 class Still(torch.optim.AdamW):
     """Holds AdamW's state, and changes nothing in a step."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         pass
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
     device = choose_device()
-    contents = state_of(options.size, device)
+    contents = state_of(ModelConfig(size=options.size), device)
     folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
     try:
         rows = [*beside(folder / "run", contents, options), *waiting(folder / "waiting", contents, options)]
@@ -59,8 +58,8 @@ def main() -> None:
     print((output / "checkpoint_stalls.md").read_text(encoding="utf-8"))
 
 
-def state_of(size: str, device: torch.device) -> Contents:
-    model = AdaMAE(ModelConfig(size=size)).to(device)
+def state_of(config: ModelConfig, device: torch.device) -> Contents:
+    model = AdaMAE(config).to(device)
     optimizer = Still(model.parameters(), fused=True)
     for p in model.parameters():
         optimizer.state[p] = {

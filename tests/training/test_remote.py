@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import fsspec
@@ -269,3 +270,16 @@ def test_the_heart_beats(machine):
     while Bucket(URL).read(Lease.NAME) == first:
         ticking.wait(0.01)
     held.release()
+
+
+def test_commands_read_a_run_by_its_url(machine, contents):
+    train(contents, 1)
+    machine("two")
+    copy = folder.local_run(URL)
+    weight = checkpoint.load_file(copy / "checkpoints/step-00000001/model.safetensors")["weight"]
+    assert torch.equal(weight, contents.modules["model"].weight)
+    assert copy != folder.staging(URL)
+    Faulty.store[f"{URL}/config.yaml"].write(b"another")
+    assert folder.local_run(URL) == copy
+    assert (copy / "config.yaml").read_bytes().endswith(b"another")
+    assert folder.local_run("runs/x") == Path("runs/x")

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from durable import sync
 from errors import InputError
-from pipeline.store import default_cache
+from pipeline.store import default_cache, is_remote
 from training import checkpoint
 from training.manifest import FILE as MANIFEST
 from training.manifest import Manifest
@@ -28,6 +28,18 @@ def staging(url: str) -> Path:
     """The folder on this machine of a run in a store."""
     url = url.rstrip("/")
     return default_cache() / "runs" / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[1]
+
+
+def local_run(path: str) -> Path:
+    """What a command reads that is given a run: `path`, or a copy of what the store at this URL holds now."""
+    if not is_remote(path):
+        return Path(path)
+    here = staging(path)
+    copy = here.parent / "read" / here.name  # the run's own folder on this machine may be in use
+    if (copy / "config.yaml").exists() and Bucket(path).read("config.yaml") != (copy / "config.yaml").read_bytes():
+        shutil.rmtree(copy)
+    RemoteRun(path, copy).fetch()
+    return copy
 
 
 class RemoteRun:
@@ -105,7 +117,7 @@ class RemoteRun:
         if data is None:
             raise ValueError("it has no place.json")
         manifest = Manifest.parse(data)
-        aside = self.local / "checkpoints" / f".{name}.{socket.gethostname()}.partial"
+        aside = self.local / "checkpoints" / f".{name}.{socket.gethostname()}-{os.getpid()}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         try:
             for file in manifest.sha256:
@@ -118,7 +130,12 @@ class RemoteRun:
             (aside / MANIFEST).write_bytes(data)
             sync(aside / MANIFEST)
             sync(aside)
-            os.replace(aside, self.local / "checkpoints" / name)
+            final = self.local / "checkpoints" / name
+            try:
+                os.replace(aside, final)
+            except OSError:
+                if not final.is_dir():  # another process of this machine was faster
+                    raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
