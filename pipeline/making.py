@@ -23,6 +23,7 @@ from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
+from terminal import say
 
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
@@ -168,4 +169,4 @@ def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
 def notice(sentence: str, once_a_node: bool = False) -> None:
     """Tell the user of something that costs speed but stops nothing."""
     if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"note: {sentence}", file=sys.stderr)
+        say(f"note: {sentence}", sys.stderr)

@@ -36,7 +36,7 @@ def make(videos: Path, folder: Path, settings: Settings) -> None:
     with build.locked():
         while (plan := build.plan(items, [], retry_rejects=False)) is not None:
             build.run(plan, items, Here(), lambda outcome: None)
-            assert build.finish(plan)
+            assert build.finish(plan) is None
 
 
 def ended(killed_before: int, videos: Path, folder: Path, settings: Settings) -> bool:
