@@ -102,14 +102,15 @@ def _members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     tarfile ends in silence at the first header that it cannot read, and goes round in circles at a negative size.
     """
     refuse_compressed(path)
+    num_bytes = path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                if member.size < 0 or member.offset_data + _stored_bytes(member) > path.stat().st_size:
+                if member.size < 0 or member.offset_data + _stored_bytes(member) > num_bytes:
                     raise tarfile.ReadError(f"{shown(member.name)} would have {member.size} bytes")
                 yield archive, member
             end = archive.offset
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+    except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a whole tar file ({error}): mend it, or move it away") from error
     _refuse_more(path, end)
 
@@ -120,10 +121,13 @@ def _stored_bytes(member: tarfile.TarInfo) -> int:
 
 
 def _refuse_more(path: Path, end: int) -> None:
-    """Raises InputError unless there is nothing but zeros from the byte `end` on, where tarfile stopped."""
+    """Raises InputError unless there are zeros, and nothing else, from the byte `end` on, where tarfile stopped."""
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(BLOCK)
+        if not block:
+            whole = f"if it is whole, `truncate -s +{2 * BLOCK}` adds one"
+            raise InputError(f"{path} has no end mark, as if it were cut off between two members: {whole}")
         if block.strip(b"\0"):
             raise InputError(f"{path} is not a whole tar file (no header at byte {end}): mend it, or move it away")
         while block:
