@@ -330,9 +330,14 @@ def _with_known_label(item: Item, classes: list[str]) -> Item:
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Reasons by source, from `rejected.jsonl`; empty where there is none."""
+    """Reasons by source, from `rejected.jsonl`; empty where there is none. Raises InputError where it is damaged."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {entry["source"]: entry["reason"] for entry in entries}
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {entry["source"]: entry["reason"] for entry in entries}
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"{path} is damaged ({error}): put it back, or remove it to have its videos tried again"
+        ) from error

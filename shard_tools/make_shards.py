@@ -169,6 +169,11 @@ def make_dataset(
     return conclude(build, arguments, skipped)
 
 
+def say_skipped(skipped: Skipped) -> None:
+    for line in skipped.lines():
+        say(line, sys.stderr)
+
+
 def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
     """Say what came of it; returns the exit code."""
     rejects = read_rejects(build.folder)
@@ -176,8 +181,7 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
         say(f"rejected {shown(source)}: {reason}", sys.stderr)
     if len(rejects) > 10:
         say(f"and {len(rejects) - 10} more in {build.folder / REJECTED_FILE}", sys.stderr)
-    for line in skipped.lines():
-        say(line, sys.stderr)
+    say_skipped(skipped)
     info = build.done
     if info is None:
         raise InputError(f"not one of {len(rejects)} videos can be used: {build.folder / REJECTED_FILE} says why")
@@ -208,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     skipped = {name: Skipped() for name in inputs}
     splits = {name: read_inputs(where, root, parsed.unlabelled, skipped[name]) for name, where in inputs.items()}
     if parsed.estimate:
+        for passed_over in skipped.values():
+            say_skipped(passed_over)
         estimate([item for items in splits.values() for item in items], settings, parsed.workers)
         return 0
     if parsed.split and not classes:

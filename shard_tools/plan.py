@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,8 @@ class Plan:
     key_digits: int = EARLIER_KEY_DIGITS  # what earlier versions planned, and did not say, is ended as it was begun
 
     def save(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self)) + "\n")
+        value = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict() would copy every entry
+        write_text(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
@@ -72,7 +73,8 @@ class Plan:
     @cached_property
     def keys(self) -> dict[str, str]:
         """For every source the name of its samples inside the tars."""
-        return {source: key_of(source, self.key_digits) for source in self.places}
+        sources = dict.fromkeys(entry.source for entries in self.shards.values() for entry in entries)
+        return {source: key_of(source, self.key_digits) for source in sources}
 
     @cached_property
     def labels(self) -> dict[str, int | None]:

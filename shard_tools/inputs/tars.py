@@ -7,7 +7,7 @@ member that cannot be read is an item with the reason.
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from errors import InputError
@@ -70,12 +70,12 @@ def from_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> list[Item
 
 def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[Item]:
     labels = Labels()
-    videos: dict[str, list[Item]] = {}
+    videos: dict[str, list[tuple[Member, str | None]]] = {}
     archive_path = str(path.absolute())
     for archive, member in _members(path):
         if member.isdir():
             continue
-        name = "/".join(part for part in member.name.split("/") if part != ".")
+        name = "/".join(part for part in member.name.split("/") if part != ".") if "./" in member.name else member.name
         base = name.rpartition("/")[2]
         stem, _, extension = name.rpartition(".")
         if is_hidden(base):
@@ -91,9 +91,8 @@ def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[I
             skipped.add(kind, f"{path.name}/{name}")
         else:
             place = Member(archive_path, member.offset_data, member.size, name)
-            item = Item(f"{path.name}/{name}", place, size=member.size, problem=_why_not_file(member))
-            videos.setdefault(name, []).append(item)
-    return [_labelled(name, items, labels, classes) for name, items in videos.items()]
+            videos.setdefault(name, []).append((place, _why_not_file(member)))
+    return [_item(f"{path.name}/{name}", places, labels, classes) for name, places in videos.items()]
 
 
 def _members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -152,16 +151,17 @@ def _why_not_file(member: tarfile.TarInfo) -> str | None:
     return None if member.isreg() else "it is a device or a pipe, not a video file"
 
 
-def _labelled(name: str, items: list[Item], labels: Labels, classes: list[str] | None) -> Item:
-    """The one item of this name with its label, which with `classes` is the number of one of them."""
-    label, problem = labels.of(name)
+def _item(source: str, places: list[tuple[Member, str | None]], labels: Labels, classes: list[str] | None) -> Item:
+    """The video that lies there, or the problem with it; with `classes`, a label is the number of one of them."""
+    place, unreadable = places[0]
+    label, problem = labels.of(place.name)
     if classes is not None and label is not None:
         known = label.isdecimal() and len(label) <= MOST_DIGITS and int(label) < len(classes)
         problem = None if known else f"its label {label!r} is none of the dataset's {len(classes)} classes"
         label = classes[int(label)] if known else None
-    if len(items) > 1:
-        problem = f"the tar holds it {len(items)} times"
-    return replace(items[0], label=label, problem=items[0].problem or problem)
+    if len(places) > 1:
+        problem = f"the tar holds it {len(places)} times"
+    return Item(source, place, label, place.size, unreadable or problem)
 
 
 def _label_in(content: bytes, extension: str) -> str | None:
