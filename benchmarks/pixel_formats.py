@@ -38,8 +38,8 @@ NOTES = [
     "Grey levels, the worst pixel of a kind of place. Up to 2 is rounding: a chroma sample's is .9 of a level of blue.",
     "8-bit 4:2:0 is cut as FFmpeg cuts it, at odd places with colours half a sample off: up to 5 in colours that change"
     " by two levels a pixel. Where the size stays, FFmpeg gives pixels of 8-bit 4:2:0 and 4:2:2 a neighbour's colour.",
-    "A pixel of a Bayer pattern has one of three colours. Formats of 8 levels a colour and fewer are dithered, and of 16"
-    " and 32 are filled up to 256 in two ways by FFmpeg.",
+    "A pixel of a Bayer pattern has one of three colours. Formats of 8 levels a colour and fewer are dithered, and"
+    " of 16 and 32 are filled up to 256 in two ways by FFmpeg.",
 ]
 
 

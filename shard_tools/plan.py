@@ -16,6 +16,7 @@ from av.container import InputContainer
 
 from durable import write_text
 from errors import InputError
+from pipeline.containers import open_video
 from shard_tools.inputs import Item, is_url
 from shard_tools.picture import UnusableError
 from shard_tools.source import opened
@@ -113,7 +114,7 @@ def seconds(location: str) -> float:
 @contextmanager
 def _header(location: str) -> Iterator[InputContainer]:
     if is_url(location):
-        with fsspec.open(location) as file, av.open(file) as container:
+        with fsspec.open(location) as file, open_video(file) as container:
             yield container
     else:
         with fetched(location, None) as path, opened(path) as (container, _):
