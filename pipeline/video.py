@@ -16,6 +16,7 @@ import av.error
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from pipeline.containers import main_stream, open_video
@@ -162,8 +163,8 @@ class Video:
 
     def _read_index(self) -> Index | None:
         """Timestamps of all packets; None if they do not tell which frame is which."""
-        if self._stream.codec_context.name == "mpeg4" and self._stream.codec_context.has_b_frames:
-            return None  # often two frames in one packet ("packed bitstream"), and the decoder guesses their times
+        if guesses_times(self._stream):
+            return None
         packets = [packet for packet in self._container.demux(self._stream) if packet.size]
         # Matroska stores no decoding times, and FFmpeg guesses none for the first packets.
         timed = [(p.pts, p.pts if p.dts is None else p.dts, p) for p in packets if p.pts is not None]
@@ -217,6 +218,12 @@ def decode_frames(
         for number, frame in video.frames(numbers):
             decoded[number] = np.rot90(frame.to_ndarray(format="rgb24"), turns(frame))
     return np.stack([decoded[number] for number in numbers])
+
+
+def guesses_times(stream: VideoStream) -> bool:
+    """Whether the decoder finds out itself when frames are shown, and how many: in MPEG-4 with B-frames, a packet often
+    holds two ("packed bitstream")."""
+    return stream.codec_context.name == "mpeg4" and stream.codec_context.has_b_frames
 
 
 def turns(frame: VideoFrame) -> int:

@@ -17,12 +17,11 @@ from pathlib import Path
 import av
 
 from errors import InputError, run_command
-from pipeline.containers import VIDEO_EXTENSIONS
 from pipeline.shards import DATASET_FILE, Sample, ShardInfo, read_dataset_info, read_samples
 from progress import progress_bar
 from shard_tools.encode import file_hash
 from shard_tools.picture import UnusableError
-from shard_tools.source import checked, opened
+from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members

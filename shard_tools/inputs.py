@@ -13,8 +13,8 @@ from typing import Any
 import fsspec
 
 from errors import InputError
-from pipeline.containers import VIDEO_EXTENSIONS
 from pipeline.shards import read_dataset_info
+from shard_tools.source import VIDEO_EXTENSIONS
 
 LABEL_COLUMNS = ("label", "class", "template")
 MOST_DIGITS = 9  # of a class's number

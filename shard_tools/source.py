@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
+from pipeline.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from shard_tools.picture import UnusableError
 from shard_tools.timing import Timing
 
