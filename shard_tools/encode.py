@@ -156,8 +156,8 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
                 raise
             as_expected = False
         if sample_only and not as_expected:
-            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: they may
-            # even be all of the sample. Only decoding everything tells how many there are.
+            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: even
+            # all of the sample. Only decoding everything tells how many there are.
             return _copied(source, timing, sample_only=False)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
         return Stored(
