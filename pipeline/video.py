@@ -19,7 +19,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from pipeline.containers import main_stream, open_video
+from pipeline.containers import MAX_PIXELS, main_stream, open_video
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's: a packet into its pictures
@@ -64,6 +64,9 @@ class Video:
         if stream is None or stream.codec_context is None:
             self._container.close()
             raise VideoError("cannot be opened: it holds no video" + (" of a known codec" if stream else ""))
+        if stream.width * stream.height > MAX_PIXELS:
+            self._container.close()
+            raise VideoError(f"cannot be opened: pictures of {stream.width}x{stream.height} pixels are too large")
         self._stream = stream
         self._stream.codec_context.thread_count = 1  # clips are decoded side by side, one a thread
 
