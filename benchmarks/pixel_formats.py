@@ -22,6 +22,7 @@ from benchmarks.harness import RESULTS, Row, machine, write_results
 from errors import run_command
 from pipeline.crops import Crop
 from pipeline.cutting import BT601, FATAL, Scaler
+from pipeline.video import VideoError
 
 WIDTH, HEIGHT, SIDE = 96, 64, 24
 CASES: dict[str, list[tuple[Crop, bool]]] = {
@@ -128,7 +129,8 @@ def _between(lines: Float[np.ndarray, "N ..."], place: float) -> Float[np.ndarra
 
 
 def errors_of(name: str) -> Row | None:
-    """The worst errors in a pixel format, in grey levels by kind of place; None where the scaler does not read it."""
+    """The worst errors in a pixel format, in grey levels by kind of place; None where the scaler does not read it.
+    Raises VideoError where it fails to."""
     frame = frame_in(name)
     if frame is None:
         return None
@@ -137,12 +139,19 @@ def errors_of(name: str) -> Row | None:
     return {"pixel_format": name} | worst
 
 
+def _row(name: str) -> Row | None:
+    try:
+        return errors_of(name)
+    except VideoError:  # FFmpeg's scaler says that it reads these, and does not
+        return {"pixel_format": name} | dict.fromkeys(CASES, "refused")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu")
     arguments = parser.parse_args()
     av.logging.set_level(None)
-    rows = [row for row in map(errors_of, sorted(names)) if row is not None]
+    rows = [row for row in map(_row, sorted(names)) if row is not None]
     for row in rows:
         print(*row.values())
     write_results(arguments.output, "pixel_formats", rows, machine(torch.device("cpu"), ["av"]), NOTES)
