@@ -41,6 +41,7 @@ from model.adamae import AdaMAE
 from progress import progress_bar
 from training.checkpoint import existing
 from training.config import TrainConfig, parse
+from training.metrics import figures_of
 from yaml_files import read_yaml
 
 STRATEGIES = ("adaptive", "tube", "random", "frame", "scratch")
@@ -261,7 +262,8 @@ def time_spent(run: Path) -> Row:
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = map(figures_of, (run / "metrics.jsonl").read_bytes().splitlines())
+    return [figures for figures in found if figures is not None]
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
