@@ -38,6 +38,7 @@ class DataConfig:
     prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
     cache: str = ""  # folder for shards of an object store, "": a folder in the system's temporary one
     cache_gib: float = 50.0
+    cached_batch: bool = False  # the first batch again and again: what a step takes then, the loader costs nothing of
     max_bad_share: float = 0.1  # stop when more than this share of the clips could not be decoded
     decode_timeout_s: float = 60.0  # a decode that takes longer counts as hung
 

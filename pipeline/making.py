@@ -25,6 +25,7 @@ from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
 from terminal import say
 
+Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
 
@@ -133,7 +134,7 @@ class ClipMaker:
     def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()
 
-        def store(view: int, time: int, image: UInt8[np.ndarray, "H W C"]) -> None:
+        def store(view: int, time: int, image: Image) -> None:
             with task.lock:
                 if not task.abandoned:
                     images[group.first + view, time] = image
