@@ -78,9 +78,9 @@ class Loader:
     def close(self) -> None:
         """Stop all threads; the frame that each is decoding is let finish."""
         atexit.unregister(self.close)
+        self._maker.reader.close()  # first: workers may be waiting for a download
         self._workers.close()
         self._dali_waiter.close()
-        self._maker.reader.close()
         self._graph = None
 
     @property
@@ -303,4 +303,5 @@ class Loader:
 COUNTERS = (
     *("clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
     *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
+    *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,9 @@ class ClipMaker:
 
     @property
     def counts(self) -> Counter[str]:
+        """Sums since the start; seconds are those of all threads together."""
         with self._lock:
-            return Counter(self._counts)
+            return self._counts + self._dataset.cache.counts
 
     def count(self, **amounts: float) -> None:
         with self._lock:
@@ -75,8 +77,10 @@ class ClipMaker:
         while not task.abandoned:
             sample = group.rows[0].sample
             try:
+                self.reader.download(sample, task)
+                started = time.perf_counter()
                 data = self.reader.read(sample)
-                self.count(videos_read=1, bytes_read=len(data))
+                self.count(videos_read=1, bytes_read=len(data), read_seconds=time.perf_counter() - started)
                 if clips is None or self._goes_to_dali(sample, data):
                     group.data = data
                 else:
@@ -140,7 +144,9 @@ class ClipMaker:
                     images[group.first + view, time] = image
 
         sample = self._dataset.samples[group.rows[0].sample]
-        self.count(frames_decoded=cut_views(data, sample, group.rows, self._plan.image_size, store))
+        started = time.perf_counter()
+        decoded = cut_views(data, sample, group.rows, self._plan.image_size, store)
+        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
 
 
 def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataConfig) -> dict[str, Limits]:

@@ -116,7 +116,7 @@ FREE_KEYS = {
     "run", "data.shards", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
-    "data.max_bad_share", "data.decode_timeout_s",
+    "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 
