@@ -14,7 +14,7 @@ import av
 import numpy as np
 import torch
 from av.filter import Graph
-from av.video.format import VideoFormat, names
+from av.video.format import VideoFormat, names  # type: ignore[attr-defined]
 from av.video.frame import VideoFrame
 from jaxtyping import Float, UInt8
 
@@ -57,7 +57,8 @@ def frame_in(name: str) -> VideoFrame | None:
     image = VideoFrame.from_ndarray(picture().round().astype(np.uint8), format="rgb24")
     if name == "pal8":
         grey, ramp = image.to_ndarray(format="gray"), np.arange(256, dtype=np.uint8)
-        return VideoFrame.from_ndarray((grey, np.stack([ramp * 0 + 255, ramp, ramp, ramp], 1)), format="pal8")
+        palette = np.stack([np.full_like(ramp, 255), ramp, ramp, ramp], 1)
+        return VideoFrame.from_ndarray((grey, palette), format="pal8")  # type: ignore[arg-type]
     try:
         frame = VideoFrame(WIDTH, HEIGHT, name)
         frame.reformat(format="gbrp")
