@@ -34,8 +34,7 @@ class Run:
         port = free_port()
         self.nodes, self.logs = [], []
         for number, machine in enumerate(self.net.machines[:nodes]):
-            # A folder of the store's files for each node, as machines have disks of their own.
-            settings = [*self._settings, f"data.cache={self.folder.parent}/cache-{number}", *more]
+            settings = [*self._settings, f"data.cache={self.cache(number)}", *more]
             launcher = [
                 *machine.enter, sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes),
                 "--node-rank", str(number), "--nproc-per-node", str(processes),
@@ -51,6 +50,13 @@ class Run:
                 self.nodes.append(
                     subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
                 )
+
+    def cache(self, node: int) -> Path:
+        """A folder of the store's files for each node, as machines have disks of their own."""
+        return self.folder.parent / f"{self.folder.name}-cache-{node}"
+
+    def caches(self) -> list[Path]:
+        return [self.cache(node) for node in range(len(self.net.machines))]
 
     def workers(self, node: int) -> list[int]:
         """Process ids of a node's workers, while its torchrun lives."""
@@ -76,7 +82,7 @@ class Run:
         return found
 
     def _is_on(self, process: Path, node: int) -> bool:
-        return f"data.cache={self.folder.parent}/cache-{node}\0" in (process / "cmdline").read_text()
+        return f"data.cache={self.cache(node)}\0" in (process / "cmdline").read_text()
 
     def signal_node(self, node: int, number: int) -> None:
         """What a scheduler does that signals all processes of a job at once."""

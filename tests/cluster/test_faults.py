@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
-from faults import FAULTS, NEEDS, PASSES, Campaign, in_a_row, make_shards, order_at_other_sizes
+from faults import (
+    CHECKPOINT_EVERY,
+    FAULTS,
+    NEEDS,
+    PASSES,
+    RANDOM_MASKING,
+    Campaign,
+    in_a_row,
+    make_shards,
+    order_in_one_process,
+)
 
 
 @pytest.fixture(scope="module")
@@ -13,18 +23,16 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
         yield campaign
 
 
-def test_a_struck_run_ends_with_the_weights_of_an_undisturbed_one(campaign: Campaign) -> None:
-    names = ["kill -9 of a node", "store: other bytes, once", "SIGTERM to all"]
-    rows, differs = in_a_row(campaign, names, len(names), seed=0)
+def test_a_struck_run_ends_as_an_undisturbed_one_and_goes_on_in_fewer_processes(campaign: Campaign) -> None:
+    names = ["kill -9 of a node", "SIGTERM to all"]
+    rows, differs, undisturbed = in_a_row(campaign, names, 0, *RANDOM_MASKING)
     assert differs == ""
     assert [row["fault"] for row in rows] == names
     assert all(row["losses_equal"] for row in rows)
-    assert [row["happens"] for row in rows] == ["ends, goes on", "goes on", "ends, goes on"]
-    assert rows[2]["steps_lost"] == 0, "a run that is asked to stop saves"
-
-
-def test_fewer_processes_go_on_with_the_same_clips_in_the_same_order(campaign: Campaign) -> None:
-    assert order_at_other_sizes(campaign) < 1e-5
+    assert all(row["happens"] == "ends, goes on" for row in rows), "something was left running"
+    assert rows[0]["steps_lost"] <= CHECKPOINT_EVERY
+    assert rows[1]["steps_lost"] == 0, "a run that is asked to stop saves"
+    assert order_in_one_process(campaign, undisturbed) < 1e-5
 
 
 def test_every_name_is_a_fault() -> None:

@@ -94,9 +94,9 @@ def test_slurm_kubernetes_and_skypilot_go_on_where_each_other_was_stopped(
         (fakes / name).chmod(0o755)
     port = str(free_port() % 20_000)
     slurm = Launched(
-        ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=2"], run, tmp_path / "slurm.log",
+        ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"], run, tmp_path / "slurm.log",
         PATH=f"{fakes}:{Path(sys.executable).parent}:{os.environ['PATH']}", FAKES=str(fakes),
-        SLURM_JOB_ID=port, SLURM_JOB_NODELIST="two nodes", SLURM_NNODES="2",
+        SLURM_JOB_ID=port, SLURM_JOB_NODELIST="two nodes", SLURM_NNODES="1",
     )  # fmt: skip
     assert slurm.stop_at(2, signal.SIGUSR1) != 0
     assert (fakes / "requeued").read_text().split() == [port]
