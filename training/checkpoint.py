@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from durable import sync
 from errors import InputError
-from model.pretrained import save_tensors
+from model.weight_files import save_tensors
+from terminal import say
 from training import distributed
 from training.manifest import FILE as MANIFEST
 from training.manifest import Manifest, Place
@@ -216,7 +217,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _say_what_is_left_alone(folder: Path, found: list[Path]) -> None:
     for stray in sorted(set(folder.glob("step-*")) - set(found)):
-        print(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
+        say(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
 
 
 def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:

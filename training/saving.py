@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from errors import InputError
+from terminal import say
 from training import checkpoint
 from training.checkpoint import Contents, State
 from training.failures import DivergedError
@@ -134,9 +135,7 @@ class Saver:
         except TakenOverError:
             raise
         except InputError as error:
-            print(
-                f"\n{error}; {self._folder.path} keeps all of it, and the next checkpoint tries again", file=sys.stderr
-            )
+            say(f"{error}; {self._folder.path} keeps all of it, and the next checkpoint tries again", file=sys.stderr)
 
     def _start(self, job: Callable[[], None]) -> None:
         """Do it in a thread, after what is being done."""

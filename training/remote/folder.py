@@ -14,6 +14,7 @@ from uuid import uuid4
 from durable import sync
 from errors import InputError
 from pipeline.store import default_cache, is_remote
+from terminal import say
 from training import checkpoint
 from training.manifest import FILE as MANIFEST
 from training.manifest import Manifest
@@ -108,7 +109,7 @@ class RemoteRun:
                 self._fetch_checkpoint(name, f"checkpoints/{name}/{checkpoint.REVIEWED}" in names)
                 return True
             except ValueError as error:
-                print(f"{self.url}/checkpoints/{name} is not whole ({error}), and is skipped", file=sys.stderr)
+                say(f"{self.url}/checkpoints/{name} is not whole ({error}), and is skipped", file=sys.stderr)
         return False
 
     def _fetch_checkpoint(self, name: str, is_reviewed: bool) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 
 from errors import InputError
+from terminal import say
 from training.remote.bucket import Bucket
 
 RENEW_S = 10.0
@@ -33,9 +34,7 @@ class Lease:
         seen = self._bucket.read(self.NAME)
         is_ours = seen is not None and self._holder(seen) == self._me  # of a process which has ended: it held the lock
         if seen and not is_ours:
-            print(
-                f"{self._bucket.url} is in use by {self._host(seen)}, or was left by it: watching it", file=sys.stderr
-            )
+            say(f"{self._bucket.url} is in use by {self._host(seen)}, or was left by it: watching it", file=sys.stderr)
             started = time.monotonic()
             while time.monotonic() < started + PATIENCE_S:
                 time.sleep(PATIENCE_S / 20)
@@ -69,7 +68,7 @@ class Lease:
             except TakenOverError:
                 return  # theirs by now
             except InputError as error:
-                print(f"\nthe next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
+                say(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
         while not self._released.wait(RENEW_S):
@@ -79,7 +78,7 @@ class Lease:
             except TakenOverError:
                 return  # said by the next sync
             except InputError as error:  # whoever waits has patience for some failures
-                print(f"\nthe lease was not renewed: {error}", file=sys.stderr)
+                say(f"the lease was not renewed: {error}", file=sys.stderr)
 
     def _renew(self) -> None:
         self._beat += 1
