@@ -7,6 +7,7 @@ import atexit
 import gc
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -29,6 +30,7 @@ from fuzzer.targets import NEEDS, TARGETS
 USUAL = Limits()
 GRACE = 2.0  # seconds in which the children of a command that has ended may end
 LONGEST_SENTENCE = 4000
+EXCEPTION = re.compile(r"(?m)^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Iteration|Interrupt)\b.*")  # of a traceback
 FOLDERS = ("out", "tmp", "cwd", "home", "elsewhere")
 SECRET = "secret.mp4"
 
@@ -212,7 +214,7 @@ def _faults_of(ended: Ended, step: Step) -> Iterator[str]:
     """What every command must keep to, whatever it is given."""
     said = ended.stdout + ended.stderr
     if "Traceback (most recent call last)" in said:
-        yield f"traceback: {_last_line(ended.stderr)}"
+        yield f"traceback: {_last_line(chr(10).join(re.findall(EXCEPTION, said)) or said)}"
     elif ended.code == -signal.SIGSYS or "SIGSYS" in said:
         yield sandbox.NETWORK
     elif ended.code < 0:
