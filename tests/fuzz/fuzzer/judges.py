@@ -305,5 +305,6 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _said(step: Ended) -> str:
-    lines = [line for line in (step.stdout + step.stderr).replace("\r", "\n").split("\n") if line.strip()]
+    lines = [line for line in (step.stderr + step.stdout).replace("\r", "\n").split("\n") if line.strip()]
+    lines = [line for line in lines if "%|" not in line]  # progress
     return f"exit code {step.code}: {' | '.join(lines[-3:])[:500]}"

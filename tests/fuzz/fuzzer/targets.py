@@ -38,6 +38,7 @@ check_shards.Pool = ForkedPool  # type: ignore[attr-defined, misc]
 
 MAKING = ("--workers", "1", "--timeout", "6", "--max-rejects", "1", "--samples-per-shard", "3")
 COPY = ("--encode", "copy")
+COPY_CHECKED = (*COPY, "--check", "full")  # check_shards finds what a sample of the frames may miss
 REENCODE = ("--preset", "ultrafast", "--frame-stride", "2", "--gop", "4")
 
 
@@ -188,7 +189,7 @@ VIDEOS = ops("**/*", (*videos.EDITS, *plain.EDITS, videos.playlist))
 TARGETS = {
     target.name: target
     for target in (
-        Target("videos-copied", "videos", VIDEOS, making("", *COPY), judges.made_of_folder, two_videos, weight=3),
+        Target("videos-copied", "videos", VIDEOS, making("", *COPY_CHECKED), judges.made_of_folder, two_videos, weight=3),
         Target("videos-encoded", "videos", VIDEOS, making("", *REENCODE, stride=2), judges.made_of_folder, two_videos),
         Target("videos-shown", "videos", VIDEOS, showing_video, judges.shown, one_video),
         Target(
