@@ -189,7 +189,9 @@ VIDEOS = ops("**/*", (*videos.EDITS, *plain.EDITS, videos.playlist))
 TARGETS = {
     target.name: target
     for target in (
-        Target("videos-copied", "videos", VIDEOS, making("", *COPY_CHECKED), judges.made_of_folder, two_videos, weight=3),
+        Target(
+            "videos-copied", "videos", VIDEOS, making("", *COPY_CHECKED), judges.made_of_folder, two_videos, weight=3,
+        ),
         Target("videos-encoded", "videos", VIDEOS, making("", *REENCODE, stride=2), judges.made_of_folder, two_videos),
         Target("videos-shown", "videos", VIDEOS, showing_video, judges.shown, one_video),
         Target(
