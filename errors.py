@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from terminal import say, written_out
+
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # a file where a folder is meant, and such
@@ -48,10 +50,10 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
 
 
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
-    print(sentence, file=sys.stderr)
+    say(sentence, sys.stderr)
     # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": sentence, "timestamp": time.time() + (0 if is_cause else 1)}
+        said = {"message": written_out(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
         with suppress(OSError):  # the disk may be what is wrong
             Path(error_file).write_text(json.dumps(said), encoding="utf-8")
     sys.exit(code)

@@ -25,6 +25,7 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.loading import check_keys, shapes
 from model.weights import to_adamae, to_huggingface, to_videomae
+from terminal import say
 
 StateDict = dict[str, Tensor]
 
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
         write_weights(output, convert(state, config.tubelet_size))
-    print(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
+    say(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

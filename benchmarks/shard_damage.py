@@ -92,7 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     av.logging.set_level(None)
     items = read_inputs(str(arguments.videos), None, unlabelled=True)
-    paths = [Path(item.location) for item in items if item.size <= arguments.largest_mb * 1e6]
+    paths = [arguments.videos / item.source for item in items if item.size <= arguments.largest_mb * 1e6]
     for path in paths:
         require("intact videos are taken", not any(is_refused(path, check) for check in CHECKS), path.name)
     intact = {path: pictures(path) for path in paths}

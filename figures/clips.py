@@ -22,6 +22,7 @@ from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
 from pipeline.store import is_remote
 from pipeline.video import VideoError, decode_frames
+from terminal import say, shown
 
 VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
 
@@ -63,7 +64,7 @@ def read_clips(
             except (VideoError, FFmpegError) as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
-                print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
+                say(f"left out: {shown(source.name)} cannot be shown: {error}", sys.stderr)
                 continue
             name = next(name for name in _names(source.name) if name not in used)
             used.add(name)

@@ -16,13 +16,14 @@ from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
-from pipeline.graph import CPU_CODECS
+from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
+from terminal import say
 
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
@@ -146,7 +147,7 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
     on_gpu = device.type == "cuda"
     if config.decoder == "pyav" or (config.decoder == "auto" and not on_gpu):
         return {}
-    known, reason = _known_to_dali(device) if on_gpu else (dict.fromkeys(CPU_CODECS, Limits()), "")
+    known, reason = _known_to_dali(device)
     unknown = ", ".join(sorted({sample.codec for sample in dataset.samples} - known.keys()))
     if not unknown:
         return known
@@ -159,6 +160,10 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
 
 def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
     """Codecs, and where there are none, the reason."""
+    if not dali_is_installed():
+        return {}, ", since nvidia-dali is not installed"
+    if device.type == "cpu":
+        return dict.fromkeys(CPU_CODECS, Limits()), ""
     try:
         return read_limits(device), ""
     except NvdecError as error:
@@ -168,4 +173,4 @@ def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
 def notice(sentence: str, once_a_node: bool = False) -> None:
     """Tell the user of something that costs speed but stops nothing."""
     if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"note: {sentence}", file=sys.stderr)
+        say(f"note: {sentence}", sys.stderr)

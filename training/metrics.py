@@ -17,6 +17,7 @@ from devices import device_name, usable_precision
 from durable import write_text
 from errors import InputError
 from progress import progress_bar
+from terminal import say
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
 from training.failures import CALM
@@ -56,10 +57,10 @@ class Metrics:
 
     def announce(self, config: TrainConfig) -> None:
         if self.process.is_first:
-            print(self.horizon.describe(config, self.first_step), file=sys.stderr)
+            say(self.horizon.describe(config, self.first_step), sys.stderr)
             device, used = self.process.device, usable_precision(self.process.device, config.precision)
             why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
-            print(f"{self.process.world_size} × {device_name(device)} in {used}{why}", file=sys.stderr)
+            say(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)
 
     def report(self, step: int, lr: float, counters: Mapping[str, float]) -> None:
         """Write the means since the last report, over all processes; `counters`: of this process's loader.
