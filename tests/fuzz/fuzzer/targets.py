@@ -195,7 +195,7 @@ TARGETS = {
         Target("videos-encoded", "videos", VIDEOS, making("", *REENCODE, stride=2), judges.made_of_folder, two_videos),
         Target("videos-shown", "videos", VIDEOS, showing_video, judges.shown, one_video),
         Target(
-            "tars", "tar", ops("*.tar", (*tars.EDITS, *tars.EDITS, *plain.EDITS)), making("videos.tar", *COPY),
+            "tars", "tar", ops("*.tar", (*tars.EDITS, *tars.EDITS, *plain.EDITS)), making("videos.tar", *COPY_CHECKED),
             judges.made_of_tar, weight=2,
         ),
         Target(
