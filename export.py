@@ -24,6 +24,7 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.loading import check_keys, shapes
+from model.weight_files import save_tensors
 from model.weights import to_adamae, to_huggingface, to_videomae
 from terminal import say
 
@@ -82,9 +83,10 @@ def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
         if path.suffix == ".safetensors":
-            pretrained.save_tensors(aside, state, {"format": "pt"})
+            save_tensors(aside, state, {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
-            torch.save({"model": state}, aside)
+            with aside.open("wb") as file:  # a name would be written into it, and this one is different every time
+                torch.save({"model": state}, file)
         else:
             raise InputError(f"{path} is no file of weights: give a name that ends in .safetensors, .pth or .pt")
 

@@ -37,7 +37,7 @@ from shard_tools.report import describe
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
-from shard_tools.write import write_shard
+from shard_tools.write import ChangedError, write_shard
 
 WORK_FOLDER = ".work"
 
@@ -251,7 +251,11 @@ class Build:
             for piece, sample in enumerate(outcomes[entry.source].samples)
             if plan.entry_of(entry.source, piece) == entry.piece
         ]
-        info = write_shard(self.folder, name, samples) if samples else None
+        try:
+            info = write_shard(self.folder, name, samples) if samples else None
+        except ChangedError:  # since it was looked at above, where it is found out this time
+            self._finish_shard(plan, name)
+            return
         rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")

@@ -16,6 +16,7 @@ from av.container import InputContainer
 
 from durable import write_text
 from errors import InputError
+from pipeline.containers import open_video
 from shard_tools.inputs import Item, Member, is_url
 from shard_tools.layout import EARLIER_KEY_DIGITS, KEY_DIGITS, key_of
 from shard_tools.picture import UnusableError
@@ -125,7 +126,7 @@ def seconds(location: str | Member) -> float:
 @contextmanager
 def _header(location: str | Member) -> Iterator[InputContainer]:
     if isinstance(location, str) and is_url(location):
-        with fsspec.open(location) as file, av.open(file) as container:
+        with fsspec.open(location) as file, open_video(file) as container:
             yield container
     else:
         with fetched(location, None) as path, opened(path) as (container, _):
