@@ -29,6 +29,8 @@ class Reader:
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
         video = self._dataset.samples[sample]
+        if video.problem:
+            raise VideoError(video.problem)
         file = self._file(int(self._dataset.shard_of[sample]))  # held here: another thread may push it out of the cache
         data = os.pread(file.fileno(), video.size, video.offset)
         if len(data) < video.size:

@@ -29,6 +29,7 @@ from pipeline.graph import Graph
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan, PlanRow, ViewPlan
 from pipeline.video import decode_frames
+from shard_tools.tables import publish
 
 CPU = torch.device("cpu")
 
@@ -211,6 +212,7 @@ def undecodable(source: Path, folder: Path, keys: set[str]) -> ShardDataset:
             tables = folder.glob("*.samples.jsonl")
             for table in tables:
                 table.write_text(table.read_text().replace(sample.sha256, digest))
+    publish(folder, dataset.info)
     return ShardDataset.open(folder)
 
 
