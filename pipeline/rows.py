@@ -49,6 +49,10 @@ class RowMaker:
         self.num_name_bytes += sum(map(len, names))
         return ShardRows(rows, np.concatenate([np.empty(0, GROUP), *groups]), b"".join(names))
 
+    def go_on_at(self, shard: int, group: int, name_byte: int) -> None:
+        """Make the next rows those of this shard, though the samples before it are not known."""
+        self._num_shards, self.num_groups, self.num_name_bytes = shard, group, name_byte
+
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """`info` with what is known of all samples."""
         return replace(

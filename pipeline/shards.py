@@ -269,10 +269,10 @@ def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
             raise ValueError("it is not the table that the description promises")
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{path} cannot be used ({reason}): write it again with `python shard_tools/upgrade_shards.py"
-            f" {path.parent}`"
-        ) from error
+        advice = f"write it again with `python shard_tools/upgrade_shards.py {path.parent}`"
+        if name == "shards":  # what the others are made of
+            advice = "put it back, or make the shards again"
+        raise InputError(f"{path} cannot be used ({reason}): {advice}") from error
     return np.asarray(rows)  # a view: np.memmap makes an object of every row
 
 

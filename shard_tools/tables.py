@@ -90,12 +90,12 @@ def hash_of_description(said: dict[str, Any]) -> str:
 
 
 def hashed(folder: Path, shard: ShardInfo) -> ShardInfo:
-    """A shard with the hashes of the files beside its tar."""
-    return replace(
-        shard,
-        index_sha256=file_hash(folder / shard.index_name),
-        samples_sha256=file_hash(folder / shard.samples_name),
-    )
+    """A shard with the hashes of the files beside its tar. Raises InputError if one is missing."""
+    try:
+        index, samples = (file_hash(folder / name) for name in (shard.index_name, shard.samples_name))
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read ({error.strerror}): put it back") from error
+    return replace(shard, index_sha256=index, samples_sha256=samples)
 
 
 def _shard_row(shard: ShardInfo, first_sample: int) -> tuple[Any, ...]:
