@@ -47,7 +47,8 @@ class RowMaker:
         self.num_samples += len(samples)
         self.num_groups += sum(map(len, groups))
         self.num_name_bytes += sum(map(len, names))
-        return ShardRows(rows, np.concatenate([np.empty(0, GROUP), *groups]), b"".join(names))
+        held = [part for part in groups if len(part)]
+        return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GROUP), b"".join(names))
 
     def go_on_at(self, shard: int, group: int, name_byte: int) -> None:
         """Make the next rows those of this shard, though the samples before it are not known."""
