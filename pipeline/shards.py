@@ -18,7 +18,7 @@ and, from schema version 2 on, tables of the whole dataset, whose names end in t
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, overload
 
@@ -242,12 +242,7 @@ def _described(raw: dict[str, Any], shards: Sequence[ShardInfo]) -> DatasetInfo:
     checked: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
     if checked.schema_version > 1 and checked.tables.keys() != {*TABLES, "names"}:
         raise ValueError(f"its tables are {', '.join(checked.tables) or 'missing'}")
-    return DatasetInfo(
-        **{
-            entry.name: shards if entry.name == "shards" else getattr(checked, entry.name)
-            for entry in fields(DatasetInfo)
-        }
-    )
+    return replace(checked, shards=shards)
 
 
 def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
