@@ -60,6 +60,7 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
+            metrics.watch(model)
             metrics.announce(config)
             if first_step > 0 and objective.review_due(first_step, is_last=first_step == horizon.total_steps):
                 review(objective, first_step, metrics, stop, folder)

@@ -35,6 +35,7 @@ from pipeline.shards import (
 )
 from progress import progress_bar
 from shard_tools.encode import file_hash
+from shard_tools.inputs import Member
 from shard_tools.picture import Pose, UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.tables import hash_of_description, hashed
@@ -42,6 +43,7 @@ from shard_tools.timing import read_timing
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import PLACE, index_of, list_members
+from terminal import say
 
 RATE_TOLERANCE = 0.005  # of frames a second: containers round the times of frames
 Members = dict[str, tuple[int, int]]
@@ -236,7 +238,7 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
 def decode(video: Video) -> str | None:
     """What is wrong with a video, or None."""
     av.logging.set_level(None)
-    place = f"{video.shard}::{video.offset}:{video.size}:{video.member}"
+    place = Member(str(video.shard), video.offset, video.size, video.member)
     try:
         with fetched(place, None) as path:
             wrong = "; ".join(_differences(path, video.said))
@@ -299,8 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     problems += decoding_problems(videos, parsed.workers)
     for problem in problems:
-        print(problem)
-    print(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
+        say(problem)
+    say(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
     return 1 if problems else 0
 
 

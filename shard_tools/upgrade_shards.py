@@ -14,6 +14,7 @@ from errors import InputError, run_command
 from pipeline.shards import SCHEMA_VERSION, DatasetInfo, read_dataset_info
 from shard_tools.build import WORK_FOLDER, locked_folder
 from shard_tools.tables import publish
+from terminal import say
 
 
 def upgrade(folder: Path) -> DatasetInfo:
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of shards")
     folder = parser.parse_args(arguments).folder
     info = upgrade(folder)
-    print(f"{info.num_samples} samples in {len(info.shards)} shards have tables of schema version {SCHEMA_VERSION}")
+    say(f"{info.num_samples} samples in {len(info.shards)} shards have tables of schema version {SCHEMA_VERSION}")
     return 0
 
 
