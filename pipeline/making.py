@@ -53,7 +53,7 @@ class ClipMaker:
         self._all_plain = not dataset.holds_copies
         self._is_plain: dict[int, bool] = {}  # of the copied samples that have been looked at
         self._failed_in_dali: set[int] = set()
-        self.all_by_dali = self._all_plain and all(map(self._suits_dali, range(len(dataset.samples))))
+        self.all_by_dali = self._all_plain and _takes_all(self._by_dali, dataset)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -155,7 +155,7 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
     if config.decoder == "pyav" or (config.decoder == "auto" and not on_gpu):
         return {}
     known, reason = _known_to_dali(device)
-    unknown = ", ".join(sorted({sample.codec for sample in dataset.samples} - known.keys()))
+    unknown = ", ".join(sorted(dataset.info.codecs.keys() - known.keys()))
     if not unknown:
         return known
     sentence = f"DALI does not decode {unknown} on {device.type}{reason}, and {dataset.folder} holds it"
@@ -163,6 +163,11 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
         raise InputError(f"{sentence}: set data.decoder to auto")
     notice(f"{sentence}: PyAV does, on {config.threads} CPU threads", once_a_node=True)
     return known
+
+
+def _takes_all(known: dict[str, Limits], dataset: ShardDataset) -> bool:
+    """Whether DALI takes every video, as far as codec and sides tell."""
+    return all(name in known and known[name].admit_all(sides) for name, sides in dataset.info.codecs.items())
 
 
 def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:

@@ -5,7 +5,6 @@ Batch m of rank r holds positions (m · world_size + r) · batch_size + 0, 1, �
 batch sees the same order, and going on after a restart takes nothing but m.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -20,7 +19,6 @@ from pipeline.config import DataConfig
 from pipeline.crops import Crop
 from pipeline.dataset import ShardDataset
 from pipeline.draws import Purpose
-from pipeline.shards import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
     Segments have no stride: they reach over whatever is stored.
     """
     frame_stride = config.frame_stride
-    thinned = {sample.frame_stride for sample in dataset.samples} if config.sampling == "strided" else set()
+    thinned = dataset.info.frame_strides if config.sampling == "strided" else []
     for stride in thinned:
         if frame_stride % stride:
             raise InputError(
@@ -226,9 +224,12 @@ def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], count: int | N
         return samples
     if count > len(samples):
         raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
-    chosen: Callable[[int], Sample] = dataset.samples.__getitem__
-    by_content = sorted(samples.tolist(), key=lambda index: (chosen(index).sha256, chosen(index).key))
-    return np.sort(np.array(by_content[:count]))
+    hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
+    order = np.lexsort(hashes.T[::-1])
+    # Copies of one video are told apart by their keys.
+    same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
+    order[same] = sorted(order[same].tolist(), key=lambda place: dataset.samples[int(samples[place])].key)
+    return np.sort(samples[order[:count]])
 
 
 class _Mix:

@@ -35,6 +35,7 @@ from shard_tools.layout import KEY_DIGITS, assign
 from shard_tools.plan import Entry, Plan, in_pieces
 from shard_tools.report import describe
 from shard_tools.settings import Settings
+from shard_tools.tables import publish
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, write_shard
@@ -305,8 +306,7 @@ class Build:
         if shards:
             samples = [sample for shard in shards for sample in read_samples(self.folder, shard)]
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
-            write_text(self.folder / DATASET_FILE, json.dumps(info.to_json(), indent=2) + "\n")
-            self.done = info
+            self.done = publish(self.folder, info)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
         self.plan_file.unlink()

@@ -21,6 +21,9 @@ from shard_tools.settings import COPY, Settings
 from shard_tools.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
 from shard_tools.timing import Timing, read_timing
 
+# A fragment a group of pictures, each decodable behind the first bytes of the file alone: see pipeline/groups.py. The
+# trailer, a table of the fragments, would be of no use to a clip.
+FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
@@ -42,8 +45,8 @@ class Writer:
     """Writes frames of one size into one file at a constant rate."""
 
     def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
-        # bitexact leaves the libraries' versions out of the container; faststart puts the table of contents first.
-        options = {"fflags": "+bitexact"} | ({"movflags": "+faststart"} if codec.container == "mp4" else {})
+        # bitexact leaves the libraries' versions out of the container.
+        options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
         self.container = av.open(str(path.absolute()), "w", format=codec.container, options=options)
         quality = codec.default_quality if settings.quality is None else settings.quality
         encoder_options = codec.options(settings.gop, quality, settings.preset)

@@ -3,16 +3,22 @@
 import hashlib
 import io
 import json
+import mmap
 import tarfile
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import numpy as np
+
 from durable import write_aside, write_text
-from pipeline.shards import Sample, ShardInfo
+from pipeline.groups import GROUP, read_groups
+from pipeline.rows import groups_text
+from pipeline.shards import Sample, ShardInfo, sample_line
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
+PLACE = ("offset", "size", "groups")  # what of a Sample follows from the tar
 
 
 class ChangedError(Exception):
@@ -47,8 +53,8 @@ class HashingReader:
 
 
 def tar_metadata(sample: Sample) -> bytes:
-    """The <key>.json member: all of a sample but its place in the tar."""
-    value = {name: content for name, content in asdict(sample).items() if name not in ("offset", "size")}
+    """The <key>.json member: all of a sample but what follows from the tar."""
+    value = {name: content for name, content in asdict(sample).items() if name not in PLACE}
     return json.dumps(value).encode()
 
 
@@ -66,13 +72,34 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
                     _add_video(tar, sample, path)
         members = list_members(aside)
     placed = [
-        replace(sample, offset=members[f"{sample.key}.{sample.container}"][0], size=path.stat().st_size)
+        replace(
+            sample,
+            offset=members[f"{sample.key}.{sample.container}"][0],
+            size=path.stat().st_size,
+            groups=groups_text(groups_in(sample, path)),
+        )
         for sample, path in samples
     ]
     info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
     write_text(folder / info.index_name, index_of(members))
-    write_text(folder / info.samples_name, "".join(json.dumps(asdict(sample)) + "\n" for sample in placed))
+    with write_aside(folder / info.samples_name) as aside:
+        aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
+
+
+def groups_in(sample: Sample, path: Path) -> np.ndarray:
+    """The group table's rows of a video that we have encoded.
+
+    One that was copied may be cut into groups too, but whether these need each other only its encoder knows.
+    """
+    if sample.sha256 == sample.source_sha256:
+        return np.empty(0, GROUP)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as video,
+        memoryview(video) as view,
+    ):
+        return read_groups(view, sample.num_frames)
 
 
 def _add_video(tar: tarfile.TarFile, sample: Sample, path: Path) -> None:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
+from pipeline.dataset import Part, Samples, ShardDataset, ShardOf
+from pipeline.groups import GROUP
+from pipeline.index import Tables
 from pipeline.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
-from pipeline.shards import DatasetInfo, Sample
+from pipeline.rows import RowMaker
+from pipeline.shards import DatasetInfo, Sample, ShardInfo
 
 
 def table(
@@ -23,14 +26,19 @@ def table(
     """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s]."""
     samples = [
         Sample(
-            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4", f"{i * 7919 % 10007:05d}"
+            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4",
+            f"{i * 7919 % 10007:064d}", size=1000,
         )
         for i in range(sum(counts))
-    ]
-    shard_of = np.repeat(np.arange(len(counts)), counts)
-    info = DatasetInfo(len(samples), 0, 0, [], {}, [])
-    shards = [f"shard-{s}.tar" for s in range(len(counts))]
-    return ShardDataset(Path("made"), info, samples, shard_of, shards, np.array(parts or [0] * len(counts)))
+    ]  # fmt: skip
+    shards = [ShardInfo(f"shard-{s}.tar", count, 2000, 64 * "0") for s, count in enumerate(counts)]
+    maker, ends = RowMaker(), np.cumsum(counts)
+    made = [maker.rows_of(samples[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    info = maker.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
+    tables = {"names": b"".join(rows.names for rows in made), "groups": np.empty(0, GROUP)}
+    part = Part("made", Tables(info, ends - counts, np.concatenate([rows.samples for rows in made]), tables), None)
+    shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
+    return ShardDataset(Path("made"), info, Samples([part]), shard_of, names, np.array(parts or [0] * len(counts)))
 
 
 def plan_of(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> Plan:
