@@ -85,7 +85,8 @@ def test_only_keys_that_change_results_count_as_different():
 def test_the_recipes_hold_the_papers_numbers():
     for name, stride, flip in (("ssv2", 2, False), ("k400", 4, True)):
         config = parse(["--config", f"configs/{name}_pretrain.yaml", "data.shards=s"])
-        assert (config.epochs, config.batch_size, config.data.frame_stride, config.data.flip) == (800, 32, stride, flip)
+        assert (config.epochs, config.data.frame_stride, config.data.flip) == (800, stride, flip)
+        assert [config.clips_per_step(processes) for processes in (1, 8, 99)] == [256] * 3
         assert (config.data.crop, config.data.sampling, config.data.repeats) == ("multiscale", "strided", 1)
         assert config.model.num_visible == 78
         optimizer = config.optimizer
@@ -105,7 +106,8 @@ def test_the_recipes_hold_the_papers_numbers():
 def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride, flip):
     config = parse(["--config", f"configs/{name}_finetune.yaml", "data.shards=s"])
     data, finetune, optimizer = config.data, config.finetune, config.optimizer
-    assert (config.epochs, config.batch_size, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, 8, base_lr, 5)
+    assert (config.epochs, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, base_lr, 5)
+    assert [config.clips_per_step(processes) for processes in (1, 8, 9)] == [64] * 3
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.05)
     assert (data.sampling, data.frame_stride, data.flip, data.repeats) == (sampling, stride, flip, 1)
     assert (data.crop, data.crop_min_area, data.random_erasing) == ("random_resized", 0.08, 0.25)
