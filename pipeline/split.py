@@ -15,8 +15,8 @@ def passes(clips: int, most: int, together: int, world_size: int, rank: int) -> 
         raise InputError(f"global_batch is {clips}: give a multiple of {together}, as so many clips stay in one batch")
     if groups < world_size:
         raise InputError(
-            f"global_batch is {clips}, less than one batch of {together} for each of {world_size} processes:"
-            " start fewer, or raise global_batch"
+            f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {together} clips: start"
+            " fewer processes, or raise global_batch"
         )
     rounds = -(-groups // (world_size * (most // together)))
     size, larger = divmod(groups, world_size * rounds)

@@ -27,6 +27,8 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("foo=3", "foo"),
         ("batch_size=many", "batch_size"),
         ("batch_size=0", "batch_size"),
+        ("global_batch=0", "global_batch is 0"),
+        ("distributed.timeout_s=0", "distributed.timeout_s is 0"),
         ("model.mask_ratio=1.5", "model.mask_ratio is 1.5"),
         ("model.mask_ratio=0", "model.mask_ratio is 0"),
         ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
@@ -55,6 +57,11 @@ def test_bad_values_are_one_sentence(override, says):
     assert "Traceback" not in str(raised.value)
 
 
+def test_accumulation_follows_from_the_global_batch():
+    with pytest.raises(InputError, match="accumulate follows from global_batch and batch_size"):
+        parse(["data.shards=s", "global_batch=16", "accumulate=2"])
+
+
 def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
     parse(["data.shards=s", "model.activation_checkpointing=true"])
     with pytest.raises(InputError, match="activation_checkpointing is for pre-training"):
@@ -78,6 +85,7 @@ def test_only_keys_that_change_results_count_as_different():
     earlier = yaml.safe_load(to_yaml(config))
     assert differences(dataclasses.replace(config, log_every=3, run="elsewhere"), earlier) == []
     assert differences(dataclasses.replace(config, seed=1), earlier) == ["seed: 0 -> 1"]
+    assert differences(dataclasses.replace(config, global_batch=64), earlier) == []
     del earlier["data"]["flip"]  # as if the option were newer than the earlier run
     assert differences(config, earlier) == []
 
