@@ -76,17 +76,12 @@ image-base:
 image-buildah: image-base
 	$(BUILDAH) bud --pull-never --build-arg BASE=localhost/adamae-base --tag $(IMAGE) $(SECRETS) .
 
-# Everything that needs a GPU: the tests that are left out elsewhere, the kernels' tests compiled instead of interpreted,
-# then the benchmarks, into benchmarks/results/<gpu>/.
-# Where the machine brings its own PyTorch: PYTHONPATH=. make -o .venv/installed -o .venv/installed-dev bench-gpu BIN=/usr/bin
-GPU_BENCHMARKS := $(wildcard benchmarks/kernel_speed.py) benchmarks/memory_vs_ratio.py benchmarks/train_throughput.py
+# Everything that needs a GPU, in stages of at most 8 minutes (benchmarks/on_gpu.py), into benchmarks/results/<gpu>/:
+# `make bench-gpu STAGES="probe tests"` for some of them, VIDEOS=folder for your own videos.
+# Where the machine brings its own PyTorch: make -o .venv/installed-dev bench-gpu BIN=/usr/bin
+STAGES ?=
 
-bench-gpu: .venv/installed-dev $(if $(VIDEOS),,$(DEMO)/videos/.drawn)
+bench-gpu: .venv/installed-dev
 	$(BIN)/python3 -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device here")'
-	$(BIN)/python3 -m pytest -m gpu
-	$(BIN)/python3 -m pytest -m "not gpu" --ignore tests/kernels/test_compile.py tests/kernels
-	set -e; for benchmark in $(GPU_BENCHMARKS); do $(BIN)/python3 $$benchmark; done
-	set -e; for table in a b c d e f; do $(BIN)/python3 benchmarks/ablations.py --table $$table; done
-	$(BIN)/python3 benchmarks/pipeline_throughput.py "$(DEMO_VIDEOS)"
-	$(BIN)/python3 benchmarks/end_to_end.py "$(DEMO_VIDEOS)"
-	$(BIN)/python3 benchmarks/loader_settings.py "$(DEMO_VIDEOS)"
+	$(BIN)/python3 benchmarks/on_gpu.py $(STAGES) $(if $(VIDEOS),--videos "$(VIDEOS)") \
+	  --output "benchmarks/results/$$($(BIN)/python3 -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')"

@@ -1,11 +1,12 @@
 """Masking ratio against GPU memory and speed, with the paper's figures beside ours.
 
-    python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--output FOLDER]
+    python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--all] [--output FOLDER]
 
 Every point's memory is predicted for a GPU at --batch-size, byte by byte and by part of the model. With a GPU every
-point is then measured there, and two of them also compiled; without one, the points that `measured_on_cpu` names are
-measured at batch 2, and the predicted bytes saved for backward must equal the counted ones. Each measured point has a
-process of its own.
+point is then measured there, and the paper's also compiled; without one, the paper's is measured at batch 2, and the
+predicted bytes saved for backward must equal the counted ones. Table and plot are there as soon as the paper's ratios
+are predicted, and are written anew with every point. --all: also every ratio and decoder depth with activation
+checkpointing, and on a CPU the points that `measured_on_cpu` names. Each measured point has a process of its own.
 """
 
 import argparse
@@ -68,14 +69,17 @@ class Point:
     measured_on_cpu: bool = False
 
 
-def points(size: str) -> list[Point]:
+def points(size: str, every: bool) -> list[Point]:
+    """The table's, those of the paper's main one first; `every`: what takes long, too."""
     base = ModelConfig(size=size)  # type: ignore[arg-type]
     of_paper = size == "base"
     found = []
     for masking in ("adaptive", "random", "tube", "frame"):
         for ratio in FRAME_RATIOS if masking == "frame" else RATIOS:
             config = replace(base, masking=masking, mask_ratio=ratio)
-            on_cpu = masking == "adaptive" or (masking, ratio) == ("random", 0.9)
+            on_cpu = (masking, ratio) == ("adaptive", 0.95)
+            if every:
+                on_cpu = masking == "adaptive" or (masking, ratio) == ("random", 0.9)
             found.append(Point("ratio", config, PAPER_GB.get((masking, ratio)) if of_paper else None, on_cpu))
     for depth in (1, 2, 8):
         paper_gb = PAPER_GB_BY_DEPTH[depth] if of_paper else None
@@ -89,17 +93,17 @@ def points(size: str) -> list[Point]:
     ):
         paper_gb = PAPER_GB_BY_SAMPLER.get((config.sampler, config.sampler_depth, config.sampler_width))
         found.append(Point("sampler", config, paper_gb if of_paper else None))
-    return [*found, *checkpointed(found)]
+    return [*found, *checkpointed([point for point in found if every or is_default(point)], measured_on_cpu=every)]
 
 
-def checkpointed(found: list[Point]) -> list[Point]:
+def checkpointed(found: list[Point], measured_on_cpu: bool) -> list[Point]:
     """Adaptive masking at every ratio and decoder depth once more, with activation checkpointing."""
     return [
         replace(
             point,
             config=replace(point.config, activation_checkpointing=True),
             paper_gb=None,
-            measured_on_cpu=is_default(point),
+            measured_on_cpu=measured_on_cpu and is_default(point),
         )
         for point in found
         if point.axis in ("ratio", "decoder depth") and point.config.masking == "adaptive"
@@ -127,7 +131,7 @@ def predicted_row(point: Point, batch_size: int) -> Row:
         "batch_size": batch_size,
         "paper_gb": point.paper_gb,
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
-        "compiled_predicted_peak_gib": compiled_gib(point, batch_size),
+        "compiled_predicted_peak_gib": None,  # it takes a minute: later
     }
     row |= {f"saved_{part}_mib": round(size / 2**20, 1) for part, size in account.saved.items()}
     row["saved_mib"] = round(sum(account.saved.values()) / 2**20, 1)
@@ -253,6 +257,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--batch-size", type=int, default=16, help="clips that memory is predicted for")
     parser.add_argument("--repetitions", type=int, help="timed steps of a point; default 20 on a GPU, 2 on a CPU")
+    parser.add_argument("--all", action="store_true", help="also what takes long: on 2 CPU cores some minutes more")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
     if options.batch_size < 1:
@@ -263,18 +268,27 @@ def main(arguments: list[str] | None = None) -> None:
     about = machine(device)
     about["precision"] = usable_precision(device, "bf16")
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
-    table = points(options.size)
+    table = points(options.size, options.all)
+    folder = options.output or default_output(device)
+    rows: list[Row] = []
+
+    def report() -> None:
+        write_results(folder, "memory_vs_ratio", rows, about, notes(on_gpu))
+        draw(rows, folder / "memory_vs_ratio.png", options.batch_size)
+
     predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
-    rows = list(progress_bar(predicted, unit="point", desc="predicted", total=len(table)))
+    for row in progress_bar(predicted, unit="point", desc="predicted", total=len(table)):
+        rows.append(row)
+        if len(rows) in (len(RATIOS), len(table)):
+            report()
     for point, row in progress_bar(list(zip(table, rows, strict=True)), unit="point", desc="measured"):
+        row["compiled_predicted_peak_gib"] = compiled_gib(point, options.batch_size)
         if on_gpu:
             row.update(gpu_columns(point, row, options.repetitions or 20, matmul))
         elif point.measured_on_cpu:
             row.update(cpu_columns(point, row, options.repetitions or 2, matmul))
-
-    folder = options.output or default_output(device)
-    write_results(folder, "memory_vs_ratio", rows, about, notes(on_gpu))
-    draw(rows, folder / "memory_vs_ratio.png", options.batch_size)
+        if on_gpu or point.measured_on_cpu or is_default(point):
+            report()
     print(f"wrote {folder}/memory_vs_ratio.csv, .json, .md and .png")
 
 

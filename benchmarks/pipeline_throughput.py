@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
-from pipeline.graph import CPU_CODECS
+from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.loader import Loader
 from pipeline.nvdec import NvdecError, read_limits
 from pipeline.plan import Plan
@@ -39,7 +39,6 @@ from pipeline.video import decode_frames
 from progress import progress_bar
 from shard_tools.layout import key_of
 
-BATCH_SIZE = 8
 FRAME_STRIDE = 4
 WARM_UP_BATCHES = 4
 PACKAGES = ("av", "nvidia-dali-cuda130", "webdataset", "decord", "torchcodec")
@@ -53,6 +52,7 @@ class Case:
     decoder: str
     encode: str  # of the shards; original: the files as they were
     repeats: int = 1
+    batch_size: int = 8
 
     @property
     def name(self) -> str:
@@ -65,7 +65,8 @@ def main() -> None:
     work = options.work or kept_folder(options.videos)
     for encode in {*options.encodes, "copy"}:
         prepare(options.videos, work / encode, encode)
-    cases = make_cases(options.encodes, device)
+    batch_size = options.batch_size or (64 if device.type == "cuda" else 8)
+    cases = [replace(case, batch_size=batch_size) for case in make_cases(options.encodes, device)]
     rows = [
         in_fresh_process(measure, case, work, options.seconds, options.threads, device.type)
         for case in progress_bar(cases, unit="loader")
@@ -76,7 +77,7 @@ def main() -> None:
     about = machine(device, PACKAGES)
     about |= {"videos": len(ShardDataset.open(work / "copy").samples), "threads": options.threads}
     notes = [
-        f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; batches of {BATCH_SIZE}."
+        f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; batches of {batch_size}."
         f" One round of {options.seconds:g} s a loader, after {WARM_UP_BATCHES} batches.",
         f"times_reference: clips per CPU-second against {reference['loader']} over the {reference['encode']} files.",
     ]
@@ -91,12 +92,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("videos", type=Path, help="folder of videos")
     parser.add_argument("--encodes", nargs="+", default=["h264", "mjpeg", "copy"], help="of make_shards.py")
     parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for each loader")
+    parser.add_argument("--batch-size", type=int, help="clips; default: 64 on a GPU, 8 on a CPU")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="or worker processes")
     parser.add_argument("--work", type=Path, help="folder that keeps the shards")
     parser.add_argument("--output", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
     if not options.videos.is_dir():
         raise InputError(f"{options.videos} is no folder of videos")
+    if options.batch_size is not None and options.batch_size < 1:
+        raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
     return options
 
 
@@ -132,7 +136,10 @@ def can_take_part(decoder: str) -> bool:
 
 
 def codecs_of_dali(device: torch.device) -> Iterable[str]:
-    """What DALI decodes on the device; if NVDEC cannot be reached, nothing, and that is said."""
+    """What DALI decodes on the device; if it or NVDEC cannot be reached, nothing, and that is said."""
+    if not dali_is_installed():
+        print("DALI is left out: nvidia-dali is not installed", file=sys.stderr)
+        return ()
     if device.type != "cuda":
         return CPU_CODECS
     try:
@@ -197,7 +204,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
         frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats, num_threads=threads  # type: ignore[arg-type]
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
-    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH_SIZE)
+    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
     with Loader(dataset, plan, device, config, None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
@@ -222,12 +229,12 @@ def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
 def baseline_batches(case: Case, folder: Path, threads: int, _: torch.device) -> Iterator[Contender]:
     stride = FRAME_STRIDE // ShardDataset.open(folder).samples[0].frame_stride
     if case.loader == "webdataset":
-        batches = tar_batches(sorted(folder.glob("*.tar")), stride, BATCH_SIZE, threads)
+        batches = tar_batches(sorted(folder.glob("*.tar")), stride, case.batch_size, threads)
     else:
         files = sorted((folder / "files").iterdir())
-        batches = file_batches(DECODERS[case.decoder], files, stride, BATCH_SIZE, threads)
+        batches = file_batches(DECODERS[case.decoder], files, stride, case.batch_size, threads)
     first = next(batches)
-    shape = (BATCH_SIZE, NUM_FRAMES, 3, SIDE, SIDE)
+    shape = (case.batch_size, NUM_FRAMES, 3, SIDE, SIDE)
     require("a baseline gives whole clips", tuple(first.shape) == shape, str(first.shape))
     yield (len(batch) for batch in batches), dict
 

@@ -40,6 +40,7 @@ from progress import progress_bar
 
 GPU_BATCHES = (16, 32, 64, 128, 256)
 CPU_BATCHES = (2,)
+GPU_WARM_UP, GPU_REPETITIONS, CPU_REPETITIONS = 10, 30, 4
 LOSS_TOLERANCE = 1e-4  # relative, in fp32
 
 
@@ -71,7 +72,8 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     clip = noise_clip(config, batch_size, device)
     try:
         step = _step(contender, config, clip)
-        call_times(step, device, warmup=2 if device.type == "cuda" else 0, repetitions=1)
+        # On a GPU the first ones compile and tune, the next ones bring it to its usual clock.
+        call_times(step, device, warmup=GPU_WARM_UP if device.type == "cuda" else 0, repetitions=1)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
         start = time.process_time()
@@ -139,7 +141,10 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device()
     on_gpu = device.type == "cuda"
     batches = options.batch_size or list(GPU_BATCHES if on_gpu else CPU_BATCHES)
-    if min([*batches, options.rounds, options.repetitions]) < 1:
+    repetitions = GPU_REPETITIONS if on_gpu else CPU_REPETITIONS
+    if options.repetitions is not None:
+        repetitions = options.repetitions
+    if min([*batches, options.rounds, repetitions]) < 1:
         raise InputError("--batch-size, --rounds and --repetitions must be whole numbers of at least 1")
     about = machine(device)
     check_losses(options.size, device)
@@ -152,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     races = [(base, "naive AdaMAE"), (replace(base, masking="random", mask_ratio=0.9), "Hugging Face VideoMAE")]
     rows: list[Row] = []
     for config, baseline in progress_bar(races, unit="race"):
-        found = race(config, [*ours, baseline], batches, options.rounds, options.repetitions)
+        found = race(config, [*ours, baseline], batches, options.rounds, repetitions)
         compare(found, baseline)
         flops = predict(config, 1).flops
         for row in found:
@@ -182,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, nargs="+", help="default: 16 to 256 on a GPU, 2 on a CPU")
     parser.add_argument("--compile", action="store_true", help="also ours compiled, on a CPU (on a GPU it always is)")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=4, help="timed steps of a contender in a round")
+    parser.add_argument(
+        "--repetitions", type=int, help="timed steps of a contender in a round; default: 30 on a GPU, 4 on a CPU"
+    )
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     return parser
 

@@ -1,13 +1,11 @@
 """The DALI way from bytes to clips: decode, crop, flip, scale, on the GPU (NVDEC) or, for a few codecs, on the CPU."""
 
+import importlib.util
 from typing import Any
 
 import numpy as np
-import nvidia.dali.fn as fn
 import torch
 from jaxtyping import UInt8
-from nvidia.dali import Pipeline
-from nvidia.dali.types import DALIDataType, DALIInterpType
 from torch import Tensor
 
 from devices import on_device
@@ -15,6 +13,11 @@ from pipeline.plan import ClipPlan, PlanRow
 
 # What fn.decoders.video takes on the CPU in DALI 2.4, as FFmpeg names codecs; nvdec.py has the GPU's.
 CPU_CODECS = {"vp8", "vp9", "mjpeg"}
+
+
+def dali_is_installed() -> bool:
+    """Asked for without importing it, which takes half a second."""
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 class Graph:
@@ -25,6 +28,9 @@ class Graph:
     """
 
     def __init__(self, device: torch.device, plan: ClipPlan, max_videos: int, num_threads: int) -> None:
+        from nvidia.dali import Pipeline, fn  # where PyAV decodes all, nothing needs DALI, and it may be missing
+        from nvidia.dali.types import DALIDataType, DALIInterpType
+
         self._views = plan.views
         on_gpu = device.type == "cuda"
         self._pipeline = Pipeline(

@@ -16,7 +16,7 @@ from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
-from pipeline.graph import CPU_CODECS
+from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
@@ -146,7 +146,7 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
     on_gpu = device.type == "cuda"
     if config.decoder == "pyav" or (config.decoder == "auto" and not on_gpu):
         return {}
-    known, reason = _known_to_dali(device) if on_gpu else (dict.fromkeys(CPU_CODECS, Limits()), "")
+    known, reason = _known_to_dali(device)
     unknown = ", ".join(sorted({sample.codec for sample in dataset.samples} - known.keys()))
     if not unknown:
         return known
@@ -159,6 +159,10 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
 
 def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
     """Codecs, and where there are none, the reason."""
+    if not dali_is_installed():
+        return {}, ", since nvidia-dali is not installed"
+    if device.type == "cpu":
+        return dict.fromkeys(CPU_CODECS, Limits()), ""
     try:
         return read_limits(device), ""
     except NvdecError as error:

@@ -27,6 +27,7 @@ from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
 from pipeline.loader import Batch, Loader
+from pipeline.making import _codecs_for_dali
 from pipeline.plan import Plan, PlanRow, ViewPlan
 from pipeline.video import decode_frames
 
@@ -562,3 +563,23 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
     data = short.shard_path(row.sample).read_bytes()[sample.offset : sample.offset + sample.size]
     frames = decode_frames(data, row.frames)[:, :, row.crop.x : row.crop.x + 48]
     assert np.abs(frames.astype(int) - batch.clip[0].permute(1, 2, 3, 0).numpy()).max() <= 2
+
+
+def test_without_dali_pyav_decodes_all(
+    short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.making.dali_is_installed", lambda: False)
+    assert _codecs_for_dali(short, torch.device("cuda"), DataConfig()) == {}
+    assert "since nvidia-dali is not installed" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"nvidia-dali is not installed.*set data.decoder to auto"):
+        _codecs_for_dali(short, CPU, DataConfig(decoder="dali"))
+
+
+def test_no_command_imports_dali_before_it_decodes_with_it() -> None:
+    """Where it is missing, everything else works."""
+    program = "import sys; sys.modules['nvidia.dali'] = None; import train, evaluate, visualize, benchmarks.on_gpu"
+    imports = subprocess.run(
+        [sys.executable, "-c", f"{program}, benchmarks.end_to_end, benchmarks.pipeline_throughput"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True,
+    )  # fmt: skip
+    assert imports.returncode == 0, imports.stderr

@@ -1,0 +1,93 @@
+"""What this machine offers a training run: driver, what NVDEC decodes, rates of copies and matrix products, packages.
+
+    python benchmarks/gpu_probe.py [--output FOLDER]
+
+Needs nothing but PyTorch and this repository's own plain modules; also runs, and says what is missing, without a GPU.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Row, default_output, machine, matmul_tflops, time_calls, write_results
+from devices import choose_device, usable_precision
+from errors import run_command
+from pipeline.nvdec import NvdecError, read_limits
+
+PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    options = parser.parse_args(arguments)
+    device = choose_device()
+    rows = [*driver(), *packages(), *rates(device), *nvdec(device)]
+    folder = options.output or default_output(device)
+    write_results(folder, "gpu_probe", rows, {**machine(device), "cores": len(os.sched_getaffinity(0))}, [])
+    print((folder / "gpu_probe.md").read_text(encoding="utf-8"))
+
+
+def row(what: str, figure: float | str | None, unit: str = "") -> Row:
+    return {"what": what, "figure": figure, "unit": unit}
+
+
+def driver() -> list[Row]:
+    """What the driver says of every GPU that it shows."""
+    if shutil.which("nvidia-smi") is None:
+        return [row("driver", "nvidia-smi is not here")]
+    asked = ("driver_version", "name", "memory.total", "power.limit", "clocks.max.sm", "pcie.link.gen.current")
+    told = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    lines = told.stdout.splitlines() if told.returncode == 0 else [(told.stderr or told.stdout).strip()]
+    return [row(f"driver of GPU {number}: {', '.join(asked)}", line) for number, line in enumerate(lines)]
+
+
+def packages() -> list[Row]:
+    return [row(f"package {name}", _version(name)) for name in PACKAGES]
+
+
+def rates(device: torch.device) -> list[Row]:
+    """Both directions of a copy count, as reading and writing do."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    inside = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
+    found = [row("copy on the device", round(2 * source.nbytes / inside.median_ms / 1e6, 1), "GB/s")]
+    if device.type == "cuda":
+        pinned = torch.zeros(2**28, dtype=torch.uint8, pin_memory=True)
+        place = target[: len(pinned)]
+        up = time_calls(lambda: place.copy_(pinned, non_blocking=True), device, warmup=3, repetitions=20)
+        found.append(row("copy from pinned memory", round(pinned.nbytes / up.median_ms / 1e6, 1), "GB/s"))
+    precision = usable_precision(device, "bf16")
+    return [*found, row(f"large matrix product, {precision}", round(matmul_tflops(device, precision), 2), "TFLOP/s")]
+
+
+def nvdec(device: torch.device) -> list[Row]:
+    if device.type != "cuda":
+        return [row("NVDEC", "there is no GPU")]
+    try:
+        limits = read_limits(device)
+    except NvdecError as error:
+        return [row("NVDEC", str(error))]
+    return [
+        row(f"NVDEC {codec}", f"{size.min_width}×{size.min_height} to {size.max_width}×{size.max_height}", "pixels")
+        for codec, size in limits.items()
+    ] or [row("NVDEC", "decodes no 8-bit 4:2:0 video")]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "is not installed"
+
+
+if __name__ == "__main__":
+    run_command(main)

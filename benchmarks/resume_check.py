@@ -1,0 +1,109 @@
+"""Is a run that was killed and started again the run that was left alone? Bit by bit, on the device that is here.
+
+    python benchmarks/resume_check.py SHARDS [section.key=value ...] [--steps 60] [--output FOLDER]
+
+The same small training is done undisturbed, killed (SIGKILL) and stopped (SIGTERM) in the middle, the last two started
+again. Compared are the weights at the end; on a CPU they must be equal, on a GPU the difference is told.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.harness import ROOT, Row, default_output, machine, require, write_results
+from devices import choose_device
+from errors import InputError, run_command
+from progress import progress_bar
+
+# Large enough for every kernel's usual path, small enough for a few seconds a run.
+SMALL = [
+    *("model.size=tiny", "model.num_frames=8", "model.image_size=64", "model.mask_ratio=0.75", "data.frame_stride=2"),
+    *("batch_size=8", "optimizer.warmup_epochs=0", "figure_every=null", "log_every=1"),
+]
+ENDINGS = {"undisturbed": None, "SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
+START_SECONDS = 240  # at most, until a run has made the steps before its end
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=Path, help="folder of shards, thinned to every frame or every second one")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="given to train.py")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    options = parser.parse_args(arguments)
+    if options.steps < 6:
+        raise InputError(f"--steps is {options.steps}: give at least 6, so that there is a middle")
+    device = choose_device()
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            name: command(options.shards, Path(folder, name), options.steps, options.overrides) for name in ENDINGS
+        }
+        for name, ending in progress_bar(ENDINGS.items(), unit="run"):
+            if ending is not None:
+                interrupt(commands[name], Path(folder, name), options.steps // 2, ending)
+            complete(commands[name])
+        rows = [compared(name, Path(folder, name), Path(folder, "undisturbed"), options.steps) for name in ENDINGS]
+    if device.type == "cpu":
+        require("a resumed run is the undisturbed one", all(r["equal"] for r in rows), str(rows))
+    about = {**machine(device), "steps": options.steps, "overrides": " ".join([*SMALL, *options.overrides])}
+    output = options.output or default_output(device)
+    write_results(output, "resume_check", rows, about, NOTES)
+    print((output / "resume_check.md").read_text(encoding="utf-8"))
+
+
+NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_weight` beside it."]
+
+
+def command(shards: Path, run: Path, steps: int, overrides: list[str]) -> list[str]:
+    settings = [f"data.shards={shards}", f"run={run}", f"steps={steps}", f"checkpoint_every={max(1, steps // 6)}"]
+    return [sys.executable, str(ROOT / "train.py"), *SMALL, *settings, *overrides]
+
+
+def interrupt(command: list[str], run: Path, step: int, ending: signal.Signals) -> None:
+    """Start a run and end it once it has logged `step`; raises InputError if it does not get there."""
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while logged_steps(run) < step:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise InputError(f"`{' '.join(command)}` did not reach step {step}: run it by hand to see why")
+            time.sleep(0.01)
+        process.send_signal(ending)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+
+
+def logged_steps(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def complete(command: list[str]) -> None:
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise InputError(f"`{' '.join(command)}` failed: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def compared(name: str, run: Path, reference: Path, steps: int) -> Row:
+    ours, theirs = (
+        load_file(folder / "checkpoints" / f"step-{steps:08d}" / "model.safetensors") for folder in (run, reference)
+    )
+    gaps = [(ours[key].float() - theirs[key].float()).abs().max().item() for key in theirs]
+    return {
+        "run": name,
+        "equal": all(torch.equal(ours[key], theirs[key]) for key in theirs),
+        "largest_difference": max(gaps),
+        "largest_weight": max(value.float().abs().max().item() for value in theirs.values()),
+    }
+
+
+if __name__ == "__main__":
+    run_command(main)

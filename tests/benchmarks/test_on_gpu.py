@@ -1,0 +1,111 @@
+"""The first hour on a GPU, rehearsed: a stage that fails or takes too long ends in a sentence, and the next goes on."""
+
+import json
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_probe, on_gpu, resume_check
+from benchmarks.on_gpu import STAGES, Goal, Place, Stage, run_stage
+from errors import InputError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, tmp_path / "scratch" / "videos", small=True)
+
+
+def of(*programs: str) -> Stage:
+    return Stage("", lambda _: [["-c", program] for program in programs])
+
+
+def test_a_stage_ends_with_its_first_failure_and_says_which(place: Place) -> None:
+    log = place.folder / "stage.log"
+    failing = of("print('first')", "import sys; sys.exit('error: the second one')", "print('never')")
+    assert run_stage(failing, place, log) == "`-c` failed with exit code 1: error: the second one"
+    assert "first" in log.read_text()
+    assert "never\n" not in log.read_text().replace("print('never')", "")
+    assert run_stage(of("print('fine')"), place, log) == "done"
+
+
+def test_a_stage_that_takes_too_long_is_given_up_with_all_it_has_started(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "STAGE_SECONDS", 1.0)
+    monkeypatch.setattr(on_gpu, "GRACE_SECONDS", 0.5)
+    alive = place.folder / "alive"
+    child = f"import time\nwhile True: open({str(alive)!r}, 'a').write('x'); time.sleep(0.05)"
+    parent = (
+        "import signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    )
+    started = time.monotonic()
+    assert run_stage(of(parent, "print('never')"), place, place.folder / "log") == "given up after 1 s in `-c`"
+    assert time.monotonic() - started < 10
+    size = alive.stat().st_size if alive.exists() else 0
+    time.sleep(0.3)
+    assert size == (alive.stat().st_size if alive.exists() else 0), "its child lives on"
+
+
+def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    def rows(name: str, found: list[dict]) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": found}))
+
+    point = {"axis": "ratio", "masking": "adaptive", "mask_ratio": 0.95, "activation_checkpointing": False}
+    rows("memory_vs_ratio", [{**point, "measured_peak_gib": 3.4}, {**point, "mask_ratio": 0.9}])
+    race = {"contender": "ours, compiled", "masking": "adaptive"}
+    rows("train_throughput", [{**race, "speed_up": 3.5, "mfu": 0.5}, {**race, "masking": "random", "speed_up": 9}])
+    kernel = {"who": "ours", "batch": 256, "phase": "forward"}
+    rows("kernel_speed", [{**kernel, "share_of_copy": 0.9}, {**kernel, "batch": 32, "share_of_copy": 0.1}])
+    found = {row["what"]: row for stage in STAGES.values() for goal in stage.goals for row in [goal.row(tmp_path)]}
+    assert found["GiB, batch 16, eager"] == {
+        "what": "GiB, batch 16, eager", "goal": "≤ 3.6", "figure": 3.4, "met": "yes",
+    }  # fmt: skip
+    assert found["GiB, batch 16, compiled"]["met"] == "not measured", "the row has no such figure"
+    assert (found["times the published step"]["figure"], found["times the published step"]["met"]) == (3.5, "no")
+    assert found["MFU, compiled"]["met"] == "yes"
+    assert found["slowest Triton kernel, share of copy bandwidth"]["figure"] == 0.9
+    assert found["share of synthetic speed"]["met"] == "not measured", "there is no such file"
+
+
+def test_every_stage_names_programs_that_are_there(place: Place) -> None:
+    for small in (True, False):
+        for stage in STAGES.values():
+            for command in stage.commands(Place(place.folder, place.videos, small)):
+                if command[0] != "-m":
+                    assert (on_gpu.ROOT / command[0]).is_file()
+                    assert hasattr(import_module(command[0].removesuffix(".py").replace("/", ".")), "main")
+    goals = [goal for stage in STAGES.values() for goal in stage.goals]
+    assert len({goal.what for goal in goals}) == len(goals)
+    assert all(isinstance(goal, Goal) for goal in goals)
+
+
+def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands themselves, in this process: to start one takes longer than what it does."""
+
+    def here(command: list[str], log: object, seconds: float) -> int:
+        monkeypatch.setattr(sys, "argv", command)
+        import_module(command[0].removesuffix(".py").replace("/", ".")).main(command[1:])
+        return 0
+
+    monkeypatch.setattr(on_gpu, "run", here)
+    monkeypatch.setattr(gpu_probe, "COPY_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr(gpu_probe, "matmul_tflops", lambda device, precision: 1.0)
+    assert on_gpu.main(["kernels", "probe", "--small", "--output", str(tmp_path)]) == 0
+    probed = {row["what"]: row["figure"] for row in json.loads((tmp_path / "gpu_probe.json").read_text())["rows"]}
+    assert probed["NVDEC"] == "there is no GPU"
+    assert probed["copy on the device"] > 0
+    goals = (tmp_path / "goals.md").read_text()
+    assert "stage probe: done" in goals
+    assert goals.index("stage probe") < goals.index("stage kernels"), "in the stages' own order"
+
+
+def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:
+    for arguments in (["nowhere", "--small"], ["--small", "--videos", "/nowhere"], ["probe"]):
+        with pytest.raises(InputError):
+            on_gpu.parse([*arguments, "--output", str(tmp_path)])
+    with pytest.raises(InputError, match="a middle"):
+        resume_check.main([str(tmp_path), "--steps", "3"])
