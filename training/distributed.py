@@ -123,8 +123,9 @@ class Agreement:
     """A question to all processes, answered while other work goes on: the device is never waited for."""
 
     def __init__(self, timeout_s: float) -> None:
-        several = dist.is_initialized()
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)) if several else None
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized():
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._yes = torch.zeros(1, dtype=torch.uint8)
         self._work: dist.Work | None = None
 

@@ -1,4 +1,4 @@
-"""Runs of several processes, and what happens to those on a cluster: they end by signals, freeze, and lose each other."""
+"""Runs of several processes, and what happens to those on a cluster: signals, frozen and lost processes."""
 
 import json
 import os

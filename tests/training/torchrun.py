@@ -1,5 +1,6 @@
 """torchrun's agents and workers on this machine, forked from a process that has imported everything: no 6 s each."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -109,6 +110,7 @@ def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     from train import parse, train
     from training.objective import Pretraining, StepResult
 
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
     slow_s, stuck_after = faults
