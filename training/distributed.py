@@ -125,7 +125,9 @@ class Agreement:
     def __init__(self, timeout_s: float) -> None:
         self._group: dist.ProcessGroup | None = None
         if dist.is_initialized():
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            assert isinstance(group, dist.ProcessGroup)  # for those outside of it, it is a number
+            self._group = group
         self._yes = torch.zeros(1, dtype=torch.uint8)
         self._work: dist.Work | None = None
 
