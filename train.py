@@ -53,6 +53,7 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
+            metrics.watch(model)
             metrics.announce(config)
             milestones = Milestones(config, folder, start, contents, objective, metrics, loader, stop)
             milestones.going_on(first_step)

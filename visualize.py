@@ -24,6 +24,7 @@ from model.config import ModelConfig
 from model.maps import Maps
 from model.pretrained import find_file, run_of, trained_stride
 from progress import progress_bar
+from terminal import say, written_out
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
             report.append((clip.name, list(sheets(model, clip, options.seed))))
     if report:
         write_text(output / "report.html", page(f"AdaMAE: {run}", report))
-    print(f"figures are in {output}")
+    say(f"figures are in {output}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -136,7 +137,7 @@ def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Name
 
 
 def labelled(title: str, rows: list[Row]) -> list[Row]:
-    return [row._replace(label=f"{title}:\n{row.label}") for row in rows]
+    return [row._replace(label=f"{written_out(title)}:\n{row.label}") for row in rows]
 
 
 def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:

@@ -127,7 +127,7 @@ def resume(place: Place) -> list[list[str]]:
 def learning(place: Place) -> list[list[str]]:
     """As far as the time goes; called again, it goes on with the points that are not done."""
     preset = place.sized(
-        "steps=2 batch_size=4 --preset cpu --num-videos 12 --strategies adaptive random --ratios 0.75 --seeds 0",
+        "steps=2 batch_size=4 --preset cpu --num-videos 96 --strategies adaptive random --ratios 0.75 --seeds 0",
         "--preset gpu --strategies adaptive random --ratios 0.95 --seeds 0",
     )
     return [["benchmarks/masking_quality.py", *preset, "--output", str(place.scratch / "masking_quality")]]

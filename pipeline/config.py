@@ -36,8 +36,10 @@ class DataConfig:
     num_threads: int | None = None  # None: this process's share of the cores
     prefetch: int = 3  # batches ready or in the making beyond the one in use: reading, decoding, done
     prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
-    cache: str = ""  # folder for shards of an object store, "": a folder in the system's temporary one
+    cache: str = ""  # folder for shards of an object store, "": the user's own, ~/.cache/adamae
     cache_gib: float = 50.0
+    download_timeout_s: float = 60.0  # an object store that brings less than 1 MiB in so long is asked anew
+    cached_batch: bool = False  # the first batch again and again: what a step takes then, the loader costs nothing of
     max_bad_share: float = 0.1  # stop when more than this share of the clips could not be decoded
     decode_timeout_s: float = 60.0  # a decode that takes longer counts as hung
 
@@ -47,7 +49,7 @@ class DataConfig:
         for name in ("subset", "num_threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
-        for name in ("cache_gib", "decode_timeout_s"):
+        for name in ("cache_gib", "download_timeout_s", "decode_timeout_s"):
             self._require(name, 0 < getattr(self, name) < math.inf, "give a finite number above 0")
         self._require("crop_min_area", 0 < self.crop_min_area <= 1, "give a share above 0 and up to 1")
         self._require("rand_augment", self.rand_augment >= 0, "give a whole number of at least 0")
@@ -65,7 +67,7 @@ class DataConfig:
 
     @property
     def shard_cache(self) -> Cache:
-        return Cache(Path(self.cache) if self.cache else None, self.cache_gib)
+        return Cache(Path(self.cache) if self.cache else None, self.cache_gib, self.download_timeout_s)
 
     @property
     def threads(self) -> int:

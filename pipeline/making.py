@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
+from terminal import say
 
+Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
 
@@ -56,8 +59,9 @@ class ClipMaker:
 
     @property
     def counts(self) -> Counter[str]:
+        """Sums since the start; seconds are those of all threads together."""
         with self._lock:
-            return Counter(self._counts)
+            return self._counts + self._dataset.cache.counts
 
     def count(self, **amounts: float) -> None:
         with self._lock:
@@ -73,8 +77,10 @@ class ClipMaker:
         while not task.abandoned:
             sample = group.rows[0].sample
             try:
+                self.reader.download(sample, task)
+                started = time.perf_counter()
                 data = self.reader.read(sample)
-                self.count(videos_read=1, bytes_read=len(data))
+                self.count(videos_read=1, bytes_read=len(data), read_seconds=time.perf_counter() - started)
                 if clips is None or self._goes_to_dali(sample, data):
                     group.data = data
                 else:
@@ -132,13 +138,15 @@ class ClipMaker:
     def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()
 
-        def store(view: int, time: int, image: UInt8[np.ndarray, "H W C"]) -> None:
+        def store(view: int, time: int, image: Image) -> None:
             with task.lock:
                 if not task.abandoned:
                     images[group.first + view, time] = image
 
         sample = self._dataset.samples[group.rows[0].sample]
-        self.count(frames_decoded=cut_views(data, sample, group.rows, self._plan.image_size, store))
+        started = time.perf_counter()
+        decoded = cut_views(data, sample, group.rows, self._plan.image_size, store)
+        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
 
 
 def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataConfig) -> dict[str, Limits]:
@@ -172,4 +180,4 @@ def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
 def notice(sentence: str, once_a_node: bool = False) -> None:
     """Tell the user of something that costs speed but stops nothing."""
     if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"note: {sentence}", file=sys.stderr)
+        say(f"note: {sentence}", sys.stderr)

@@ -2,16 +2,21 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from errors import InputError
 from pipeline.dataset import ShardDataset
+from pipeline.shards import Sample
 from pipeline.store import is_remote
 from pipeline.video import VideoError
-from pipeline.workers import Workers
+from pipeline.workers import Task, Workers
+
+OPENS = 5  # tries to open a copy before another process makes room of it
 
 
 class Reader:
@@ -20,22 +25,54 @@ class Reader:
     def __init__(self, dataset: ShardDataset) -> None:
         self._dataset = dataset
         self._downloads: Workers | None = None
+        self._closed = False
         self._requested = lru_cache(maxsize=64)(self._request)
         self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
+        self._renewed: set[int] = set()
+        self._renewing = threading.Lock()
+
+    def download(self, sample: int, task: Task) -> None:
+        """Have the sample's shard here; returns at once if it is. The time that this takes is none of the task's.
+
+        Raises InputError if the object store does not give it.
+        """
+        shard = int(self._dataset.shard_of[sample])
+        if is_remote(self._dataset.shards[shard]):
+            with task.clock_stopped():
+                self._file(shard)
 
     def read(self, sample: int) -> bytes:
         """The video of a sample. Raises VideoError if its bytes are not those that were put there.
 
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
-        video = self._dataset.samples[sample]
-        file = self._file(int(self._dataset.shard_of[sample]))  # held here: another thread may push it out of the cache
+        shard = int(self._dataset.shard_of[sample])
+        try:
+            return self._read(shard, self._dataset.samples[sample])
+        except VideoError:
+            if not self._renew(shard):
+                raise
+            return self._read(shard, self._dataset.samples[sample])
+
+    def _read(self, shard: int, video: Sample) -> bytes:
+        file = self._file(shard)  # held here: another thread may push it out of the cache
         data = os.pread(file.fileno(), video.size, video.offset)
         if len(data) < video.size:
             raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
         if hashlib.sha256(data).hexdigest() != video.sha256:
             raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
         return data
+
+    def _renew(self, shard: int) -> bool:
+        """Download a shard anew if its copy has been damaged here; whether that may have helped."""
+        if not is_remote(self._dataset.shards[shard]):
+            return False
+        with self._renewing:
+            if shard not in self._renewed:
+                self._renewed.add(shard)
+                self._local(shard, fresh=True)
+                self._file.cache_clear()
+        return True
 
     def expect(self, samples: Iterable[int]) -> None:
         """Have the shards of samples that will be read soon downloaded in the background; returns at once."""
@@ -44,7 +81,8 @@ class Reader:
                 self._requested(shard)
 
     def close(self) -> None:
-        """Close the files; reading again opens them again."""
+        """Stop the downloads and close the files. What is still to be read opens them again, but downloads nothing."""
+        self._closed = True
         self._file.cache_clear()
         if self._downloads is not None:
             self._downloads.close()
@@ -56,14 +94,19 @@ class Reader:
         self._downloads.submit(lambda _: self._local(shard))
 
     def _open(self, shard: int) -> BinaryIO:
-        try:
-            return open(self._local(shard), "rb")
-        except FileNotFoundError as error:
-            place = self._dataset.shards[shard]
-            raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder") from error
+        place = self._dataset.shards[shard]
+        for _ in range(OPENS if is_remote(place) else 1):
+            with suppress(FileNotFoundError):
+                return open(self._local(shard), "rb")
+        if is_remote(place):
+            raise InputError(f"the cache is too small to hold {place} until it is opened: raise data.cache_gib")
+        raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder")
 
-    def _local(self, shard: int) -> Path:
+    def _local(self, shard: int, *, fresh: bool = False) -> Path:
         place = self._dataset.shards[shard]
         if not is_remote(place):
             return Path(place)
-        return self._dataset.cache.fetch(place, version=self._dataset.info.shards[shard].sha256)
+        info = self._dataset.info.shards[shard]
+        return self._dataset.cache.fetch(
+            place, version=info.sha256, size=info.num_bytes, fresh=fresh, given_up=lambda: self._closed
+        )

@@ -1,20 +1,23 @@
 """Shards in an object store (s3://, gs://, https://, …: what fsspec knows), kept in a local folder of bounded size."""
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-
-import fsspec
 
 from durable import write_aside
 from errors import InputError
-
-TRIES = 4  # of one download, 1, 2 and 4 s apart
+from pipeline.download import Download
 
 
 def is_remote(place: str | Path) -> bool:
@@ -22,47 +25,94 @@ def is_remote(place: str | Path) -> bool:
 
 
 def default_cache() -> Path:
-    return Path(tempfile.gettempdir()) / f"adamae-cache-{os.getuid()}"
+    """The user's own cache folder, made if need be; one of the machine's temporary folder where there is no home.
+
+    Raises InputError if somebody else might have put it there, or may write to it.
+    """
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    home = Path(os.path.expanduser("~"))  # unlike Path.home, it does not mind users without one
+    folder = (xdg if xdg.is_absolute() else home / ".cache") / "adamae"
+    with suppress(OSError):  # containers run as users who have no home, or may not write to it
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _private(folder)
+    return _private(Path(tempfile.gettempdir()) / f"adamae-cache-{os.getuid()}")
+
+
+def _private(folder: Path) -> Path:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
+        return folder
+    raise InputError(
+        f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or name"
+        " a folder of your own with data.cache"
+    )
 
 
 class Cache:
     """Local copies of remote files, shared by all processes of the machine; the least recently used ones go first."""
 
-    def __init__(self, folder: Path | None = None, max_gib: float = 50.0) -> None:
-        self._folder, self._max_bytes = folder or default_cache(), int(max_gib * 2**30)
+    def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
+        """`timeout`: seconds in which a store must bring a MiB, or what is left of a file."""
+        self._given, self._max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-    def fetch(self, url: str, *, version: str = "", fresh: bool = False) -> Path:
+    @cached_property
+    def _folder(self) -> Path:
+        return self._given or default_cache()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """`download_seconds`, of all threads together, and `cache_hits`, since the start, of this process."""
+        with self._lock:
+            return Counter(self._counts)
+
+    def fetch(
+        self,
+        url: str,
+        *,
+        version: str = "",
+        size: int | None = None,
+        fresh: bool = False,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Path:
         """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
 
-        Whoever has the file open may go on reading it when another process removes it. Raises InputError if the file
-        cannot be had after several tries.
+        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. Whoever
+        has the file open may go on reading it when another process removes it. Raises InputError if the file cannot be
+        had after several tries, or is another one; CancelledError soon after `given_up` says that nobody waits.
         """
         parent, name = url.rsplit("/", 1)
         copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(copy.with_name(f".{copy.name}.lock")):  # one process downloads, the others wait for it
-            if fresh or not copy.exists():
-                self._download(url, copy)
+        # One process downloads, the others wait for it.
+        with _locked(copy.with_name(f".{copy.name}.lock"), given_up):
+            if fresh or not _is_whole(copy, size):
+                started = time.monotonic()
+                for left in copy.parent.glob(f".{name}.*.partial"):  # by a kill
+                    left.unlink()
+                with write_aside(copy) as aside:
+                    Download(url, aside, self._timeout, given_up).run(version, size)
                 self._make_room(keep=copy)
+                self._count(download_seconds=time.monotonic() - started)
+            else:
+                self._count(cache_hits=1)
             os.utime(copy)
         return copy
 
-    def _download(self, url: str, copy: Path) -> None:
-        for attempt in range(TRIES):
-            try:
-                with fsspec.open(url, "rb") as remote, write_aside(copy) as aside, open(aside, "wb") as local:
-                    while block := remote.read(2**22):
-                        local.write(block)
-                return
-            except FileNotFoundError as error:
-                raise InputError(f"{url} does not exist") from error
-            except (OSError, ValueError, ImportError) as error:
-                if attempt == TRIES - 1 or not isinstance(error, OSError):
-                    raise InputError(f"{url} cannot be read: {error}") from error
-                time.sleep(2**attempt)
+    def _count(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
     def _make_room(self, keep: Path) -> None:
-        files = [(entry.stat(), entry) for entry in self._folder.rglob("*.tar") if entry != keep]
+        files = []
+        for path in self._folder.rglob("*.tar"):
+            with suppress(FileNotFoundError):  # another process makes room too
+                if path != keep:
+                    files.append((path.stat(), path))
         total = keep.stat().st_size + sum(state.st_size for state, _ in files)
         for state, path in sorted(files, key=lambda item: item[0].st_mtime):
             if total <= self._max_bytes:
@@ -71,8 +121,27 @@ class Cache:
             total -= state.st_size
 
 
+def _is_whole(copy: Path, size: int | None) -> bool:
+    return copy.is_file() and size in (None, copy.stat().st_size)
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _locked(path: Path, given_up: Callable[[], bool]) -> Iterator[None]:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{path} is a link: remove it, or name a folder of your own with data.cache") from error
+        raise
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if given_up():
+                    raise CancelledError from None
+                time.sleep(0.05)
         yield
+    finally:
+        os.close(lock)

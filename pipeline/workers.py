@@ -4,9 +4,12 @@ is left behind, no process and no shared memory, however the program ends."""
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from typing import Any
+
+SLICE_S = 0.2  # how long a wait goes on before it looks up
 
 
 class Task:
@@ -18,6 +21,19 @@ class Task:
         self.started: float | None = None
         self.lock = threading.Lock()  # held while the task writes what others will read
         self.abandoned = False  # whoever asked has given up: write nothing any more
+
+    def start_clock(self) -> None:
+        """From now on the task has its whole time again."""
+        self.started = time.monotonic()
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """In the block the task waits for something that has a time limit of its own."""
+        self.started = None
+        try:
+            yield
+        finally:
+            self.start_clock()
 
 
 class Workers:
@@ -37,19 +53,26 @@ class Workers:
         self._tasks.put(task)
         return task
 
-    def result(self, task: Task, timeout: float) -> Any:
-        """Wait for a task; raises TimeoutError, and replaces its thread, if it has been running for `timeout` s."""
+    def result(self, task: Task, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
+        """Wait for a task; raises TimeoutError, and replaces its thread, if it has been running for `timeout` s.
+
+        Raises CancelledError, and replaces the thread, once `given_up` says that nobody waits for it any more.
+        """
         while True:
             try:
-                return task.future.result(timeout=min(1.0, timeout / 4))
+                return task.future.result(timeout=min(SLICE_S, timeout / 4))
             except TimeoutError:
                 if task.future.done():
                     raise  # the call itself has raised it
-                if task.started is not None and time.monotonic() - task.started > timeout:
+                started = task.started
+                hangs = started is not None and time.monotonic() - started > timeout
+                if hangs or given_up():
                     with task.lock:
                         task.abandoned = True
                     self._start_thread()
-                    raise
+                    if hangs:
+                        raise
+                    raise CancelledError from None
 
     def close(self, timeout: float = 5.0) -> None:
         """Drop waiting tasks and wait for the running ones, `timeout` seconds at most."""
@@ -69,7 +92,7 @@ class Workers:
         while not self._closed and (task := self._tasks.get()) is not None:
             if self._closed:
                 return
-            task.started = time.monotonic()
+            task.start_clock()
             try:
                 task.future.set_result(task.call(task))
             except BaseException as error:  # handed on: whoever waits for the result raises it

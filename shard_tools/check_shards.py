@@ -20,11 +20,13 @@ from errors import InputError, run_command
 from pipeline.shards import DATASET_FILE, Sample, ShardInfo, read_dataset_info, read_samples
 from progress import progress_bar
 from shard_tools.encode import file_hash
+from shard_tools.inputs import Member
 from shard_tools.picture import UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
 from shard_tools.write import index_of, list_members
+from terminal import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
 def decode(video: Video) -> str | None:
     """What is wrong with a video, or None."""
     av.logging.set_level(None)
-    place = f"{video.shard}::{video.offset}:{video.size}:{video.member}"
+    place = Member(str(video.shard), video.offset, video.size, video.member)
     try:
         with fetched(place, None) as path, opened(path) as (container, stream):
             _, count = checked(container, stream)
@@ -146,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     problems += decoding_problems(videos, parsed.workers)
     for problem in problems:
-        print(problem)
-    print(f"{len(checked)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
+        say(problem)
+    say(f"{len(checked)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
     return 1 if problems else 0
 
 

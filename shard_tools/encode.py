@@ -14,6 +14,7 @@ import av
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline.video import guesses_times
 from shard_tools.codecs import CODECS, Codec, open_encoder
 from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
@@ -74,6 +75,19 @@ def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
 
     They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
     """
+    before = _version(source)
+    stored = _stored(source, stem, settings)
+    if _version(source) != before:  # a download that goes on, say
+        raise UnusableError("it was changed while it was read")
+    return stored
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
     with opened(source) as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
@@ -129,13 +143,21 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
     Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
-    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them.
+    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them. It speaks for the
+    others only where as many as expected come out.
     """
     run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
     with opened(source) as (container, stream):
-        first, decoded = checked(container, stream, run)
-        if decoded != sum(min(size, run) for size in timing.groups) and sample_only:
-            # Two pictures in a packet, or a hidden one: only decoding all of them tells how many there are.
+        try:
+            first, decoded = checked(container, stream, run)
+            as_expected = decoded == sum(min(size, run) for size in timing.groups) and not guesses_times(stream)
+        except UnusableError:
+            if not sample_only:
+                raise
+            as_expected = False
+        if sample_only and not as_expected:
+            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: even
+            # all of the sample. Only decoding everything tells how many there are.
             return _copied(source, timing, sample_only=False)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
         return Stored(

@@ -7,12 +7,16 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from durable import write_aside, write_text
 from pipeline.shards import Sample, ShardInfo
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
+
+
+class ChangedError(Exception):
+    """A video is not what it was when it was looked at; the message is its source."""
 
 
 class HashingFile:
@@ -29,6 +33,19 @@ class HashingFile:
         return self.file.write(data)
 
 
+class HashingReader:
+    """Hashes what is read from a file."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.digest.update(data)
+        return data
+
+
 def tar_metadata(sample: Sample) -> bytes:
     """The <key>.json member: all of a sample but its place in the tar."""
     value = {name: content for name, content in asdict(sample).items() if name not in ("offset", "size")}
@@ -36,7 +53,7 @@ def tar_metadata(sample: Sample) -> bytes:
 
 
 def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]]) -> ShardInfo:
-    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes."""
+    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raises ChangedError."""
     samples = list(samples)
     with write_aside(folder / name) as aside:
         with aside.open("wb") as file:
@@ -46,8 +63,7 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
                 for sample, path in samples:
                     description = tar_metadata(sample)
                     _add(tar, f"{sample.key}.json", io.BytesIO(description), len(description))
-                    with path.open("rb") as video:
-                        _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
+                    _add_video(tar, sample, path)
         members = list_members(aside)
     placed = [
         replace(sample, offset=members[f"{sample.key}.{sample.container}"][0], size=path.stat().st_size)
@@ -57,6 +73,20 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
     write_text(folder / info.index_name, index_of(members))
     write_text(folder / info.samples_name, "".join(json.dumps(asdict(sample)) + "\n" for sample in placed))
     return info
+
+
+def _add_video(tar: tarfile.TarFile, sample: Sample, path: Path) -> None:
+    """Raises ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
+    with path.open("rb") as video:
+        member = HashingReader(video)
+        try:
+            _add(tar, f"{sample.key}.{sample.container}", cast(BinaryIO, member), path.stat().st_size)
+        except OSError as error:
+            if error.errno is not None:  # the disk's fault; tarfile's own error, at a file that ends early, has none
+                raise
+            raise ChangedError(sample.source) from error
+    if member.digest.hexdigest() != sample.sha256:
+        raise ChangedError(sample.source)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:

@@ -1,8 +1,10 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import object_store
 import pytest
 
 # One thread a test process, before torch is imported: `make test` runs one process a core.
@@ -53,3 +55,19 @@ def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos:
     script = Path(__file__).parents[1] / "shard_tools" / "make_shards.py"
     subprocess.run([sys.executable, script, synthetic_videos, folder, "--frame-stride", "2"], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_proxy() -> Iterator[object_store.Proxy]:
+    """A proxy before an S3 server, both as long as the tests."""
+    with object_store.s3_server() as port, object_store.Proxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(s3_proxy: object_store.Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_store.Proxy]:
+    """The same, healthy, where this process's S3 clients find it."""
+    for name, value in object_store.environment(s3_proxy.url).items():
+        monkeypatch.setenv(name, value)
+    yield s3_proxy
+    s3_proxy.heal()

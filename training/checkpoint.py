@@ -19,7 +19,7 @@ from torch import nn
 
 from durable import sync
 from errors import InputError
-from model.pretrained import save_tensors
+from model.weight_files import save_tensors
 
 
 @dataclass(frozen=True)

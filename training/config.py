@@ -1,13 +1,16 @@
 """The typed configuration of a run: YAML file, then `section.key=value` overrides; unknown keys are refused."""
 
+import argparse
 import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from devices import Precision
 from errors import InputError
@@ -15,6 +18,10 @@ from model.config import ModelConfig
 from pipeline.config import DataConfig
 from training.distributed import DistributedConfig
 from training.optimizer import OptimizerConfig
+from yaml_files import parse_yaml, read_yaml
+
+# jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
+set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
 
 Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 
@@ -121,7 +128,7 @@ FREE_KEYS = {
     "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
-    "data.max_bad_share", "data.decode_timeout_s",
+    "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 
@@ -138,6 +145,8 @@ def parse(arguments: list[str]) -> TrainConfig:
     others = [argument for argument in arguments if argument not in overrides]
     options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
     try:
+        for file in _config_files(others):
+            read_yaml(file)  # jsonargparse would read it whole, whatever its size, and not name it
         parsed = parser.instantiate_classes(parser.parse_args(options))
     except InputError:
         raise
@@ -145,6 +154,13 @@ def parse(arguments: list[str]) -> TrainConfig:
         raise InputError(_sentence(error)) from error
     values = {f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values)
+
+
+def _config_files(options: list[str]) -> list[Path]:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--config", type=Path, action="append", default=[])
+    files = parser.parse_known_args(options)[0].config
+    return [file for file in files if file.is_file()]  # of others, jsonargparse says what is wrong
 
 
 def _sentence(error: Exception) -> str:

@@ -80,9 +80,10 @@ def predict(
     Every view is computed by one process, in a batch that is the same at any number of processes, so the results are
     the same bit by bit. Raises InputError at a video that does not decode: none is left out or replaced.
     """
+    data = replace(data, subset=None, cached_batch=False)
     batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
     plan = ViewPlan(
-        dataset, replace(data, subset=None), num_frames=shape.num_frames, image_size=shape.image_size,
+        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
         batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
         rank=process.rank, world_size=process.world_size,
     )  # fmt: skip

@@ -119,10 +119,12 @@ class Classification:
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
         """One file, which says all that an evaluation needs to know."""
         file = Path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
-        if file.exists() and json.loads(pretrained.read_state_dict(file)[1]["scores"])["top1"] >= figures["top1"]:
+        if file.exists() and pretrained.top1_of(file) >= figures["top1"]:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(file, model.state_dict(), self.about | {"scores": json.dumps({"step": step, **figures})})
+        pretrained.save(
+            file, model.state_dict(), self.about | {pretrained.SCORES_KEY: json.dumps({"step": step, **figures})}
+        )
 
 
 def share_statistics(model: nn.Module) -> None:

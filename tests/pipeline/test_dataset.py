@@ -162,15 +162,16 @@ def test_the_cache_keeps_to_its_size_and_drops_the_least_recently_used(bucket: s
 def test_a_store_that_fails_for_a_moment_is_asked_again(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, real = [], fsspec.open
+    calls, memory = [], type(fsspec.filesystem("memory"))
+    real = memory.open
 
-    def fails_twice(url: str, mode: str) -> object:
-        calls.append(url)
+    def fails_twice(self: object, path: str, *arguments: object, **options: object) -> object:
+        calls.append(path)
         if len(calls) <= 2:
             raise ConnectionError("connection reset")
-        return real(url, mode)
+        return real(self, path, *arguments, **options)
 
-    monkeypatch.setattr("fsspec.open", fails_twice)
+    monkeypatch.setattr(memory, "open", fails_twice)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert Cache(tmp_path).fetch(f"{bucket}/shard-000000.tar").stat().st_size > 0
     assert len(calls) == 3

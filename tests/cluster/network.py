@@ -1,0 +1,97 @@
+"""Machines that are none: network namespaces joined by a bridge, whose cables can be cut, or else the loopback."""
+
+import os
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a node of a cluster runs."""
+
+    address: str
+    interface: str
+    enter: list[str] = field(default_factory=list)  # what stands before a command that is to run there
+
+
+class Loopback:
+    """All nodes on one address; nothing can be cut. A context manager, as `Namespaces` is."""
+
+    can_cut = False
+    outside = "127.0.0.1"  # the address of what runs on none of the machines
+
+    def __init__(self, count: int) -> None:
+        self.machines = [Machine("127.0.0.1", "lo") for _ in range(count)]
+
+    def __enter__(self) -> "Loopback":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def mend(self) -> None:
+        pass
+
+
+class Namespaces:
+    """Every node with an address and a cable of its own. Needs the right to make namespaces, as root mostly has."""
+
+    can_cut = True
+
+    def __init__(self, count: int) -> None:
+        number = os.getpid() % 60_000  # several clusters on one machine do not meet
+        self._bridge = f"ab{number}"
+        self._names = [f"adamae-{number}-{node}" for node in range(count)]
+        self._cables = [f"a{number}n{node}" for node in range(count)]
+        subnet = f"10.{200 + number // 250 % 50}.{number % 250}"
+        self.outside = f"{subnet}.254"
+        self.machines = [
+            Machine(f"{subnet}.{node + 1}", "eth0", ["ip", "netns", "exec", name])
+            for node, name in enumerate(self._names)
+        ]
+
+    def __enter__(self) -> "Namespaces":
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.outside}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            for name, cable, machine in zip(self._names, self._cables, self.machines, strict=True):
+                _ip("netns", "add", name)
+                _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+                _ip("link", "set", cable, "master", self._bridge, "up")
+                _ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+                _ip("-n", name, "link", "set", "eth0", "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names:
+            with suppress(OSError, subprocess.CalledProcessError):
+                _ip("netns", "del", name)
+        with suppress(OSError, subprocess.CalledProcessError):
+            _ip("link", "del", self._bridge)
+
+    def cut(self, node: int) -> None:
+        """Pull a node's cable: nothing arrives, and nobody is told."""
+        _ip("link", "set", self._cables[node], "down")
+
+    def mend(self) -> None:
+        for cable in self._cables:
+            _ip("link", "set", cable, "up")
+
+
+def network(count: int) -> Loopback | Namespaces:
+    """Namespaces where they may be made, else the loopback."""
+    try:
+        with Namespaces(1):
+            return Namespaces(count)
+    except (OSError, subprocess.CalledProcessError):
+        return Loopback(count)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
