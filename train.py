@@ -53,7 +53,6 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
-            metrics.watch(model)
             metrics.announce(config)
             milestones = Milestones(config, folder, start, contents, objective, metrics, loader, stop)
             milestones.going_on(first_step)
@@ -61,6 +60,7 @@ def train(config: TrainConfig) -> None:
             feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
             # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.
             train_step(model, objective, feed.of_nothing(), optimizer, 0.0, config)
+            metrics.watch(model)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
                 lr = horizon.schedule.lr(step - 1)
