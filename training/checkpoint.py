@@ -224,7 +224,7 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
     if place.global_batch != start.global_batch:
         raise InputError(
             f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
-            " choose batch_size × accumulate × processes as before"
+            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate out"
         )
     if place.videos != start.videos:
         raise InputError(

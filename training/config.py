@@ -16,6 +16,7 @@ from devices import Precision
 from errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
+from training.distributed import DistributedConfig
 from training.optimizer import OptimizerConfig
 from yaml_files import parse_yaml, read_yaml
 
@@ -56,18 +57,20 @@ class FinetuneConfig:
 
 @dataclass
 class TrainConfig:
-    """One run. The global batch is batch_size × accumulate × processes."""
+    """One run."""
 
     data: DataConfig
     objective: Objective = "pretrain"
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     epochs: float = 800  # an epoch is every video once, as data.repeats clips
     steps: int | None = None  # optimizer steps; instead of epochs
-    batch_size: int = 32  # clips per process and forward pass
-    accumulate: int = 1  # forward passes per optimizer step
+    global_batch: int | None = None  # clips per optimizer step, at any number of processes
+    batch_size: int = 32  # clips per process and forward pass; with global_batch, the most of them
+    accumulate: int = 1  # without global_batch, forward passes per optimizer step
     seed: int = 0
 
     run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
@@ -88,6 +91,7 @@ class TrainConfig:
             raise InputError(f"seed is {self.seed}: give a whole number of at least 0")
         for name in (
             "steps",
+            "global_batch",
             "batch_size",
             "accumulate",
             "log_every",
@@ -98,6 +102,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give a whole number of at least 1")
+        if self.global_batch is not None and self.accumulate != 1:
+            raise InputError("accumulate follows from global_batch and batch_size: leave it out, or global_batch")
         for name in ("checkpoint", "validation_shards"):
             if self.objective == "pretrain" and getattr(self.finetune, name):
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
@@ -106,12 +112,18 @@ class TrainConfig:
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
+    def clips_per_step(self, world_size: int) -> int:
+        """Clips per optimizer step, over all processes."""
+        return self.global_batch or self.batch_size * self.accumulate * world_size
+
 
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
-# step's clips are split (batch_size, accumulate) changes which random numbers meet them in dropout and mixup. Shards
-# may have moved: that they are the same ones is seen from their hashes (training/checkpoint.py).
+# step's clips are split (batch_size, accumulate, processes) changes which random numbers meet them in dropout and
+# mixup. That a step has as many clips as before, and that shards, which may have moved, are the same ones, is seen from
+# the checkpoint (training/checkpoint.py).
 FREE_KEYS = {
-    "run", "data.shards", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
+    "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
+    "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",

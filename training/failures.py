@@ -47,7 +47,8 @@ def _way_back(config: TrainConfig) -> str:
 def failures_explained() -> Iterator[None]:
     """Raises InputError for a GPU that is too small and for numbers that have run away; lets all else pass."""
     with full_memory_explained(
-        "lower batch_size and raise accumulate by as much, or set model.activation_checkpointing=true"
+        "lower batch_size (and, without global_batch, raise accumulate by as much), or set"
+        " model.activation_checkpointing=true"
     ):
         try:
             yield

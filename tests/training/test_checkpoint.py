@@ -91,7 +91,7 @@ def test_a_save_that_dies_leaves_the_older_checkpoint_and_nothing_else(tmp_path,
 
 def test_other_clips_are_refused(tmp_path, trained):
     checkpoint.save(tmp_path, PLACE, trained.state())
-    with pytest.raises(InputError, match="took 16 clips a step and would now take 32"):
+    with pytest.raises(InputError, match="took 16 clips a step and would now take 32: set global_batch=16"):
         checkpoint.load_newest(tmp_path, trained, replace(PLACE, global_batch=32), 6)
     with pytest.raises(InputError, match=r"has learnt from other shards than data\.shards names now"):
         checkpoint.load_newest(tmp_path, trained, replace(PLACE, videos="others"), 6)
