@@ -3,7 +3,7 @@ PYTHON ?= python3
 VIDEOS ?=
 BIN := .venv/bin
 
-.PHONY: demo test lint clean image image-base image-buildah bench-gpu pins
+.PHONY: demo test fuzz lint clean image image-base image-buildah bench-gpu pins
 
 # The main job, command by command: videos -> shards -> pre-training -> figure -> three honest numbers.
 # `make demo VIDEOS=folder` takes your videos instead of drawn ones.
@@ -26,6 +26,12 @@ demo/drawn/%/.drawn: | .venv/installed
 # worksteal keeps most of a file's tests, and so its fixtures, in one process.
 test: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# For long, with other cases every time; what it finds becomes a file in tests/fuzz/findings/, for `make test` to play.
+MINUTES ?= 60
+
+fuzz: .venv/installed-dev
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

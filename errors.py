@@ -3,16 +3,22 @@
 import errno
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from terminal import say, written_out
 
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # a file where a folder is meant, and such
 )
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class InputError(Exception):
@@ -44,14 +50,32 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
         if error.errno not in DISK_ERRORS:
             raise
         where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
-        _exit(f"error: cannot use {where}: {error.strerror}", 74)
+        _exit(f"error: cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}", 74)
+
+
+@contextmanager
+def disk_errors_of(path: Path) -> Iterator[None]:
+    """Name the file in what the disk says of one that is open: Python names only those that it opens."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in DISK_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _room(where: str) -> str:
+    for folder in Path(where).absolute().parents:
+        with suppress(OSError):
+            return f" ({shutil.disk_usage(folder).free // 2**20} MiB are free there)"
+    return ""
 
 
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
-    print(sentence, file=sys.stderr)
+    say(sentence, sys.stderr)
     # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": sentence, "timestamp": time.time() + (0 if is_cause else 1)}
+        said = {"message": written_out(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
         with suppress(OSError):  # the disk may be what is wrong
             Path(error_file).write_text(json.dumps(said), encoding="utf-8")
     sys.exit(code)

@@ -28,6 +28,7 @@ from model.probe import classifier_of
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.video import decode_frames
+from terminal import say, written_out
 from training import distributed
 from training.config import TrainConfig, parse
 from training.evaluation import (
@@ -41,6 +42,7 @@ from training.evaluation import (
     scores,
 )
 from training.finetuning import BEST
+from training.remote.folder import local_run
 
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
@@ -67,7 +69,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         _write(arguments.output or _folder_for(weights), results, found, dataset)
         seconds = time.perf_counter() - started
         top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
-        print(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
+        say(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
     distributed.leave()
 
 
@@ -155,7 +157,12 @@ def _write(folder: Path, results: dict[str, Any], found: Predictions, dataset: S
     if results["mistakes"]:
         _save(_mistakes_figure(results, dataset), folder / "mistakes.png")
     write_json(folder / "results.json", results)
-    print(f"written to {folder}", file=sys.stderr)
+    say(f"written to {folder}", sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """The text for Matplotlib, which would take what stands between two dollars for a formula, or fail at it."""
+    return written_out(text).replace("$", r"\$")
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -171,8 +178,9 @@ def _confusion_figure(results: dict[str, Any], names: list[str]) -> Figure:
     picture = axes.imshow(table / np.maximum(1, table.sum(1, keepdims=True)), vmin=0, vmax=1, cmap="Blues")
     axes.set(xlabel="taken for", ylabel="class", title=f"top-1 {results['top1']:.3f}, share of each class")
     if len(names) <= MOST_TICKS:
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(len(names)), names)
+        ticks = list(map(_plain, names))
+        axes.set_xticks(range(len(names)), ticks, rotation=90)
+        axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(picture, ax=axes, fraction=0.046)
     return figure
 
@@ -199,7 +207,9 @@ def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
     for place, mistake in zip(axes.flat, mistakes, strict=False):
         place.imshow(_strip(dataset, mistake["sample"]))
         place.set_title(
-            f"{mistake['key']}: {mistake['class']} taken for {mistake['taken_for']} ({mistake['probability']:.2f})",
+            _plain(
+                f"{mistake['key']}: {mistake['class']} taken for {mistake['taken_for']} ({mistake['probability']:.2f})"
+            ),
             fontsize=8,
         )
     return figure
@@ -213,7 +223,7 @@ def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="run folder, checkpoint folder, or file of weights")
+    parser.add_argument("checkpoint", type=local_run, help="run folder, checkpoint folder, or file of weights")
     parser.add_argument("shards", help="labelled dataset folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.frame_stride=2")
     parser.add_argument("--config", type=Path, help="how clips are cut, where CHECKPOINT is not in a run folder")

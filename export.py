@@ -24,7 +24,10 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.loading import check_keys, shapes
+from model.weight_files import save_tensors
 from model.weights import to_adamae, to_huggingface, to_videomae
+from terminal import say
+from training.remote.folder import local_run
 
 StateDict = dict[str, Tensor]
 
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
         write_weights(output, convert(state, config.tubelet_size))
-    print(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
+    say(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -55,7 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
         command = commands.add_parser(name)
-        command.add_argument("source", metavar=source)
+        command.add_argument("source", type=local_run, metavar=source)
         command.add_argument("output", metavar="OUTPUT")
         command.add_argument(
             "--num-frames",
@@ -81,9 +84,10 @@ def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
         if path.suffix == ".safetensors":
-            pretrained.save_tensors(aside, state, {"format": "pt"})
+            save_tensors(aside, state, {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
-            torch.save({"model": state}, aside)
+            with aside.open("wb") as file:  # a name would be written into it, and this one is different every time
+                torch.save({"model": state}, file)
         else:
             raise InputError(f"{path} is no file of weights: give a name that ends in .safetensors, .pth or .pt")
 

@@ -4,85 +4,77 @@ The run folder can always be started again with the same command: it goes on fro
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import mixed_precision
-from errors import InputError, run_command
+from errors import run_command
 from pipeline.dataset import ShardDataset
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.compiling import compile_in_place
 from training.config import TrainConfig, parse
-from training.failures import failures_explained
+from training.failures import failures_explained, way_back_explained
+from training.feed import Feed
 from training.finetuning import Classification
 from training.interrupt import StopRequest
 from training.metrics import SKIPPED, Metrics
+from training.milestones import Milestones
 from training.objective import Objective, Pretraining
 from training.optimizer import update
 from training.profiling import StepProfiler
 from training.run_folder import RunFolder
+from training.saving import Saver
 from training.schedule import Horizon, seed_step
 
 
+@way_back_explained
 @failures_explained()
 def train(config: TrainConfig) -> None:
-    process = distributed.join(config.device)
+    process = distributed.join(config.device, config.distributed.timeout_s)
     dataset = ShardDataset.of(config.data)
-    plan = Plan(
-        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size,
-        seed=config.seed, batch_size=config.batch_size, rank=process.rank, world_size=process.world_size,
-    )  # fmt: skip
-    horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
     torch.manual_seed(config.seed)
     objective = make_objective(config, dataset, process)
     optimizer = objective.optimizer()
+    plan = make_plan(config, dataset, objective, process)
+    horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
         contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
         start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
-        first_step = checkpoint.load_newest(folder.checkpoints, contents, start)
-        if not distributed.same_in_all(first_step, process.device):
-            raise InputError(
-                f"the processes of this run find different checkpoints in {config.run}: put it where all machines see"
-                " the same files, or, if they do, start again in a minute"
-            )
+        folder.fetch()
+        first_step = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
         model = wrapped(objective.model, config, process)
-        stop = StopRequest(process.device)
+        stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
+            Saver(folder, contents, config.keep_checkpoints) as saver,
             Metrics(folder, process, horizon, first_step) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config)
-            if first_step > 0 and objective.review_due(first_step, is_last=first_step == horizon.total_steps):
-                review(objective, first_step, metrics, stop, folder)
-            batches = loader.batches(first=first_step * config.accumulate)
+            milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
+            milestones.going_on(first_step)
+            batches = loader.batches(first_step * plan.passes)
+            feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
+            # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.
+            train_step(model, objective, feed.of_nothing(), optimizer, 0.0, config)
+            metrics.watch(model)
             for step in range(first_step + 1, horizon.total_steps + 1):
                 seed_step(config.seed, step, process.rank)
                 lr = horizon.schedule.lr(step - 1)
-                metrics.add(train_step(model, objective, batches, optimizer, lr, config))
+                with milestones.saved_if_left_alone(step - 1):
+                    figures = train_step(model, objective, feed, optimizer, lr, config)
+                if figures is None:
+                    milestones.stopped(step - 1, horizon.schedule.lr(step - 2))
+                objective.after_update()
+                metrics.add(figures)
                 profiler.step()
-                is_last = step == horizon.total_steps
-                review_due = objective.review_due(step, is_last)
-                saving = review_due or is_last or step % config.checkpoint_every == 0
-                pausing = saving or step % config.log_every == 0
-                stopping = stop.granted(may_talk=pausing)
-                if pausing or stopping:
-                    metrics.report(step, lr, loader.counters)
-                if process.is_first and (saving or stopping):
-                    checkpoint.save(folder.checkpoints, replace(start, step=step), contents, config.keep_checkpoints)
-                if stopping:
-                    distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
-                    raise KeyboardInterrupt
-                if review_due:
-                    review(objective, step, metrics, stop, folder)
+                milestones.after(step, lr)
     distributed.leave()
 
 
@@ -92,6 +84,15 @@ def make_objective(config: TrainConfig, dataset: ShardDataset, process: distribu
     return Classification(config, dataset, process)
 
 
+def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Process) -> Plan:
+    return Plan(
+        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
+        batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
+        together=objective.together, rank=process.rank, world_size=process.world_size,
+    )  # fmt: skip
+
+
+@distributed.others_awaited()
 def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
     """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
     if config.compile:
@@ -102,39 +103,32 @@ def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process)
     return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
-def review(objective: Objective, step: int, metrics: Metrics, stop: StopRequest, folder: RunFolder) -> None:
-    """What the objective does now and then, once for every step: stopped in it, a run makes up for it at its start."""
-    done = checkpoint.is_reviewed(folder.checkpoints, step)
-    if distributed.any_process(done, metrics.process.device):  # a network's file system may not show it to all at once
-        return
-    with metrics.clock_stopped(), stop.at_once():
-        objective.review(step, metrics)
-    if metrics.process.is_first:
-        checkpoint.mark_reviewed(folder.checkpoints, step)
-
-
 def train_step(
     model: nn.Module,
     objective: Objective,
-    batches: Iterator[Batch],
+    feed: Feed,
     optimizer: torch.optim.Optimizer,
     lr: float,
     config: TrainConfig,
-) -> dict[str, Tensor]:
-    """Forward and backward of `accumulate` batches, then AdamW. Returns scalars on the device; never waits for it."""
+) -> dict[str, Tensor] | None:
+    """Forward and backward of a step's batches, then AdamW. Returns scalars on the device; never waits for it.
+
+    None: the run has been asked to stop, and nothing has changed.
+    """
     total: dict[str, Tensor] = {}
-    for micro_step in range(config.accumulate):
-        batch = next(batches)
-        with distributed.gradients_averaged(model, micro_step == config.accumulate - 1):
+    for batch, parts, is_last in feed.of_step():
+        with distributed.gradients_averaged(model, is_last):
             with mixed_precision(batch.clip.device, config.precision):
                 loss, metrics = objective(model, batch)
-            (loss / config.accumulate).backward()
+            (loss / parts).backward()
         for name, value in metrics.items():
-            total[name] = total.get(name, 0) + value.detach() / config.accumulate
+            total[name] = total.get(name, 0) + value.detach() / parts
+    if feed.given_up():
+        optimizer.zero_grad(set_to_none=True)
+        objective.after_none()
+        return None
     norm = update(optimizer, lr, config.optimizer.clip_grad_norm)
-    total |= {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
-    objective.after_update()
-    return total
+    return total | {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
 
 
 if __name__ == "__main__":

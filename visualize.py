@@ -24,6 +24,8 @@ from model.config import ModelConfig
 from model.maps import Maps
 from model.pretrained import find_file, run_of, trained_stride
 from progress import progress_bar
+from terminal import say, written_out
+from training.remote.folder import local_run
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
@@ -56,12 +58,12 @@ def main(arguments: list[str] | None = None) -> None:
             report.append((clip.name, list(sheets(model, clip, options.seed))))
     if report:
         write_text(output / "report.html", page(f"AdaMAE: {run}", report))
-    print(f"figures are in {output}")
+    say(f"figures are in {output}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", metavar="RUN", help="run folder, checkpoint or file of weights")
+    parser.add_argument("run", type=local_run, metavar="RUN", help="run folder, checkpoint or file of weights")
     parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
     parser.add_argument("--output", metavar="FOLDER", help="default: figures/ in the run folder")
     parser.add_argument("--mask-ratio", type=float, metavar="R", help="share to hide; default: the one trained with")
@@ -136,7 +138,7 @@ def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Name
 
 
 def labelled(title: str, rows: list[Row]) -> list[Row]:
-    return [row._replace(label=f"{title}:\n{row.label}") for row in rows]
+    return [row._replace(label=f"{written_out(title)}:\n{row.label}") for row in rows]
 
 
 def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:

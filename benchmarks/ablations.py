@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from benchmarks import motion_report
 from benchmarks.accounting import predict
@@ -31,6 +30,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from progress import progress_bar
 from training.config import TrainConfig, parse, to_yaml
+from yaml_files import read_yaml
 
 PAPER_WIDTH = 768  # the encoder's, to which sampler widths in configs/ablations.yaml refer
 PAPER_EPOCHS = 800
@@ -38,7 +38,7 @@ PAPER_EPOCHS = 800
 
 def main(arguments: list[str] | None = None) -> None:
     options, extra = parse_arguments(arguments)
-    table = yaml.safe_load((ROOT / "configs/ablations.yaml").read_text(encoding="utf-8"))[options.table]
+    table = read_yaml(ROOT / "configs/ablations.yaml")[options.table]
     device = choose_device()
     folder = options.output or default_output(device)
     rows = []

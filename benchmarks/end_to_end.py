@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from progress import progress_bar
 from train import train_step
 from training.compiling import compile_in_place
 from training.config import TrainConfig
+from training.distributed import Agreement, Process
+from training.feed import Feed
+from training.interrupt import StopRequest
 from training.metrics import peak_memory_gib
 from training.objective import Pretraining
 
@@ -123,14 +127,18 @@ def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     if config.compile:
         compile_in_place(objective.model)
     optimizer = objective.optimizer()
-    with batches_of(source, config, device) as (batches, loader):
+    stop, agreement = StopRequest(device), Agreement(config.distributed.timeout_s)
+    with batches_of(source, config, device) as (batches, loader), stop.at_once():
+        feed = Feed(batches, 1, config.batch_size, config.model, Process(0, 1, device), stop, agreement)
+        take = partial(train_step, objective.model, objective, feed, optimizer, 1e-4, config)
         for _ in range(WARM_UP_STEPS):
-            train_step(objective.model, objective, batches, optimizer, 1e-4, config)
+            take()
         waited, cpu, started = waited_for(loader), cpu_seconds(), now(device)
         for _ in range(steps):
-            metrics = train_step(objective.model, objective, batches, optimizer, 1e-4, config)
+            metrics = take()
         seconds = now(device) - started
         waited, cpu = waited_for(loader) - waited, cpu_seconds() - cpu
+    assert metrics is not None  # a request to stop ends the block above
     loss = metrics["loss"].item()
     require("the loss is a number", loss == loss, f"{source.name}: {loss}")
     return {

@@ -1,7 +1,6 @@
 """The loaders that people use for video pre-training, written afresh: a Dataset of files, transforms with PIL, a torch
 DataLoader. Clips are 16 frames, MultiScaleCrop to 224², ImageNet-normalised float32, as VideoMAE and AdaMAE do it."""
 
-import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import torch
 from PIL import Image
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipeline import crops
+from pipeline.containers import main_stream, open_video
 
 NUM_FRAMES, SIDE = 16, 224
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -45,8 +44,9 @@ def with_torchcodec(path: str, stride: int) -> Sequence[np.ndarray]:
 
 def with_pyav(source: str | bytes, stride: int) -> Sequence[np.ndarray]:
     """From the first frame on, as the examples of Hugging Face and PyAV have it."""
-    with av.open(io.BytesIO(source) if isinstance(source, bytes) else source, mode="r") as video:
-        stream = video.streams.video[0]
+    with open_video(source if isinstance(source, bytes) else Path(source)) as video:
+        stream = main_stream(video)
+        assert stream is not None
         numbers = chosen(stream.frames or sum(packet.size > 0 for packet in video.demux(stream)), stride)
         video.seek(0)
         frames = list(islice(video.decode(stream), numbers[-1] + 1))

@@ -27,7 +27,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-import yaml
 from matplotlib.figure import Figure
 
 from benchmarks import motion_report
@@ -42,12 +41,14 @@ from model.adamae import AdaMAE
 from progress import progress_bar
 from training.checkpoint import existing
 from training.config import TrainConfig, parse
+from training.metrics import figures_of
+from yaml_files import read_yaml
 
 STRATEGIES = ("adaptive", "tube", "random", "frame", "scratch")
 PROBE = "attentive_probe"
 MEASURES = (f"{PROBE}_top1", "finetune_top1")
 NUM_CLIPS = 200  # whose reconstruction is looked at
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "configs/masking_quality.yaml").read_text(encoding="utf-8"))
+PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "configs/masking_quality.yaml")
 NOTES = [
     "Top-1 of the last weights; _std is the standard deviation over seeds.",
     "error_moving, error_still: reconstruction loss of masked tokens, under random masks of the point's ratio. Moving"
@@ -261,7 +262,8 @@ def time_spent(run: Path) -> Row:
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = map(figures_of, (run / "metrics.jsonl").read_bytes().splitlines())
+    return [figures for figures in found if figures is not None]
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:

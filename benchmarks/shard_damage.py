@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.harness import RESULTS, Row, machine, require, write_results
 from errors import run_command
+from pipeline.containers import main_stream, open_video
 from shard_tools.encode import store
 from shard_tools.inputs import read_inputs
 from shard_tools.picture import UnusableError
 from shard_tools.settings import CHECKS, Settings
-from shard_tools.source import ANY_TAGS
 
 Damage = Callable[[bytearray, random.Random], bytes]
 
@@ -65,12 +65,14 @@ def pictures(path: Path) -> str:
     """A hash of all frames that a player shows, as far as it gets."""
     digest = hashlib.sha256()
     try:
-        with av.open(str(path), **ANY_TAGS) as container:
-            stream = container.streams.video[0]
+        with open_video(path) as container:
+            stream = main_stream(container)
+            if stream is None:
+                raise ValueError("no video is left")
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):
                 digest.update(frame.to_ndarray().tobytes())
-    except (av.error.FFmpegError, IndexError, ValueError):
+    except (av.error.FFmpegError, ValueError):
         digest.update(b"stopped")
     return digest.hexdigest()
 
@@ -92,7 +94,7 @@ def main() -> None:
     arguments = parser.parse_args()
     av.logging.set_level(None)
     items = read_inputs(str(arguments.videos), None, unlabelled=True)
-    paths = [Path(item.location) for item in items if item.size <= arguments.largest_mb * 1e6]
+    paths = [arguments.videos / item.source for item in items if item.size <= arguments.largest_mb * 1e6]
     for path in paths:
         require("intact videos are taken", not any(is_refused(path, check) for check in CHECKS), path.name)
     intact = {path: pictures(path) for path in paths}

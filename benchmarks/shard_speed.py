@@ -32,7 +32,7 @@ from pipeline.shards import Sample, read_dataset_info, read_samples
 from pipeline.video import decode_frames
 from shard_tools import make_shards
 from shard_tools.codecs import CODECS
-from shard_tools.inputs import Item, read_inputs
+from shard_tools.inputs import Item, Member, read_inputs
 from shard_tools.picture import Converter
 from shard_tools.source import intact_frames, opened, thinned, with_ticks
 from shard_tools.timing import read_timing
@@ -95,7 +95,7 @@ def speed_rows(videos: Path, folder: Path, num_processes: int, repetitions: int)
             shutil.rmtree(output, ignore_errors=True)
             output.mkdir()
             times[name].append(measured(way))
-    num_frames = sum(count_frames(Path(item.location)) for item in items)
+    num_frames = sum(count_frames(videos / item.source) for item in items)
     rows = []
     for name, pairs in times.items():
         wall, cpu = (statistics.median(values) for values in zip(*pairs, strict=True))
@@ -170,7 +170,7 @@ def clips_per_second(stored: list[tuple[Path, Sample]], num_clips: int) -> float
 
 def likeness(videos: Path, shard: Path, sample: Sample) -> float:
     """Mean SSIM of luma between a stored video and its source, thinned and scaled alike."""
-    place = f"{shard}::{sample.offset}:{sample.size}:{sample.key}.{sample.container}"
+    place = Member(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
     with fetched(place, None) as path, opened(path) as (container, stream):
         ours = [luma(frame) for frame in every(intact_frames(container, stream))]
     source = videos / sample.source
@@ -225,7 +225,7 @@ def main() -> None:
             for number in range(arguments.copies):
                 link = many / str(number) / item.source
                 link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(item.location)
+                link.symlink_to((arguments.videos / item.source).absolute())
         memory = memory_rows(folder)
         speed = speed_rows(many, folder, arguments.processes, arguments.repetitions)
         storage = storage_rows(arguments.videos, folder, arguments.processes, arguments.clips)

@@ -1,6 +1,5 @@
 """Clips to draw: out of plain video files, folders of them, and shards."""
 
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -8,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import av
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -17,13 +15,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
+from pipeline.containers import VIDEO_EXTENSIONS, main_stream, open_video
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
 from pipeline.store import is_remote
 from pipeline.video import VideoError, decode_frames
-
-VIDEO_SUFFIXES = {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"}
+from terminal import say, shown
 
 
 class Clip(NamedTuple):
@@ -63,7 +61,7 @@ def read_clips(
             except (VideoError, FFmpegError) as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
-                print(f"left out: {source.name} cannot be shown: {error}", file=sys.stderr)
+                say(f"left out: {shown(source.name)} cannot be shown: {error}", sys.stderr)
                 continue
             name = next(name for name in _names(source.name) if name not in used)
             used.add(name)
@@ -87,7 +85,7 @@ def _sources(place: Path | str) -> Iterator[Source]:
         yield from _videos_of(ShardDataset.open(path))
     else:
         for file in sorted(path.rglob("*")):
-            if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
+            if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
                 name = "_".join(file.relative_to(path).with_suffix("").parts)
                 yield Source(name, file, partial(Path, file))
 
@@ -134,10 +132,11 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, 
 
 def _count_frames(video: bytes | Path) -> int:
     """Frames that decode. What a container says of itself is not always true."""
-    with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video), mode="r") as container:
-        if not container.streams.video:
+    with open_video(video) as container:
+        stream = main_stream(container)
+        if stream is None:
             raise VideoError("it has no video track")
-        decoded = sum(1 for _ in container.decode(video=0))
+        decoded = sum(1 for _ in container.decode(stream))
     if not decoded:
         raise VideoError("none of its frames decodes")
     return decoded

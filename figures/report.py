@@ -1,29 +1,29 @@
 """One HTML file, complete in itself, with the maps of clips under sliders over frames and masking ratios."""
 
 import base64
-import html
 import io
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 from PIL import Image
 
 from figures.drawing import CELL, Row
+from terminal import shown
 
 PAGE = """<!doctype html>
 <meta charset="utf-8">
-<title>TITLE</title>
+<title>{{ title }}</title>
 <style>
   body { font: 14px sans-serif; margin: 2em; }
   .maps { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0 2em; }
-  .map { width: CELLpx; height: CELLpx; image-rendering: pixelated; }
+  .map { width: {{ cell }}px; height: {{ cell }}px; image-rendering: pixelated; }
   figure { margin: 0; } figcaption { height: 3em; white-space: pre-line; font-size: 12px; }
   .sliders { position: sticky; top: 0; background: white; padding: 8px 0; }
   input { width: 20em; vertical-align: middle; }
 </style>
-<h1>TITLE</h1>
+<h1>{{ title }}</h1>
 <p>Red is high. Grey: visible, so not predicted. Black: masked. Probabilities are multiples of the uniform one.</p>
 <div class="sliders">
   <label>frame <input id="frame" type="range" min="0" value="0"> <output id="frame-value"></output></label>
@@ -31,7 +31,7 @@ PAGE = """<!doctype html>
 </div>
 <div id="clips"></div>
 <script>
-const clips = CLIPS, cell = CELL;
+const clips = {{ clips | tojson }}, cell = {{ cell }};
 function element(name, parent, properties) {
   return parent.appendChild(Object.assign(document.createElement(name), properties));
 }
@@ -76,15 +76,15 @@ def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]]) -> str:
     """clips: name and sheets of each, the same ratios for all, in ascending order."""
     described = [
         {
-            "name": name,
+            "name": shown(name),
             "num_frames": len(sheets[0].rows[0].cells),
             "sheets": [_sheet(sheet) for sheet in sheets],
         }
         for name, sheets in clips
     ]
-    # "</" would end the script element from within a video's name.
-    data = json.dumps(described).replace("</", "<\\\\/")
-    return PAGE.replace("TITLE", html.escape(title)).replace("CELL", str(CELL)).replace("CLIPS", data)
+    # Names are the users' own: the template escapes them all, and `tojson` what would end the script from within.
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(PAGE).render(title=shown(title), clips=described, cell=CELL)
 
 
 def _sheet(sheet: Sheet) -> dict[str, Any]:

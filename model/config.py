@@ -32,6 +32,10 @@ SIZES = {
     "huge": Size(1280, 32, 16, 512, 4, 8),
 }
 
+# Of one part, far above any that was ever trained (ViT-22B: 6,144 wide, 48 deep), far below what fills a machine.
+MAX_WIDTH, MAX_DEPTH = 16_384, 256
+MAX_TOKENS = 2**17  # of a clip: 64 frames of 1024 × 1024 pixels
+
 SAMPLER_HEADS = 8  # at every size, SPEC §3
 
 
@@ -86,6 +90,7 @@ class ModelConfig:
         for name, value in self.dimensions._asdict().items():
             if value < 1:
                 raise InputError(f"model.{name} is {value}: give a whole number of at least 1")
+        self._check_size()
         self._check_heads()
         if self.sampler == "mlp" and self.sampler_depth != 1:
             raise InputError(f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1")
@@ -101,6 +106,21 @@ class ModelConfig:
             raise InputError(
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
                 f" under {self.masking} masking: at least one must stay visible and one masked"
+            )
+
+    def _check_size(self) -> None:
+        sizes = {
+            **self.dimensions._asdict(),
+            "sampler_width": self.sampler_width or 1,
+            "sampler_depth": self.sampler_depth,
+        }
+        for name, value in sizes.items():
+            most = MAX_DEPTH if name.endswith("depth") else MAX_WIDTH
+            if value > most:
+                raise InputError(f"model.{name} is {value}: give at most {most}")
+        if self.num_tokens > MAX_TOKENS:
+            raise InputError(
+                f"model.num_frames and model.image_size make {self.num_tokens} tokens a clip: {MAX_TOKENS} are the most"
             )
 
     def _check_heads(self) -> None:

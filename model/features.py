@@ -19,12 +19,14 @@ from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model.encoder import VideoEncoder
-from model.pretrained import find_file, save_tensors, trained_stride
+from model.pretrained import find_file, trained_stride
+from model.weight_files import save_tensors
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
 from pipeline.plan import ViewPlan
 from progress import progress_bar
+from terminal import say
 
 
 @full_memory_explained("lower --batch-size")
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
             tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             with write_aside(file) as aside:
                 save_tensors(aside, tensors, {"keys": json.dumps(keys)})
-    print(f"{len(plan)} videos' features are in {output}")
+    say(f"{len(plan)} videos' features are in {output}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

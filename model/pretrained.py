@@ -1,29 +1,23 @@
 """A model out of whatever holds one: a run folder, one of its checkpoints, an export, somebody else's checkpoint."""
 
-import argparse
 import json
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
-import torch
-import yaml
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from jsonargparse import ArgumentParser
 
 from durable import write_aside
 from errors import InputError
 from model.config import ModelConfig
-from model.weights import from_adamae, from_huggingface, from_videomae, infer_config
+from model.weight_files import StateDict, read_json, read_metadata, read_state_dict, save_tensors
+from model.weights import check_size, from_adamae, from_huggingface, from_videomae, infer_config
+from yaml_files import read_yaml
 
-StateDict = dict[str, Tensor]
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
+SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
 
 
 class Weights(NamedTuple):
@@ -43,25 +37,40 @@ def load(path: str | Path, num_frames: int = 16) -> Weights:
     state, metadata = read_state_dict(file)
     if not _is_ours(state):
         state = from_anyone(state)
-    return Weights(state, _config_of(file, metadata) or infer_config(state, num_frames), _classes(metadata))
+    if (config := _config_of(file, metadata)) is not None:
+        check_size(state, config, file)
+    return Weights(state, config or infer_config(state, num_frames), _classes(metadata, state, file))
 
 
 def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
     """What is written of a model, in its file or beside it."""
     if CONFIG_KEY in metadata:
-        return _config(json.loads(metadata[CONFIG_KEY]), file)
+        return _config(read_json(metadata[CONFIG_KEY], file), file)
     if (run := run_of(file)) is not None:
         return _config(run_config(run)["model"], run / "config.yaml")
-    if (file.parent / "config.json").is_file():
-        described = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
-        if described.get("model_type") == "videomae":
-            return _huggingface_config(described, file.parent / "config.json")
+    beside = file.parent / "config.json"
+    if beside.is_file():
+        described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
+        if isinstance(described, dict) and described.get("model_type") == "videomae":
+            return _huggingface_config(described, beside)
     return None
 
 
-def _classes(metadata: dict[str, str]) -> list[str]:
-    classes: list[str] = json.loads(metadata.get(CLASSES_KEY, "[]"))
+def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str]:
+    classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
+    if classes and len(classes) != len(state.get("head.weight", classes)):
+        raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
     return classes
+
+
+def top1_of(file: Path) -> float:
+    """How good the best classifier of a run was when it was saved; raises InputError where the file does not say it."""
+    scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
+    if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
+        raise InputError(f"{file} does not say how good it is: remove it, and the same command goes on without it")
+    return scores["top1"]
 
 
 def run_of(file: Path) -> Path | None:
@@ -73,10 +82,7 @@ def run_of(file: Path) -> Path | None:
 def run_config(run: Path) -> dict[str, Any]:
     """What a run folder's config.yaml says; raises InputError where it cannot be read."""
     file = run / "config.yaml"
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{file} is damaged ({' '.join(str(error).split())}): put it back") from error
+    values = read_yaml(file)
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
     return values
@@ -98,27 +104,13 @@ def find_file(path: Path) -> Path:
 def trained_stride(path: Path) -> int:
     """The stride in source frames that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
     run = run_of(find_file(path))
-    return 4 if run is None else run_config(run)["data"]["frame_stride"]
-
-
-def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
-    """The tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata."""
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-        # The authors' files also hold the command line they were made with; nothing else than tensors and that.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            raw = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
-        raise InputError(f"{file} cannot be read as weights: {str(error).splitlines()[0]}") from error
-    for wrapper in ("model", "module", "state_dict"):
-        if isinstance(raw, dict) and isinstance(raw.get(wrapper), dict):
-            raw = raw[wrapper]
-    if not isinstance(raw, dict) or not all(isinstance(value, Tensor) for value in raw.values()):
-        raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
-    # What torch.compile and DistributedDataParallel put in front of every name.
-    return {name.removeprefix("_orig_mod.").removeprefix("module."): value for name, value in raw.items()}, {}
+    if run is None:
+        return 4
+    data = run_config(run).get("data")
+    stride = data.get("frame_stride") if isinstance(data, dict) else None
+    if not isinstance(stride, int) or stride < 1:
+        raise InputError(f"{run / 'config.yaml'} is damaged (its data.frame_stride is {stride}): put it back")
+    return stride
 
 
 def from_anyone(state_dict: StateDict) -> StateDict:
@@ -142,17 +134,6 @@ def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
         save_tensors(aside, state_dict, metadata)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file in place; raises OSError where the disk fails, which safetensors hides behind its own error."""
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
-    except SafetensorError as error:
-        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
-            raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number), str(path)) from error
-
-
 def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
     theirs = {
         "encoder_width": "hidden_size",
@@ -168,15 +149,21 @@ def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
         values = {ours: described[name] for ours, name in theirs.items()} | {name: described[name] for name in same}
     except KeyError as error:
         raise InputError(f"{where} does not say {error}") from error
-    return ModelConfig(**values, masking="tube", mask_ratio=0.9)
+    return _config({**values, "masking": "tube", "mask_ratio": 0.9}, where)
 
 
 def _is_ours(state_dict: StateDict) -> bool:
     return any(name.startswith("tokenizer.") for name in state_dict)
 
 
-def _config(values: dict[str, Any], where: Path) -> ModelConfig:
+def _config(values: Any, where: Path) -> ModelConfig:
+    """Checked key by key, as a configuration from the command line is."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ModelConfig)
     try:
-        return ModelConfig(**values)
-    except TypeError as error:
-        raise InputError(f"{where} does not describe a model of this version ({error})") from error
+        if not isinstance(values, dict):
+            raise TypeError("it is no table of keys and values")
+        return ModelConfig(**vars(parser.parse_object(values)))
+    except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
+        reason = " ".join(str(error).split())
+        raise InputError(f"{where} does not describe a model of this version ({reason})") from error

@@ -9,6 +9,7 @@ at Hugging Face, in separate matrices for queries, keys and values. Nothing is r
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,8 @@ def to_videomae(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
 
 def from_adamae(state_dict: StateDict) -> StateDict:
     """From the layout of the authors' published checkpoints; raises InputError on keys or shapes that do not fit."""
-    stages = [int(name.split(".")[2]) for name in state_dict if name.startswith("encoder.get_token_probs.")]
+    found = (re.match(r"encoder\.get_token_probs\.(\d{1,3})\.", name) for name in state_dict)
+    stages = [int(match[1]) for match in found if match]  # of others `_checked` says that they are not expected
     state = _translate(state_dict, _with_sampler(max(stages, default=1)))
     return _checked(state, has_sampler=_is_pretraining(state))
 
@@ -117,7 +119,7 @@ def from_huggingface(state_dict: StateDict) -> StateDict:
         state[name.replace("attention.value.bias", "attention.v_bias")] = value
     for name in [name for name in state if name.endswith("attention.attention.query.weight")]:
         parts = [name.replace("query", part) for part in _QKV]
-        if all(part in state for part in parts):
+        if all(part in state and state[part].shape == state[name].shape for part in parts):
             state[name.replace("query", "qkv")] = torch.cat([state.pop(part) for part in parts])
     return _checked(_translate(state, _HUGGINGFACE), has_sampler=False)
 
@@ -148,6 +150,25 @@ def infer_config(state_dict: StateDict, num_frames: int = 16) -> ModelConfig:
             f" give the number of frames they were trained with (now {num_frames})"
         )
     return replace(config, image_size=side * config.patch_size)
+
+
+def check_size(state_dict: StateDict, config: ModelConfig, where: Path) -> None:
+    """Raise InputError where `config` is of another model than the tensors are: it is built before they are put in."""
+    read, size = _architecture(state_dict), config.dimensions
+    wanted: dict[str, Any] = {"encoder_width": size.encoder_width, "encoder_depth": size.encoder_depth}
+    if _is_pretraining(state_dict):
+        wanted |= {"decoder_width": size.decoder_width, "decoder_depth": size.decoder_depth}
+        if config.masking == "adaptive":
+            wanted |= {"sampler_depth": config.sampler_depth, "sampler_width": config.sampler_dimension}
+    for name, said in wanted.items():
+        if said != read[name]:
+            raise InputError(f"{where} does not fit its own description: {name} is {read[name]}, and {said} is said")
+    values = state_dict[_TOKENIZER].shape[-1] if _TOKENIZER in state_dict else config.patch_values
+    if config.patch_values != values:
+        raise InputError(
+            f"{where} does not fit its own description: it is for patches of {values} values,"
+            f" and {config.patch_values} are said"
+        )
 
 
 def _architecture(state_dict: StateDict) -> dict[str, Any]:
@@ -209,9 +230,14 @@ def _translate(state_dict: StateDict, layout: Layout) -> StateDict:
         if ours == _TOKENIZER and value.dim() == 5:
             value = value.permute(0, 2, 3, 4, 1).flatten(1)
         elif ours in ("token_sampler.positions", "decoder.mask_token"):
-            value = value.reshape(value.shape[1:] if ours.endswith("positions") else value.shape[2:])
+            value = _without_ones(value, 1 if ours.endswith("positions") else 2)
         state[ours] = value.contiguous()
     return state
+
+
+def _without_ones(value: Tensor, count: int) -> Tensor:
+    """Without its `count` leading dimensions of 1; as it is where it has others, for `_checked` to report."""
+    return value.reshape(value.shape[count:]) if value.shape[:count] == (1,) * count else value
 
 
 def _translate_back(state_dict: StateDict, layout: Layout, tubelet_size: int) -> StateDict:

@@ -39,6 +39,7 @@ class DataConfig:
     cache: str = ""  # folder for shards of an object store, "": the user's own, ~/.cache/adamae
     cache_gib: float = 50.0
     download_timeout_s: float = 60.0  # an object store that brings less than 1 MiB in so long is asked anew
+    cached_batch: bool = False  # the first batch again and again: what a step takes then, the loader costs nothing of
     max_bad_share: float = 0.1  # stop when more than this share of the clips could not be decoded
     decode_timeout_s: float = 60.0  # a decode that takes longer counts as hung
 

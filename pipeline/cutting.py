@@ -12,14 +12,19 @@ import av
 import av.error
 import numpy as np
 from av.filter import Graph
+from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from pipeline.crops import Crop
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
-from pipeline.video import Video, VideoError, turns
+from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
 
+BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
+FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
+# Those that it reads wrongly where the size stays, by a short cut to packed RGB.
+MISREAD = ("rgb555be", "rgb565be", "bgr555be", "bgr565be")
 Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
 
 
@@ -60,18 +65,21 @@ class Scaler:
             raise VideoError(f"a frame of {layout} cannot be scaled: {error.strerror}") from error
 
     def _build(self, frame: VideoFrame) -> Graph:
+        if frame.format.name in FATAL:
+            raise VideoError(f"pictures of format {frame.format.name} cannot be scaled")
         graph = Graph()
         graph.threads = 1  # clips are cut side by side, one a thread
         turned = turns(frame) % 2 == 1
         width, height = (frame.height, frame.width) if turned else (frame.width, frame.height)
         across, down = width / self._stored[0], height / self._stored[1]
         crop = self._crop
-        box = (round(crop.width * across), round(crop.height * down), round(crop.x * across), round(crop.y * down))
+        box = Crop(round(crop.x * across), round(crop.y * down), round(crop.width * across), round(crop.height * down))
         steps = [
+            BT601,
             *UPRIGHT[turns(frame)],
-            ("crop", "{}:{}:{}:{}:exact=1".format(*box)),
+            *_cut(frame.format, box, (width, height)),
             *([("hflip", "")] if self._flip else []),
-            ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m"),
+            *([("format", "gbrp")] if frame.format.name in MISREAD else []),
             ("scale", f"{self._size}:{self._size}:flags=bilinear+full_chroma_int"),
             ("format", "rgb24"),
             ("buffersink", ""),
@@ -85,6 +93,29 @@ class Scaler:
             last = step
         graph.configure()
         return graph
+
+
+def _cut(form: VideoFormat, box: Crop, size: tuple[int, int]) -> list[tuple[str, str]]:
+    """Filters that cut `box` out of upright frames of `size`.
+
+    FFmpeg's crop counts on boxes of whole chroma samples: where one begins or ends inside, planes of more than a byte a
+    sample are read from the middle of one on, which is another colour altogether, and a Bayer pattern changes places.
+    There, whole samples are cut out first, and each pixel gets its own colour before the rest goes. 8-bit 4:2:0, which
+    nearly all videos have, is spared that: its colours are off by half a sample, as they are for most decoders.
+    """
+    step = 2 if form.is_bayer else max(64 // form.chroma_width(64), 64 // form.chroma_height(64))
+    (left, right), (top, bottom) = (
+        (start // step * step, min(-(-(start + length) // step) * step, end))
+        for start, length, end in zip(box[:2], box[2:], size, strict=True)
+    )
+    whole = Crop(left, top, right - left, bottom - top)
+    if form.name in EIGHT_BIT_420 or whole == box:
+        return [_crop(box)]
+    return [_crop(whole), ("format", "yuv444p|yuv444p16le"), _crop(box._replace(x=box.x - left, y=box.y - top))]
+
+
+def _crop(box: Crop) -> tuple[str, str]:
+    return "crop", f"{box.width}:{box.height}:{box.x}:{box.y}:exact=1"
 
 
 # What turns a frame upright, by the number of quarter turns counter-clockwise.

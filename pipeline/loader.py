@@ -102,13 +102,17 @@ class Loader:
         self._top_up(jobs, numbers)
         while jobs:
             started = time.perf_counter()
+            self._maker.count(batches_ready=sum(all(task.future.done() for task in job.tasks) for job in jobs))
             job = jobs.popleft()
             clips = self._finish(job, jobs)
             self._top_up(jobs, numbers)
             self._feed_ready(jobs)
             clips = self._augmented(job, clips)
             self._maker.count(wait_seconds=time.perf_counter() - started)
-            yield self._batch(job, clips)
+            batch = self._batch(job, clips)
+            yield batch
+            while self._config.cached_batch:
+                yield batch
             self._give_back()
 
     def _top_up(self, jobs: deque[_Job], numbers: Iterator[int]) -> None:
@@ -181,7 +185,7 @@ class Loader:
         DALI cannot be interrupted: a graph that hangs is left behind.
         """
 
-        def take(_: Task) -> UInt8[Tensor, "B T H W C"]:
+        def take(_: Task) -> Tensor:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
             return graph.take()
@@ -297,7 +301,7 @@ class Loader:
 
 
 COUNTERS = (
-    *("clips", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
+    *("clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
     *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )

@@ -24,7 +24,9 @@ from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.video import VideoError, is_plain
 from pipeline.workers import Task
+from terminal import say
 
+Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
 
@@ -51,7 +53,7 @@ class ClipMaker:
         self._all_plain = not dataset.holds_copies
         self._is_plain: dict[int, bool] = {}  # of the copied samples that have been looked at
         self._failed_in_dali: set[int] = set()
-        self.all_by_dali = self._all_plain and all(map(self._suits_dali, range(len(dataset.samples))))
+        self.all_by_dali = self._all_plain and _takes_all(self._by_dali, dataset)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -136,7 +138,7 @@ class ClipMaker:
     def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()
 
-        def store(view: int, time: int, image: UInt8[np.ndarray, "H W C"]) -> None:
+        def store(view: int, time: int, image: Image) -> None:
             with task.lock:
                 if not task.abandoned:
                     images[group.first + view, time] = image
@@ -153,7 +155,7 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
     if config.decoder == "pyav" or (config.decoder == "auto" and not on_gpu):
         return {}
     known, reason = _known_to_dali(device)
-    unknown = ", ".join(sorted({sample.codec for sample in dataset.samples} - known.keys()))
+    unknown = ", ".join(sorted(dataset.info.codecs.keys() - known.keys()))
     if not unknown:
         return known
     sentence = f"DALI does not decode {unknown} on {device.type}{reason}, and {dataset.folder} holds it"
@@ -161,6 +163,11 @@ def _codecs_for_dali(dataset: ShardDataset, device: torch.device, config: DataCo
         raise InputError(f"{sentence}: set data.decoder to auto")
     notice(f"{sentence}: PyAV does, on {config.threads} CPU threads", once_a_node=True)
     return known
+
+
+def _takes_all(known: dict[str, Limits], dataset: ShardDataset) -> bool:
+    """Whether DALI takes every video, as far as codec and sides tell."""
+    return all(name in known and known[name].admit_all(sides) for name, sides in dataset.info.codecs.items())
 
 
 def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
@@ -178,4 +185,4 @@ def _known_to_dali(device: torch.device) -> tuple[dict[str, Limits], str]:
 def notice(sentence: str, once_a_node: bool = False) -> None:
     """Tell the user of something that costs speed but stops nothing."""
     if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"note: {sentence}", file=sys.stderr)
+        say(f"note: {sentence}", sys.stderr)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.shards import Sides
+
 LIBRARY = "libnvcuvid.so.1"
 # By FFmpeg's names, cudaVideoCodec of NVIDIA's cuviddec.h. These are what `fn.decoders.video` hands to NVDEC: the
 # documentation of DALI 2.4 lists MJPEG too, but its FramesDecoderGpu::SelectVideoStream turns it away.
@@ -29,6 +31,16 @@ class Limits:
     def admit(self, width: int, height: int) -> bool:
         fits = self.min_width <= width <= self.max_width and self.min_height <= height <= self.max_height
         return fits and width * height <= self.max_area
+
+    def admit_all(self, sides: Sides) -> bool:
+        """Whether videos of all these sizes are taken."""
+        return (
+            self.min_width <= sides.min_width
+            and sides.max_width <= self.max_width
+            and self.min_height <= sides.min_height
+            and sides.max_height <= self.max_height
+            and sides.max_area <= self.max_area
+        )
 
 
 class _Capabilities(ctypes.Structure):

@@ -1,11 +1,11 @@
 """Which clip stands at which place of the run: video, frames, crop and flip, as pure functions of (seed, position).
 
 Training clips form one endless stream of positions 0, 1, 2, …; epochs follow each other without padding or dropping.
-Batch m of rank r holds positions (m · world_size + r) · batch_size + 0, 1, …: every world size with the same global
-batch sees the same order, and going on after a restart takes nothing but m.
+Step s holds positions s · global_batch + 0, 1, …, which ranks and their forward passes share (pipeline/split.py): every
+world size sees the same steps, and going on after a restart takes nothing but s.
 """
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -20,7 +20,7 @@ from pipeline.config import DataConfig
 from pipeline.crops import Crop
 from pipeline.dataset import ShardDataset
 from pipeline.draws import Purpose
-from pipeline.shards import Sample
+from pipeline.split import passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,28 @@ class Plan:
         image_size: int,
         seed: int,
         batch_size: int,
+        global_batch: int | None = None,
+        together: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises InputError if the batch cannot hold whole groups of repeats or a stride does not fit the shards."""
+        """batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
+        together: the number of clips in a batch is a multiple of it.
+
+        Raises InputError if batches cannot hold whole groups of repeats or a stride does not fit the shards.
+        """
         if batch_size % config.repeats:
             raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
-        self.num_frames, self.image_size, self.batch_size, self.views = (
-            num_frames,
-            image_size,
-            batch_size,
-            config.repeats,
-        )
+        self.num_frames, self.image_size, self.views = num_frames, image_size, config.repeats
+        self.global_batch = global_batch or batch_size * world_size
+        together = math.lcm(together, config.repeats)
+        if batch_size < together:
+            raise InputError(
+                f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
+            )
+        self._passes = passes(self.global_batch, batch_size, together, world_size, rank)
+        self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
-        self._rank, self._world_size = rank, world_size
         self._strides = stored_strides(dataset, config)
         self._mix = _Mix(dataset, config, seed)
         self._order = lru_cache(maxsize=2)(self._mix.order)  # this epoch's and the next one's
@@ -90,9 +98,14 @@ class Plan:
     def clips_per_epoch(self) -> int:
         return self._mix.per_epoch * self.views
 
+    @property
+    def passes(self) -> int:
+        """Batches of this rank that make up its part of a step."""
+        return len(self._passes)
+
     def batch(self, index: int) -> list[PlanRow]:
-        first = (index * self._world_size + self._rank) * self.batch_size
-        return [self.row(position) for position in range(first, first + self.batch_size)]
+        step, number = divmod(index, self.passes)
+        return [self.row(step * self.global_batch + place) for place in self._passes[number]]
 
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
@@ -195,7 +208,7 @@ def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
     Segments have no stride: they reach over whatever is stored.
     """
     frame_stride = config.frame_stride
-    thinned = {sample.frame_stride for sample in dataset.samples} if config.sampling == "strided" else set()
+    thinned = dataset.info.frame_strides if config.sampling == "strided" else []
     for stride in thinned:
         if frame_stride % stride:
             raise InputError(
@@ -226,9 +239,12 @@ def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], count: int | N
         return samples
     if count > len(samples):
         raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
-    chosen: Callable[[int], Sample] = dataset.samples.__getitem__
-    by_content = sorted(samples.tolist(), key=lambda index: (chosen(index).sha256, chosen(index).key))
-    return np.sort(np.array(by_content[:count]))
+    hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
+    order = np.lexsort(hashes.T[::-1])
+    # Copies of one video are told apart by their keys.
+    same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
+    order[same] = sorted(order[same].tolist(), key=lambda place: dataset.samples[int(samples[place])].key)
+    return np.sort(samples[order[:count]])
 
 
 class _Mix:

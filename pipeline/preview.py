@@ -21,6 +21,7 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan, PlanRow
 from pipeline.reader import Reader
 from pipeline.video import decode_frames
+from terminal import say, shown
 
 HEIGHT = 112  # of a frame on the sheet, pixels
 COLUMNS = 8  # of the sheet: a clip's frames are thinned to as many
@@ -52,7 +53,7 @@ def main() -> None:
     with write_aside(options.output / "preview.gif") as aside:
         first, *others = [column(strips, time) for time in range(options.num_frames)]
         first.save(aside, format="GIF", save_all=True, append_images=others, duration=133, loop=0)
-    print(f"{options.output}/preview.png and preview.gif: {len(rows)} clips of batch {options.first}")
+    say(f"{options.output}/preview.png and preview.gif: {len(rows)} clips of batch {options.first}")
 
 
 def parse(arguments: list[str]) -> Namespace:
@@ -81,8 +82,9 @@ def strip(video: bytes, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndar
     sample = dataset.samples[row.sample]
     frames = decode_frames(video, row.frames, sample.num_frames)
     caption = (
-        f"{sample.key}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, crop {row.crop.width}x"
-        f"{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}{', flipped' * row.flip}"
+        f"{shown(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
+        f"crop {row.crop.width}x{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}"
+        f"{', flipped' * row.flip}"
     )
     scale = HEIGHT / sample.height
     x, y, width, height = (round(side * scale) for side in row.crop)

@@ -50,13 +50,13 @@ def _keys_in(path: Path | None) -> set[str]:
     must not stand behind it."""
     if path is None or not path.exists():
         return set()
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")  # a bad byte costs its line, not the run
     if text and not text.endswith("\n"):
         _append(path, "\n")
     keys: set[str] = set()
     for line in text.splitlines():
-        with suppress(ValueError):
-            keys.add(json.loads(line)["key"])
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            keys.add(str(json.loads(line)["key"]))
     return keys
 
 

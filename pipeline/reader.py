@@ -46,13 +46,15 @@ class Reader:
 
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
-        shard = int(self._dataset.shard_of[sample])
+        shard, video = int(self._dataset.shard_of[sample]), self._dataset.samples[sample]
+        if video.problem:
+            raise VideoError(video.problem)
         try:
-            return self._read(shard, self._dataset.samples[sample])
+            return self._read(shard, video)
         except VideoError:
             if not self._renew(shard):
                 raise
-            return self._read(shard, self._dataset.samples[sample])
+            return self._read(shard, video)
 
     def _read(self, shard: int, video: Sample) -> bytes:
         file = self._file(shard)  # held here: another thread may push it out of the cache

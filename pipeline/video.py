@@ -5,7 +5,6 @@ known number of frames; where anything does not fit (no timestamps, hidden frame
 at the first frame and counts.
 """
 
-import io
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -19,6 +18,8 @@ from av.bitstream import BitStreamFilterContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
+
+from pipeline.containers import MAX_PIXELS, main_stream, open_video
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's: a packet into its pictures
@@ -56,14 +57,17 @@ class Video:
             self._open()
         except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(f"cannot be opened: {_reason(error)}") from error
-        except StopIteration:
-            raise VideoError("cannot be opened: it holds no video") from None
 
     def _open(self) -> None:
-        file = io.BytesIO(self._source) if isinstance(self._source, bytes) else str(self._source)
-        self._container = av.open(file, mode="r")
-        # A picture on the cover of the file is a video stream too.
-        self._stream = next(stream for stream in self._container.streams.video if not _is_cover(stream))
+        self._container = open_video(self._source)
+        stream = main_stream(self._container)
+        if stream is None or stream.codec_context is None:
+            self._container.close()
+            raise VideoError("cannot be opened: it holds no video" + (" of a known codec" if stream else ""))
+        if stream.width * stream.height > MAX_PIXELS:
+            self._container.close()
+            raise VideoError(f"cannot be opened: pictures of {stream.width}x{stream.height} pixels are too large")
+        self._stream = stream
         self._stream.codec_context.thread_count = 1  # clips are decoded side by side, one a thread
 
     def __enter__(self) -> "Video":
@@ -93,8 +97,10 @@ class Video:
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
 
     def shows_every_picture(self) -> bool:
-        """Whether each packet is one picture, is shown, and can be decoded from the keyframe before it. To be asked
-        before any frame is."""
+        """Whether each packet is one picture, is shown, and can be decoded from the keyframe before it, and there is no
+        second video stream, nor a cover, to be taken for this one. To be asked before any frame is."""
+        if len(self._container.streams.video) > 1:
+            return False
         codec = self._stream.codec_context.codec.canonical_name
         splitter = BitStreamFilterContext(SPLITTERS[codec], self._stream) if codec in SPLITTERS else None
         last_keyframe = 0
@@ -160,8 +166,8 @@ class Video:
 
     def _read_index(self) -> Index | None:
         """Timestamps of all packets; None if they do not tell which frame is which."""
-        if self._stream.codec_context.name == "mpeg4" and self._stream.codec_context.has_b_frames:
-            return None  # often two frames in one packet ("packed bitstream"), and the decoder guesses their times
+        if guesses_times(self._stream):
+            return None
         packets = [packet for packet in self._container.demux(self._stream) if packet.size]
         # Matroska stores no decoding times, and FFmpeg guesses none for the first packets.
         timed = [(p.pts, p.pts if p.dts is None else p.dts, p) for p in packets if p.pts is not None]
@@ -217,13 +223,15 @@ def decode_frames(
     return np.stack([decoded[number] for number in numbers])
 
 
+def guesses_times(stream: VideoStream) -> bool:
+    """Whether the decoder finds out itself when frames are shown, and how many: in MPEG-4 with B-frames, a packet often
+    holds two ("packed bitstream")."""
+    return stream.codec_context.name == "mpeg4" and stream.codec_context.has_b_frames
+
+
 def turns(frame: VideoFrame) -> int:
     """Quarter turns, counter-clockwise, that make a frame upright; angles between are left alone."""
     return frame.rotation % 360 // 90 if frame.rotation % 90 == 0 else 0
-
-
-def _is_cover(stream: VideoStream) -> bool:
-    return "attached_pic" in str(stream.disposition.name).lower()
 
 
 def _reason(error: Exception) -> str:

@@ -31,13 +31,14 @@ from pipeline.shards import (
     read_samples,
 )
 from shard_tools.inputs import Item, class_names, is_id
-from shard_tools.layout import assign, key_of
+from shard_tools.layout import KEY_DIGITS, assign
 from shard_tools.plan import Entry, Plan, in_pieces
 from shard_tools.report import describe
 from shard_tools.settings import Settings
+from shard_tools.tables import publish
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
-from shard_tools.write import write_shard
+from shard_tools.write import ChangedError, write_shard
 
 WORK_FOLDER = ".work"
 
@@ -79,7 +80,9 @@ class Build:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
         with locked_folder(self.folder):
             if self.plan_file.exists():
-                return Plan.load(self.plan_file)
+                plan = Plan.load(self.plan_file)
+                self._refuse_collisions(plan, {})
+                return plan
             shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
             return self._new_plan(items, classes, retry_rejects)
 
@@ -107,11 +110,26 @@ class Build:
             for number, group in enumerate(assign(in_pieces(usable, self.settings.max_seconds), self.settings), first)
         }
         rejected = {item.source: item.problem for item in new if item.problem is not None}
-        plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects)
+        plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects, KEY_DIGITS)
+        self._refuse_collisions(plan, stored)
         (self.work_folder / "items").mkdir(parents=True, exist_ok=True)
         (self.work_folder / "shards").mkdir(exist_ok=True)
         plan.save(self.plan_file)
         return plan
+
+    def _refuse_collisions(self, plan: Plan, stored: dict[str, Sample]) -> None:
+        """Raises InputError if two videos would have the same key: of one of them nothing would ever be staged."""
+        in_pieces = self.settings.max_seconds is not None
+        owners = {
+            sample.key.rpartition("-")[0] if in_pieces else sample.key: source for source, sample in stored.items()
+        }
+        for source, key in plan.keys.items():
+            other = owners.setdefault(key, source)
+            if other != source:
+                what_to_do = "rename one of them"
+                if plan.key_digits != KEY_DIGITS:
+                    what_to_do = f"remove {self.work_folder}, planned by an earlier version, and start again"
+                raise InputError(f"{other} and {source} would have the same key {key} in {self.folder}: {what_to_do}")
 
     def _stored(self) -> dict[str, Sample]:
         """All videos that the dataset holds, by source. Raises InputError if a shard of it is gone."""
@@ -163,7 +181,7 @@ class Build:
     def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
         """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
-        sources = {self._stem(source): source for source in self._unfinished_sources(plan)}
+        sources = {self._stem(plan, source): source for source in self._unfinished_sources(plan)}
         waiting = {
             name: set(plan.sources(name)) for name in self._missing(plan) if self._parts(plan, name) == {self.part[0]}
         }
@@ -215,10 +233,10 @@ class Build:
 
     def _staged(self, plan: Plan, source: str, shards: set[str]) -> Outcome | None:
         """What was made of a video earlier, if all that these shards need of it is there."""
-        return load_outcome(self._stem(source), lambda piece: plan.shard_of(source, piece) in shards)
+        return load_outcome(self._stem(plan, source), lambda piece: plan.shard_of(source, piece) in shards)
 
-    def _stem(self, source: str) -> Path:
-        return self.work_folder / "items" / key_of(source)
+    def _stem(self, plan: Plan, source: str) -> Path:
+        return self.work_folder / "items" / plan.keys[source]
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
@@ -234,7 +252,11 @@ class Build:
             for piece, sample in enumerate(outcomes[entry.source].samples)
             if plan.entry_of(entry.source, piece) == entry.piece
         ]
-        info = write_shard(self.folder, name, samples) if samples else None
+        try:
+            info = write_shard(self.folder, name, samples) if samples else None
+        except ChangedError:  # since it was looked at above, where it is found out this time
+            self._finish_shard(plan, name)
+            return
         rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")
@@ -243,22 +265,32 @@ class Build:
             path.unlink(missing_ok=True)
         for source in outcomes:
             if all(self._marker(other).exists() for other in plan.places[source]):
-                for path in staging.glob(f"{key_of(source)}[-.]*"):
+                for path in staging.glob(f"{plan.keys[source]}[-.]*"):
                     path.unlink(missing_ok=True)
 
-    def finish(self, plan: Plan) -> bool:
-        """Write `rejected.jsonl` and `dataset.json` once all parts' work is done; False while some is missing."""
+    def finish(self, plan: Plan) -> int | None:
+        """Write `rejected.jsonl` and `dataset.json` once all parts are done; before that, give one that is not."""
         with locked_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
                 self.done = read_dataset_info(self.folder) if (self.folder / DATASET_FILE).exists() else None
-                return True
+                return None
             for name in self._missing(plan):
-                is_shared = len(self._parts(plan, name)) > 1
-                if not is_shared or not all(self._staged(plan, source, {name}) for source in plan.sources(name)):
-                    return False
+                late = self._late_part(plan, name)
+                if late == self.part[0]:
+                    raise InputError(f"{self.folder / name} is not whole yet: start the same command again")
+                if late is not None:
+                    return late
                 self._finish_shard(plan, name)
             self._finish(plan)
-            return True
+            return None
+
+    def _late_part(self, plan: Plan, name: str) -> int | None:
+        """A part that has to do something yet before a missing shard can be made here."""
+        parts = self._parts(plan, name)
+        if len(parts) == 1:
+            return parts.pop()  # which makes it by itself
+        missing = (source for source in plan.sources(name) if not self._staged(plan, source, {name}))
+        return next((plan.part_of(source, self.part[1]) for source in missing), None)
 
     def _finish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(name).read_text(encoding="utf-8")) for name in plan.shards]
@@ -274,8 +306,7 @@ class Build:
         if shards:
             samples = [sample for shard in shards for sample in read_samples(self.folder, shard)]
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
-            write_text(self.folder / DATASET_FILE, json.dumps(info.to_json(), indent=2) + "\n")
-            self.done = info
+            self.done = publish(self.folder, info)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
         self.plan_file.unlink()
@@ -303,9 +334,14 @@ def _with_known_label(item: Item, classes: list[str]) -> Item:
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Reasons by source, from `rejected.jsonl`; empty where there is none."""
+    """Reasons by source, from `rejected.jsonl`; empty where there is none. Raises InputError where it is damaged."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {entry["source"]: entry["reason"] for entry in entries}
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {entry["source"]: entry["reason"] for entry in entries}
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"{path} is damaged ({error}): put it back, or remove it to have its videos tried again"
+        ) from error

@@ -2,44 +2,157 @@
 
     python shard_tools/check_shards.py FOLDER
 
-checks sizes, hashes, index and table of samples of every shard, and decodes every video. Other people's WebDatasets,
-with videos but without our dataset.json, are checked as far as they go. Exits with 1 if anything is wrong.
+checks sizes and hashes of all files, compares the tables with each other, with the tars and with what decodes, and
+decodes every video. Other people's WebDatasets, with videos but without our dataset.json, are checked as far as they
+go. Exits with 1 if anything is wrong.
 """
 
 import argparse
 import hashlib
+import json
 import random
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import av
+import numpy as np
 
 from errors import InputError, run_command
-from pipeline.shards import DATASET_FILE, Sample, ShardInfo, read_dataset_info, read_samples
+from pipeline.groups import read_groups
+from pipeline.index import Tables
+from pipeline.rows import RowMaker, ShardRows, groups_text
+from pipeline.shards import (
+    DATASET_FILE,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    read_dataset_info,
+    read_samples,
+    read_table,
+)
 from progress import progress_bar
 from shard_tools.encode import file_hash
-from shard_tools.picture import UnusableError
+from shard_tools.inputs import Member
+from shard_tools.picture import Pose, UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
+from shard_tools.tables import hash_of_description, hashed
+from shard_tools.timing import read_timing
 from shard_tools.work import fetched
 from shard_tools.workers import Failed, Pool, num_processors
-from shard_tools.write import index_of, list_members
+from shard_tools.write import PLACE, index_of, list_members
+from terminal import say
+
+RATE_TOLERANCE = 0.005  # of frames a second: containers round the times of frames
+Members = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video inside a tar; `num_frames` is what it should decode to, None where nobody said."""
+    """A video inside a tar; `said` is what it should decode to, None where nobody said."""
 
     shard: Path
     member: str
     offset: int
     size: int
-    num_frames: int | None
+    said: Sample | None
 
 
-def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[Video]]:
-    """What is wrong with a shard of ours, and the videos it holds."""
+class DatasetCheck:
+    """Compares all that a dataset of ours says of itself, shard after shard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.info = folder, read_dataset_info(folder)
+        self._maker = RowMaker()
+        self._num_frames = self._num_bytes = 0
+        self._is_complete = True  # all samples.jsonl could be read
+        self._has_tables = self.info.schema_version > 1
+        if self._has_tables:
+            self._tables = Tables.open(self.info, folder, lambda table: folder / table.file)
+            self._groups = read_table("groups", self.info, lambda table: folder / table.file)
+
+    def shards(self) -> Iterator[tuple[list[str], list[Video]]]:
+        """What is wrong with each shard, and the videos that it holds."""
+        for number, shard in enumerate(progress_bar(self.info.shards, unit="shard")):
+            yield self._check(number, shard)
+
+    def rest(self) -> Iterator[str]:
+        """What is wrong with the tables as a whole and with dataset.json, once all shards have been seen."""
+        if not self._has_tables:
+            return
+        said = json.loads((self.folder / DATASET_FILE).read_bytes())
+        if said.get("sha256") != hash_of_description(said):
+            yield f"{DATASET_FILE} has changed since it was made"
+        for table in self.info.tables.values():
+            path = self.folder / table.file
+            if not path.is_file() or file_hash(path) != table.sha256:
+                yield f"{table.file} has changed since it was made, or is missing"
+        if self._is_complete:
+            found = replace(
+                self._maker.describe(self.info),
+                num_samples=self._maker.num_samples,
+                num_frames=self._num_frames,
+                num_bytes=self._num_bytes,
+            )
+            for entry in fields(DatasetInfo):
+                if getattr(found, entry.name) != getattr(self.info, entry.name):
+                    yield f"{DATASET_FILE} is wrong about {entry.name}"
+
+    def _check(self, number: int, shard: ShardInfo) -> tuple[list[str], list[Video]]:
+        problems = []
+        samples = None
+        try:
+            samples = list(read_samples(self.folder, shard))
+            made = self._maker.rows_of(samples)
+            self._num_frames += sum(sample.num_frames for sample in samples)
+            if self._has_tables:
+                problems += self._compare(number, shard, samples, made)
+        except (InputError, ValueError) as error:
+            problems.append(f"{shard.samples_name}: {error}")
+            self._skip(number)
+            samples = None
+        self._num_bytes += shard.num_bytes
+        found, videos = check_shard(self.folder, shard, samples, len(self.info.classes))
+        return [*problems, *found], videos
+
+    def _skip(self, number: int) -> None:
+        """Go on behind a shard whose samples cannot be read."""
+        self._is_complete = False
+        if self._has_tables and number + 1 < len(self.info.shards):
+            row = self._tables.rows[int(self._tables.first_of_shard[number + 1])]
+            self._maker.go_on_at(number + 1, int(row["group"]), int(row["name"]))
+
+    def _compare(self, number: int, shard: ShardInfo, samples: list[Sample], made: ShardRows) -> Iterator[str]:
+        """Where the tables of the dataset say something else than the shard's own."""
+        if hashed(self.folder, shard) != shard:
+            yield f"{shard.index_name} or {shard.samples_name} has changed since it was made"
+        first = int(self._tables.first_of_shard[number])
+        rows = self._tables.rows[first : first + shard.num_samples]
+        if len(rows) != len(samples):
+            yield f"{shard.name}: {len(rows)} rows in the table of samples, {len(samples)} in {shard.samples_name}"
+            return
+        for name in rows.dtype.names or ():
+            for place in np.flatnonzero(rows[name] != made.samples[name]):
+                yield f"{shard.name}: {samples[place].key}: {name} is another one in the table of samples"
+        for place, sample in enumerate(samples):
+            if self._tables.sample(first + place).problem:
+                yield f"{shard.name}: {sample.key}: {self._tables.sample(first + place).problem}"
+            elif (self._tables.sample(first + place).key, self._tables.sample(first + place).source) != (
+                sample.key,
+                sample.source,
+            ):
+                yield f"{shard.name}: {sample.key} has another name in the table of names"
+        start = self._maker.num_groups - len(made.groups)
+        if not np.array_equal(self._groups[start : self._maker.num_groups], made.groups):
+            yield f"{shard.name}: the table of groups has other rows than {shard.samples_name}"
+
+
+def check_shard(
+    folder: Path, shard: ShardInfo, samples: list[Sample] | None, num_classes: int
+) -> tuple[list[str], list[Video]]:
+    """What is wrong with a shard of ours, and the videos it holds; `samples` is None where they cannot be read."""
     path = folder / shard.name
     if not path.is_file():
         return [f"{shard.name} is missing"], []
@@ -53,32 +166,55 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[
     except tarfile.TarError as error:
         return [*problems, f"{shard.name} is not a whole tar file ({error})"], []
     index = folder / shard.index_name
-    if not index.is_file() or index.read_text(encoding="utf-8") != index_of(members):
+    if not index.is_file() or index.read_bytes() != index_of(members).encode(errors="surrogateescape"):
         problems.append(f"{shard.index_name} does not fit its tar")
-    try:
-        samples = list(read_samples(folder, shard))
-    except InputError as error:
-        return [*problems, str(error)], []
-    if len(samples) != shard.num_samples:
-        problems.append(f"{shard.samples_name} has {len(samples)} samples instead of {shard.num_samples}")
+    if samples is None:
+        return problems, []
+    if not len(samples) == shard.num_samples == len(members) / 2:
+        problems.append(
+            f"{shard.name} holds {len(members)} files and {shard.samples_name} {len(samples)} samples, where"
+            f" {shard.num_samples} samples of two files each are promised"
+        )
     with path.open("rb") as file:
         for sample in samples:
-            if sample.label is not None and not 0 <= sample.label < num_classes:
-                problems.append(
-                    f"{shard.name}: {sample.key}: label {sample.label}, and there are {num_classes} classes"
-                )
-            name = f"{sample.key}.{sample.container}"
-            if members.get(name) != (sample.offset, sample.size):
-                problems.append(f"{shard.name}: {sample.key} is not where {shard.samples_name} says")
-                continue
-            file.seek(sample.offset)
-            if hashlib.sha256(file.read(sample.size)).hexdigest() != sample.sha256:
-                problems.append(f"{shard.name}: {sample.key}: the video's bytes have changed")
+            wrong = check_sample(file, sample, members, num_classes)
+            problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
     return problems, [_video(path, sample) for sample in samples]
 
 
+def check_sample(file: BinaryIO, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
+    """What is wrong with a sample, as the end of a sentence that begins with its key."""
+    if sample.label is not None and not 0 <= sample.label < num_classes:
+        yield f": label {sample.label}, and there are {num_classes} classes"
+    if members.get(f"{sample.key}.{sample.container}") != (sample.offset, sample.size):
+        yield " is not where its shard's table says"
+        return
+    file.seek(sample.offset)
+    video = file.read(sample.size)
+    if hashlib.sha256(video).hexdigest() != sample.sha256:
+        yield ": the video's bytes have changed"
+    elif sample.groups and sample.groups != groups_text(read_groups(video, sample.num_frames)):
+        yield ": its groups of pictures are others than its shard's table says"
+    yield from _check_description(file, sample, members)
+
+
+def _check_description(file: BinaryIO, sample: Sample, members: Members) -> Iterator[str]:
+    """Compare a sample with its <key>.json in the tar."""
+    offset, size = members.get(f"{sample.key}.json", (0, 0))
+    file.seek(offset)
+    try:
+        described = json.loads(file.read(size))
+        others = [name for name, value in asdict(sample).items() if described.get(name, value) != value]
+        missing = [entry.name for entry in fields(Sample)[:11] if entry.name not in described]
+    except (ValueError, AttributeError):
+        yield ": its description in the tar cannot be read"
+        return
+    for name in [*missing, *(name for name in others if name not in PLACE)]:
+        yield f": {name} is {described.get(name)!r} in the tar and {getattr(sample, name)!r} in its shard's table"
+
+
 def _video(path: Path, sample: Sample) -> Video:
-    return Video(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample.num_frames)
+    return Video(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample)
 
 
 def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
@@ -102,21 +238,39 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
 def decode(video: Video) -> str | None:
     """What is wrong with a video, or None."""
     av.logging.set_level(None)
-    place = f"{video.shard}::{video.offset}:{video.size}:{video.member}"
+    place = Member(str(video.shard), video.offset, video.size, video.member)
     try:
-        with fetched(place, None) as path, opened(path) as (container, stream):
-            _, count = checked(container, stream)
+        with fetched(place, None) as path:
+            wrong = "; ".join(_differences(path, video.said))
+            return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
     except UnusableError as error:
         return f"{video.shard.name}: {video.member}: {error}"
-    if video.num_frames is not None and count != video.num_frames:
-        return f"{video.shard.name}: {video.member}: {count} frames decode instead of {video.num_frames}"
-    return None
+
+
+def _differences(path: Path, said: Sample | None) -> Iterator[str]:
+    """Where a video is not what was said of it. Raises UnusableError if it does not decode."""
+    with opened(path) as (container, stream):
+        first, count = checked(container, stream)
+        width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
+        sides, codec = (round(width), round(height)), stream.codec_context.codec.canonical_name
+    if said is None:
+        return
+    if count != said.num_frames:
+        yield f"{count} frames decode instead of {said.num_frames}"
+    if sides != (said.width, said.height):
+        yield f"it is {sides[0]}x{sides[1]} pixels large instead of {said.width}x{said.height}"
+    if codec != said.codec:
+        yield f"it is {codec} instead of {said.codec}"
+    with opened(path) as (container, stream):
+        rate = float(read_timing(container, stream).rate)
+    if count > 1 and abs(rate - said.fps) > RATE_TOLERANCE * said.fps:
+        yield f"it has {rate:.4g} frames a second instead of {said.fps:.4g}"
 
 
 def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel and yield what is wrong."""
-    found = Pool(decode, num_workers, timeout=900).run(videos)
-    for video, problem in progress_bar(found, unit="video", total=len(videos)):
+    results = Pool(decode, num_workers, timeout=900).run(videos)
+    for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"
         elif problem is not None:
@@ -133,21 +287,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")
     folder = parsed.folder
     if (folder / DATASET_FILE).exists():
-        info = read_dataset_info(folder)
-        shards = progress_bar(info.shards, unit="shard")
-        checked = [check_shard(folder, shard, len(info.classes)) for shard in shards]
+        dataset = DatasetCheck(folder)
+        found = list(dataset.shards())
+        problems = list(dataset.rest())
     else:
-        checked = [check_foreign(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
-    if not checked:
+        problems = []
+        found = [check_foreign(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
+    if not found:
         raise InputError(f"{folder} holds no shards")
-    problems = [problem for found, _ in checked for problem in found]
-    videos = [video for _, found in checked for video in found]
+    problems += [problem for wrong, _ in found for problem in wrong]
+    videos = [video for _, held in found for video in held]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     problems += decoding_problems(videos, parsed.workers)
     for problem in problems:
-        print(problem)
-    print(f"{len(checked)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
+        say(problem)
+    say(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -68,10 +68,10 @@ def _mpeg4(gop: int, quality: int, preset: str) -> dict[str, str]:
 CODECS = {
     "h264": Codec("libx264", "mp4", _x264, default_quality=23),
     "hevc": Codec("libx265", "mp4", _x265, default_quality=25),
-    "vp9": Codec("libvpx-vp9", "webm", _vp9, default_quality=31),
-    "mjpeg": Codec("mjpeg", "avi", _mjpeg, default_quality=4, pixel_format="yuvj420p", full_range=True),
+    "vp9": Codec("libvpx-vp9", "mp4", _vp9, default_quality=31),
+    "mjpeg": Codec("mjpeg", "mp4", _mjpeg, default_quality=4, pixel_format="yuvj420p", full_range=True),
     "av1": Codec("libsvtav1", "mp4", _av1, default_quality=32),
-    "mpeg4": Codec("mpeg4", "avi", _mpeg4, default_quality=4),
+    "mpeg4": Codec("mpeg4", "mp4", _mpeg4, default_quality=4),
 }
 
 

@@ -14,12 +14,16 @@ import av
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline.video import guesses_times
 from shard_tools.codecs import CODECS, Codec, open_encoder
 from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
 from shard_tools.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
 from shard_tools.timing import Timing, read_timing
 
+# A fragment a group of pictures, each decodable behind the first bytes of the file alone: see pipeline/groups.py. The
+# trailer, a table of the fragments, would be of no use to a clip.
+FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
@@ -41,8 +45,8 @@ class Writer:
     """Writes frames of one size into one file at a constant rate."""
 
     def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
-        # bitexact leaves the libraries' versions out of the container; faststart puts the table of contents first.
-        options = {"fflags": "+bitexact"} | ({"movflags": "+faststart"} if codec.container == "mp4" else {})
+        # bitexact leaves the libraries' versions out of the container.
+        options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
         self.container = av.open(str(path.absolute()), "w", format=codec.container, options=options)
         quality = codec.default_quality if settings.quality is None else settings.quality
         encoder_options = codec.options(settings.gop, quality, settings.preset)
@@ -74,6 +78,19 @@ def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
 
     They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
     """
+    before = _version(source)
+    stored = _stored(source, stem, settings)
+    if _version(source) != before:  # a download that goes on, say
+        raise UnusableError("it was changed while it was read")
+    return stored
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
     with opened(source) as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
@@ -129,13 +146,21 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
     Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
-    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them.
+    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them. It speaks for the
+    others only where as many as expected come out.
     """
     run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
     with opened(source) as (container, stream):
-        first, decoded = checked(container, stream, run)
-        if decoded != sum(min(size, run) for size in timing.groups) and sample_only:
-            # Two pictures in a packet, or a hidden one: only decoding all of them tells how many there are.
+        try:
+            first, decoded = checked(container, stream, run)
+            as_expected = decoded == sum(min(size, run) for size in timing.groups) and not guesses_times(stream)
+        except UnusableError:
+            if not sample_only:
+                raise
+            as_expected = False
+        if sample_only and not as_expected:
+            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: even
+            # all of the sample. Only decoding everything tells how many there are.
             return _copied(source, timing, sample_only=False)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
         return Stored(

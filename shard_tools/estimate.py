@@ -9,6 +9,7 @@ from shard_tools.inputs import Item
 from shard_tools.layout import shuffled_by
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, work
+from terminal import say
 
 NUM_TRIED = 12
 
@@ -31,7 +32,7 @@ def estimate(items: Sequence[Item], settings: Settings, num_workers: int) -> Non
     seconds = time.perf_counter() - start
     # Videos differ more in length than in what a byte of them costs.
     factor = sum(item.size for item in usable) / source_bytes if source_bytes else len(usable) / max(len(tried), 1)
-    print(
+    say(
         f"{len(tried)} of {len(items)} videos tried, {num_rejected} unusable: expect about "
         f"{stored_bytes * factor / 1e9:.3g} GB, {num_frames * factor:.3g} frames and "
         f"{seconds * factor / num_workers / 60:.3g} minutes with {num_workers} workers"

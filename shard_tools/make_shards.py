@@ -20,12 +20,13 @@ from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
 from shard_tools.estimate import estimate
-from shard_tools.inputs import Item, class_names, is_url, read_inputs, read_label_map
+from shard_tools.inputs import Item, Skipped, class_names, is_url, read_inputs, read_label_map
 from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
 from shard_tools.work import Outcome, work
 from shard_tools.workers import Pool, num_processors
+from terminal import say, shown
 
 ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 
@@ -143,7 +144,9 @@ class Bar:
         self.bar.update()
 
 
-def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item], classes: list[str]) -> int:
+def make_dataset(
+    folder: Path, arguments: argparse.Namespace, items: list[Item], classes: list[str], skipped: Skipped
+) -> int:
     """Make or complete one dataset; returns the exit code."""
     part, num_parts = arguments.part
     build = Build(folder, settings_of(arguments), (part - 1, num_parts))
@@ -154,35 +157,43 @@ def make_dataset(folder: Path, arguments: argparse.Namespace, items: list[Item],
         while plan is not None:
             with Bar(build.num_missing(plan)) as bar:
                 build.run(plan, items, pool, bar.count)
-            if not build.finish(plan):
-                print(f"part {part} of {num_parts} is done; the part that ends last completes {folder}")
+            late = build.finish(plan)
+            if late is not None:
+                said = f"part {part} of {num_parts} is done, part {late + 1} is not"
+                say(f"{said}; the part that ends last completes {shown(folder)}")
                 return 0
             if build.done is None:
                 break
             # An interrupted run is complete now; what has come into the input since then is next.
             plan = build.plan(items, classes, retry_rejects and not plan.retries)
-    return conclude(build, arguments)
+    return conclude(build, arguments, skipped)
 
 
-def conclude(build: Build, arguments: argparse.Namespace) -> int:
+def say_skipped(skipped: Skipped) -> None:
+    for line in skipped.lines():
+        say(line, sys.stderr)
+
+
+def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
     """Say what came of it; returns the exit code."""
     rejects = read_rejects(build.folder)
     for source, reason in list(rejects.items())[:10]:
-        print(f"rejected {source}: {reason}", file=sys.stderr)
+        say(f"rejected {shown(source)}: {reason}", sys.stderr)
     if len(rejects) > 10:
-        print(f"and {len(rejects) - 10} more in {build.folder / REJECTED_FILE}", file=sys.stderr)
+        say(f"and {len(rejects) - 10} more in {build.folder / REJECTED_FILE}", sys.stderr)
+    say_skipped(skipped)
     info = build.done
     if info is None:
         raise InputError(f"not one of {len(rejects)} videos can be used: {build.folder / REJECTED_FILE} says why")
     if arguments.contact_sheet:
         write_contact_sheet(build.folder, info)
-    print(
+    say(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
-        f"shards, {len(rejects)} rejected: {build.folder}"
+        f"shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
     )
     allowed = arguments.max_rejects * (len(rejects) + info.report["num_sources"])
     if len(rejects) > allowed:
-        print(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", file=sys.stderr)
+        say(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", sys.stderr)
         return 3
     return 0
 
@@ -198,8 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError("--root says where the paths of a list start: leave it out where INPUT is none")
     inputs = parsed.split or {"": parsed.input}
     root = parsed.input if parsed.split else parsed.root
-    splits = {name: read_inputs(where, root, parsed.unlabelled) for name, where in inputs.items()}
+    skipped = {name: Skipped() for name in inputs}
+    splits = {name: read_inputs(where, root, parsed.unlabelled, skipped[name]) for name, where in inputs.items()}
     if parsed.estimate:
+        for passed_over in skipped.values():
+            say_skipped(passed_over)
         estimate([item for items in splits.values() for item in items], settings, parsed.workers)
         return 0
     if parsed.split and not classes:
@@ -207,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folders = [parsed.output / name for name in splits if (parsed.output / name / DATASET_FILE).exists()]
         known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
         classes = class_names([item for items in splits.values() for item in items], known)
-    return max(make_dataset(parsed.output / name, parsed, items, classes) for name, items in splits.items())
+    return max(
+        make_dataset(parsed.output / name, parsed, items, classes, skipped[name]) for name, items in splits.items()
+    )
 
 
 if __name__ == "__main__":

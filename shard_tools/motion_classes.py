@@ -28,6 +28,7 @@ from PIL import Image
 from errors import InputError, run_command
 from shard_tools.codecs import CODECS
 from shard_tools.synthetic_videos import texture, write_video
+from terminal import say
 
 
 class Pose(NamedTuple):
@@ -204,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError("--distractors, --shake and --seed must be at least 0")
     for index in range(parsed.num_videos):
         make_video(parsed.output, index, parsed)
-    print(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")
+    say(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")
 
 
 if __name__ == "__main__":

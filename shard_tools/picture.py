@@ -16,7 +16,6 @@ from shard_tools.codecs import Codec
 
 BT601 = 6  # AVCOL_SPC_SMPTE170M
 LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
-MAX_PIXELS = 8192 * 8192
 
 
 class UnusableError(Exception):
@@ -113,8 +112,6 @@ class Converter:
         """Raises UnusableError if the picture's shape changes in the middle of the video."""
         form = Form.of(frame)
         if form != self.form or self.graph is None:
-            if form.width * form.height > MAX_PIXELS:
-                raise UnusableError(f"its pictures of {form.width}x{form.height} pixels are beyond any real video's")
             if self.pose is None:
                 self.pose = Pose.of(frame, self.pixel_aspect)
                 self.size = stored_size(*self.pose.shown_size(form.width, form.height), self.short_side)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,9 @@ from av.container import InputContainer
 
 from durable import write_text
 from errors import InputError
-from shard_tools.inputs import Item, is_url
+from pipeline.containers import open_video
+from shard_tools.inputs import Item, Member, is_url
+from shard_tools.layout import EARLIER_KEY_DIGITS, KEY_DIGITS, key_of
 from shard_tools.picture import UnusableError
 from shard_tools.source import opened
 from shard_tools.work import fetched
@@ -41,9 +43,11 @@ class Plan:
     shards: dict[str, list[Entry]]
     rejected: dict[str, str]  # sources that are known to be unusable, with the reason
     retries: bool = False  # whether it tries again what was rejected before
+    key_digits: int = EARLIER_KEY_DIGITS  # what earlier versions planned, and did not say, is ended as it was begun
 
     def save(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self)) + "\n")
+        value = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict() would copy every entry
+        write_text(path, json.dumps(value) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
@@ -51,7 +55,10 @@ class Plan:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             shards = {name: [Entry(*entry) for entry in entries] for name, entries in value.pop("shards").items()}
-            return cls(shards=shards, **value)
+            plan = cls(shards=shards, **value)
+            if plan.key_digits not in (KEY_DIGITS, EARLIER_KEY_DIGITS):
+                raise ValueError(f"key_digits {plan.key_digits}")
+            return plan
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}): put it back, or begin in another folder") from error
 
@@ -63,6 +70,12 @@ class Plan:
             for entry in entries:
                 numbered.setdefault(entry.source, {})[entry.piece] = name
         return {source: [names[piece] for piece in sorted(names)] for source, names in numbered.items()}
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """For every source the name of its samples inside the tars."""
+        sources = dict.fromkeys(entry.source for entries in self.shards.values() for entry in entries)
+        return {source: key_of(source, self.key_digits) for source in sources}
 
     @cached_property
     def labels(self) -> dict[str, int | None]:
@@ -101,7 +114,7 @@ def in_pieces(items: Sequence[Item], max_seconds: float | None) -> list[Item]:
     ]
 
 
-def seconds(location: str) -> float:
+def seconds(location: str | Member) -> float:
     """How long a video says that it lasts; 0 where it does not say, or is no video."""
     try:
         with _header(location) as container:
@@ -111,9 +124,9 @@ def seconds(location: str) -> float:
 
 
 @contextmanager
-def _header(location: str) -> Iterator[InputContainer]:
-    if is_url(location):
-        with fsspec.open(location) as file, av.open(file) as container:
+def _header(location: str | Member) -> Iterator[InputContainer]:
+    if isinstance(location, str) and is_url(location):
+        with fsspec.open(location) as file, open_video(file) as container:
             yield container
     else:
         with fetched(location, None) as path, opened(path) as (container, _):

@@ -10,9 +10,11 @@ from PIL import Image, ImageDraw
 
 from durable import write_aside
 from pipeline.shards import DatasetInfo, Sample, ShardInfo, read_samples
+from shard_tools.inputs import Member
 from shard_tools.layout import shuffled_by
 from shard_tools.source import intact_frames, opened
 from shard_tools.work import fetched
+from terminal import shown
 
 CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
@@ -73,7 +75,7 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
         sheet.paste(picture, (left + 5, top + 5))
         label = "no label" if sample.label is None else info.classes[sample.label]
         facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
-        lines = (sample.key[-40:], label[:40], facts)
+        lines = (shown(sample.key)[-40:], shown(label)[:40], facts)
         draw.text((left + 5, top + CELL[1] - 52), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
     with write_aside(folder / CONTACT_SHEET_FILE) as aside:
         sheet.save(aside, format="PNG")
@@ -81,7 +83,7 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
 
 def middle_frame(shard: Path, sample: Sample) -> Image.Image:
     """The frame in the middle of a stored video."""
-    place = f"{shard}::{sample.offset}:{sample.size}:{sample.key}.{sample.container}"
+    place = Member(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
     with fetched(place, None) as path, opened(path) as (container, stream):
         for number, frame in enumerate(intact_frames(container, stream)):
             if number == sample.num_frames // 2:

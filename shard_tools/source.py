@@ -9,38 +9,22 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import av
 from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
+from pipeline.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from shard_tools.picture import UnusableError
 from shard_tools.timing import Timing
-
-# Tags need not be UTF-8. PyAV raises at them unless told otherwise, from 19 on it replaces what it cannot read itself.
-ANY_TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 # In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
 # a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
 WITHOUT_ZEROS = {"h264", "hevc"}
 HOLE = re.compile(32 * rb"\0" + rb"\0*[^\0\1]")  # written out it is searched 30 times as fast as \0{32,}
-
-# FFmpeg's names for the demuxers, and the extensions under which their files are known, the usual one first.
-EXTENSIONS = {
-    "mov": ("mp4", "mov", "m4v", "3gp"),
-    "matroska": ("mkv", "webm"),
-    "avi": ("avi",),
-    "mpegts": ("ts", "mts", "m2ts"),
-    "mpeg": ("mpg", "mpeg", "vob"),
-    "mpegvideo": ("mpg", "mpeg", "m1v", "m2v"),
-    "asf": ("wmv", "asf"),
-    "flv": ("flv",),
-    "ogg": ("ogv", "ogg"),
-    "gif": ("gif",),
-}
-VIDEO_EXTENSIONS = frozenset(extension for names in EXTENSIONS.values() for extension in names)
 
 
 def container_of(path: Path, container: InputContainer) -> str:
@@ -59,31 +43,23 @@ def opened(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoSt
     if path.stat().st_size == 0:
         raise UnusableError("the file is empty")
     try:
-        # A playlist that calls itself a video must not make us read from the network.
-        options = {"protocol_whitelist": "file"} | options
-        container = av.open(str(path.absolute()), options=options, **ANY_TAGS)
+        container = open_video(path, **options)
     except av.error.FFmpegError as error:
-        raise UnusableError(_why_not_open(path)) from error
+        raise UnusableError(_why_not_open(path, error)) from error
     if _is_cut_off(path):
         container.close()
         raise UnusableError("the file is cut off: it is shorter than it says itself")
     with container:
-        streams = [stream for stream in container.streams.video if not _is_cover(stream)]
-        if not streams:
+        stream = main_stream(container)
+        if stream is None:
             raise UnusableError("it holds no video" + (", only sound" if container.streams.audio else ""))
-        stream = streams[0]
         if stream.codec_context is None:
             raise UnusableError("its video codec is not known")
-        if container.format.name.endswith("_pipe") or container.format.name == "image2":
-            raise UnusableError("it is a still image, not a video")
+        if stream.width * stream.height > MAX_PIXELS:
+            raise UnusableError(f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's")
         # One thread: the worker processes are the parallelism.
         stream.codec_context.thread_count = 1
         yield container, stream
-
-
-def _is_cover(stream: VideoStream) -> bool:
-    """Whether the stream is the picture on an album's cover."""
-    return "attached_pic" in str(stream.disposition.name).lower()
 
 
 def _is_cut_off(path: Path) -> bool:
@@ -122,7 +98,7 @@ def _has_cut_box(file: BinaryIO, size: int) -> bool:
     return False
 
 
-def _why_not_open(path: Path) -> str:
+def _why_not_open(path: Path, error: av.error.FFmpegError) -> str:
     with path.open("rb") as file:
         head = file.read(4096)
     if not head.strip(b"\0"):
@@ -131,6 +107,8 @@ def _why_not_open(path: Path) -> str:
         return "the file is cut off or damaged: its table of contents (moov) is missing or incomplete"
     if all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in head):
         return "it is a text file, not a video"
+    if isinstance(error, av.error.ArgumentError):
+        return f"it is a still image, sound, or of another kind that is not taken: give {', '.join(EXTENSIONS)}"
     return "it is in no video format that FFmpeg knows, or its beginning is missing"
 
 
@@ -165,7 +143,7 @@ def intact_frames(container: InputContainer, stream: VideoStream, run: float = m
 def checked(container: InputContainer, stream: VideoStream, run: float = math.inf) -> tuple[VideoFrame, int]:
     """The first frame and the number of all of them, if they are intact; `run` and errors as in `intact_frames`."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
-    stream.codec_context.options = {"skip_loop_filter": "all"}
+    stream.codec_context.options |= {"skip_loop_filter": "all"}
     frames = intact_frames(container, stream, run)
     first = next(frames)
     return first, 1 + sum(1 for _ in frames)

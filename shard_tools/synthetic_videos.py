@@ -24,6 +24,7 @@ from PIL import Image
 from errors import InputError, run_command
 from progress import progress_bar
 from shard_tools.codecs import CODECS, open_encoder
+from terminal import say
 
 CLASSES = {
     "right": (1.0, 0.0),
@@ -232,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError("--num-videos and --fps must be at least 1, --seed at least 0")
     for index in progress_bar(range(parsed.num_videos), unit="video"):
         make_video(parsed.output, index, parsed)
-    print(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {parsed.output}")
+    say(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {parsed.output}")
 
 
 if __name__ == "__main__":

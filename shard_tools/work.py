@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import av
@@ -20,20 +20,20 @@ import fsspec
 
 from pipeline.shards import Sample
 from shard_tools.encode import file_hash, store
-from shard_tools.inputs import is_url
-from shard_tools.layout import key_of
+from shard_tools.inputs import Member, is_url
 from shard_tools.picture import UnusableError
 from shard_tools.settings import Settings
 
 LEAST_FREE_BYTES = 1_000_000
+LONGEST_SUFFIX = 16  # characters, of a temporary copy
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One video to work on; `stem` is where its results go, without extension."""
+    """One video to work on; `stem` is where its results go, without extension, and its name the samples' key."""
 
     source: str
-    location: str
+    location: str | Member
     label: int | None
     stem: Path
     settings: Settings
@@ -112,7 +112,7 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
                 kept = stem.with_name(f"{stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
             sample = Sample(
-                key=key_of(job.source) + (f"-{number:04d}" if job.settings.max_seconds else ""),
+                key=job.stem.name + (f"-{number:04d}" if job.settings.max_seconds else ""),
                 container=video.container,
                 codec=video.codec,
                 num_frames=video.num_frames,
@@ -131,29 +131,29 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
         return samples
 
 
-def is_temporary(location: str) -> bool:
+def is_temporary(location: str | Member) -> bool:
     """Whether `fetched` makes a temporary copy of what lies at `location`."""
-    return is_url(location) or "::" in location
+    return isinstance(location, Member) or is_url(location)
 
 
 @contextmanager
-def fetched(location: str, stem: Path | None) -> Iterator[Path]:
+def fetched(location: str | Member, stem: Path | None) -> Iterator[Path]:
     """A local file with the bytes at `location`: the file itself, or a copy that is removed again.
 
     The copy lies beside `stem`, or among the system's temporary files.
     """
-    if not is_temporary(location) or os.path.exists(location):
+    if not isinstance(location, Member) and not is_url(location):
         yield Path(location)
         return
+    name = location.name if isinstance(location, Member) else location
     with tempfile.TemporaryDirectory(dir=stem and stem.parent) as folder:
-        path = Path(folder, Path(location).name)
-        if is_url(location):
+        # Its name matters to nobody, may be longer than a file's, and FFmpeg looks at the extension alone.
+        path = Path(folder, "video").with_suffix(PurePosixPath(name).suffix[:LONGEST_SUFFIX])
+        if isinstance(location, Member):
+            with open(location.archive, "rb") as archive:
+                archive.seek(location.offset)
+                path.write_bytes(archive.read(location.size))
+        else:
             filesystem, remote = fsspec.core.url_to_fs(location)
             filesystem.get_file(remote, str(path))
-        else:
-            archive, _, member = location.partition("::")
-            offset, size, _ = member.split(":", 2)
-            with open(archive, "rb") as tar:
-                tar.seek(int(offset))
-                path.write_bytes(tar.read(int(size)))
         yield path

@@ -3,16 +3,26 @@
 import hashlib
 import io
 import json
+import mmap
 import tarfile
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+import numpy as np
 
 from durable import write_aside, write_text
-from pipeline.shards import Sample, ShardInfo
+from pipeline.groups import GROUP, read_groups
+from pipeline.rows import groups_text
+from pipeline.shards import Sample, ShardInfo, sample_line
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
+PLACE = ("offset", "size", "groups")  # what of a Sample follows from the tar
+
+
+class ChangedError(Exception):
+    """A video is not what it was when it was looked at; the message is its source."""
 
 
 class HashingFile:
@@ -29,14 +39,27 @@ class HashingFile:
         return self.file.write(data)
 
 
+class HashingReader:
+    """Hashes what is read from a file."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.digest.update(data)
+        return data
+
+
 def tar_metadata(sample: Sample) -> bytes:
-    """The <key>.json member: all of a sample but its place in the tar."""
-    value = {name: content for name, content in asdict(sample).items() if name not in ("offset", "size")}
+    """The <key>.json member: all of a sample but what follows from the tar."""
+    value = {name: content for name, content in asdict(sample).items() if name not in PLACE}
     return json.dumps(value).encode()
 
 
 def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]]) -> ShardInfo:
-    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes."""
+    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raises ChangedError."""
     samples = list(samples)
     with write_aside(folder / name) as aside:
         with aside.open("wb") as file:
@@ -46,17 +69,51 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
                 for sample, path in samples:
                     description = tar_metadata(sample)
                     _add(tar, f"{sample.key}.json", io.BytesIO(description), len(description))
-                    with path.open("rb") as video:
-                        _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
+                    _add_video(tar, sample, path)
         members = list_members(aside)
     placed = [
-        replace(sample, offset=members[f"{sample.key}.{sample.container}"][0], size=path.stat().st_size)
+        replace(
+            sample,
+            offset=members[f"{sample.key}.{sample.container}"][0],
+            size=path.stat().st_size,
+            groups=groups_text(groups_in(sample, path)),
+        )
         for sample, path in samples
     ]
     info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
     write_text(folder / info.index_name, index_of(members))
-    write_text(folder / info.samples_name, "".join(json.dumps(asdict(sample)) + "\n" for sample in placed))
+    with write_aside(folder / info.samples_name) as aside:
+        aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
+
+
+def groups_in(sample: Sample, path: Path) -> np.ndarray:
+    """The group table's rows of a video that we have encoded.
+
+    One that was copied may be cut into groups too, but whether these need each other only its encoder knows.
+    """
+    if sample.sha256 == sample.source_sha256:
+        return np.empty(0, GROUP)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as video,
+        memoryview(video) as view,
+    ):
+        return read_groups(view, sample.num_frames)
+
+
+def _add_video(tar: tarfile.TarFile, sample: Sample, path: Path) -> None:
+    """Raises ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
+    with path.open("rb") as video:
+        member = HashingReader(video)
+        try:
+            _add(tar, f"{sample.key}.{sample.container}", cast(BinaryIO, member), path.stat().st_size)
+        except OSError as error:
+            if error.errno is not None:  # the disk's fault; tarfile's own error, at a file that ends early, has none
+                raise
+            raise ChangedError(sample.source) from error
+    if member.digest.hexdigest() != sample.sha256:
+        raise ChangedError(sample.source)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:

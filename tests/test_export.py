@@ -13,7 +13,7 @@ from transformers import VideoMAEForPreTraining, VideoMAEForVideoClassification
 
 import export
 from errors import InputError
-from model import pretrained
+from model import pretrained, weight_files
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
@@ -105,7 +105,7 @@ def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(pretrained, "save_file", full)
+    monkeypatch.setattr(weight_files, "save_file", full)
     with pytest.raises(OSError, match="No space left on device") as error:
         export.main(["export", str(run), str(tmp_path / "out.safetensors"), "--to", "adamae"])
     assert error.value.errno == errno.ENOSPC

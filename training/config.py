@@ -1,19 +1,27 @@
 """The typed configuration of a run: YAML file, then `section.key=value` overrides; unknown keys are refused."""
 
+import argparse
 import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from devices import Precision
 from errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
+from training.distributed import DistributedConfig
 from training.optimizer import OptimizerConfig
+from yaml_files import parse_yaml, read_yaml
+
+# jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
+set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
 
 Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 
@@ -49,21 +57,23 @@ class FinetuneConfig:
 
 @dataclass
 class TrainConfig:
-    """One run. The global batch is batch_size × accumulate × processes."""
+    """One run."""
 
     data: DataConfig
     objective: Objective = "pretrain"
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     epochs: float = 800  # an epoch is every video once, as data.repeats clips
     steps: int | None = None  # optimizer steps; instead of epochs
-    batch_size: int = 32  # clips per process and forward pass
-    accumulate: int = 1  # forward passes per optimizer step
+    global_batch: int | None = None  # clips per optimizer step, at any number of processes
+    batch_size: int = 32  # clips per process and forward pass; with global_batch, the most of them
+    accumulate: int = 1  # without global_batch, forward passes per optimizer step
     seed: int = 0
 
-    run: str = "runs/adamae"  # the run folder; started again, a run goes on from its newest checkpoint
+    run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
     resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
@@ -81,6 +91,7 @@ class TrainConfig:
             raise InputError(f"seed is {self.seed}: give a whole number of at least 0")
         for name in (
             "steps",
+            "global_batch",
             "batch_size",
             "accumulate",
             "log_every",
@@ -91,22 +102,28 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give a whole number of at least 1")
+        if self.global_batch is not None and self.accumulate != 1:
+            raise InputError("accumulate follows from global_batch and batch_size: leave it out, or global_batch")
         for name in ("checkpoint", "validation_shards"):
             if self.objective == "pretrain" and getattr(self.finetune, name):
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
-        if "://" in self.run:
-            raise InputError(f"run is {self.run}: give a local folder, which can be uploaded afterwards")
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
+    def clips_per_step(self, world_size: int) -> int:
+        """Clips per optimizer step, over all processes."""
+        return self.global_batch or self.batch_size * self.accumulate * world_size
+
 
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
-# step's clips are split (batch_size, accumulate) changes which random numbers meet them in dropout and mixup. Shards
-# may have moved: that they are the same ones is seen from their hashes (training/checkpoint.py).
+# step's clips are split (batch_size, accumulate, processes) changes which random numbers meet them in dropout and
+# mixup. That a step has as many clips as before, and that shards, which may have moved, are the same ones, is seen from
+# the checkpoint (training/checkpoint.py).
 FREE_KEYS = {
-    "run", "data.shards", "resume", "device", "batch_size", "accumulate", "compile", "model.activation_checkpointing",
+    "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
+    "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
@@ -126,6 +143,8 @@ def parse(arguments: list[str]) -> TrainConfig:
     others = [argument for argument in arguments if argument not in overrides]
     options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
     try:
+        for file in _config_files(others):
+            read_yaml(file)  # jsonargparse would read it whole, whatever its size, and not name it
         parsed = parser.instantiate_classes(parser.parse_args(options))
     except InputError:
         raise
@@ -133,6 +152,13 @@ def parse(arguments: list[str]) -> TrainConfig:
         raise InputError(_sentence(error)) from error
     values = {f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values)
+
+
+def _config_files(options: list[str]) -> list[Path]:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--config", type=Path, action="append", default=[])
+    files = parser.parse_known_args(options)[0].config
+    return [file for file in files if file.is_file()]  # of others, jsonargparse says what is wrong
 
 
 def _sentence(error: Exception) -> str:

@@ -1,8 +1,16 @@
 """Which process this is, on which device, and the few things processes say to each other."""
 
+import ctypes
+import math
 import os
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,7 +18,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import choose_device
-from errors import LeftAloneError
+from errors import InputError, LeftAloneError
+
+PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
+ROLL_CALL_S = 5.0  # those that wait for the same process notice within moments of each other that it does not answer
+NCCL_LATER_S = 60.0  # NCCL ends the process without a word: what can say who is missing must notice before
+
+
+@dataclass
+class DistributedConfig:
+    """How the processes of a run deal with each other."""
+
+    timeout_s: float = 300.0  # a process that the others have waited for so long ends the run, by name
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < math.inf:
+            raise InputError(f"distributed.timeout_s is {self.timeout_s}: give a finite number above 0")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,18 +52,23 @@ class Process:
         return self.rank == 0
 
 
-def join(device: str) -> Process:
+def join(device: str, timeout_s: float = 1800.0) -> Process:
     """Join the process group that torchrun describes in the environment, if any. `device` is auto, cpu or cuda.
 
     Raises InputError if there is no such device for this process.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # without torchrun, nobody but SIGKILL ends what it has started
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     target = choose_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if target.type == "cuda":
         torch.cuda.set_device(target)
+    rank = int(os.environ.get("RANK", "0"))
     if world_size > 1:
-        dist.init_process_group("nccl" if target.type == "cuda" else "gloo")
-    return Process(int(os.environ.get("RANK", "0")), world_size, target)
+        backend, later = ("nccl", NCCL_LATER_S) if target.type == "cuda" else ("gloo", 0.0)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s + later))
+        _store().set(f"host of {rank}", socket.gethostname())
+    return Process(rank, world_size, target)
 
 
 def leave() -> None:
@@ -50,10 +81,71 @@ def leave() -> None:
 def wait_for_all() -> None:
     """Raises LeftAloneError if one of them has ended."""
     if dist.is_initialized():
-        try:
+        with others_awaited():
             dist.barrier()
-        except RuntimeError as error:
-            raise LeftAloneError("another process of this run has ended, and has said why") from error
+
+
+@contextmanager
+def others_awaited() -> Iterator[None]:
+    """Raises LeftAloneError, which names who is missing, where a process does not answer the others in the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_of_the_network(error):
+            raise
+        raise LeftAloneError(_who_is_missing()) from error
+
+
+def _is_of_the_network(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error)  # gloo's have no class of their own
+
+
+def _who_is_missing() -> str:
+    """Those whom this error does not meet, as it does all that are alive and waiting, did not answer."""
+    ranks = range(dist.get_world_size())
+    try:
+        store = _store()
+        store.set(f"{dist.get_rank()} waits", "")
+        deadline = time.monotonic() + ROLL_CALL_S
+        while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        names = [f"process {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
+    except RuntimeError:  # the store ends with torchrun or with the first process
+        names = []
+    if not names:
+        return "the network between the processes of this run, or the first of their machines, has failed"
+    return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached"
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+class Agreement:
+    """A question to all processes, answered while other work goes on: the device is never waited for."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized():
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            assert isinstance(group, dist.ProcessGroup)  # for those outside of it, it is a number
+            self._group = group
+        self._yes = torch.zeros(1, dtype=torch.uint8)
+        self._work: dist.Work | None = None
+
+    def ask(self, yes: bool) -> None:
+        """Give this process's answer; to be called by all."""
+        self._yes.fill_(yes)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._yes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def any_yes(self) -> bool:
+        """Whether a process has answered yes to what was asked last."""
+        if self._work is not None:
+            self._work.wait()
+        return bool(self._yes)
 
 
 def gradients_averaged(model: nn.Module, now: bool) -> AbstractContextManager[None]:
@@ -80,13 +172,23 @@ def any_process(flag: bool, device: torch.device) -> bool:
     return bool(_reduced(torch.tensor(float(flag), device=device), dist.ReduceOp.MAX).item())
 
 
-def same_in_all(number: int, device: torch.device) -> bool:
-    """Whether all processes have the same number."""
-    largest, minus_smallest = _reduced(torch.tensor([number, -number], device=device), dist.ReduceOp.MAX).tolist()
-    return bool(largest == -minus_smallest)
+def is_first_of_machine() -> bool:
+    """Whether this process is the one that does what is needed once a machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def gathered(value: T) -> list[T]:
+    """The small picklable values of all processes, by rank; raises LeftAloneError if one of them has ended."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with others_awaited():
+        dist.all_gather_object(values, value)
+    return values
 
 
 def _reduced(values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
     if dist.is_initialized():
-        dist.all_reduce(values, operation)
+        with others_awaited():
+            dist.all_reduce(values, operation)
     return values

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -44,11 +45,9 @@ def check_labels(dataset: ShardDataset) -> None:
             f"{dataset.folder} has no labels: make the shards from class folders or with shard_tools/make_shards.py's"
             " annotations"
         )
-    for index, sample in enumerate(dataset.samples):
-        if sample.label is None:
-            raise InputError(
-                f"{dataset.where(index)} has no label, as {dataset.folder} promises: make the shards again"
-            )
+    if dataset.info.num_unlabelled:
+        index = int(np.argmax(dataset.column("label") < 0))
+        raise InputError(f"{dataset.where(index)} has no label, as {dataset.folder} promises: make the shards again")
 
 
 def check_classes(wanted: Sequence[str], dataset: ShardDataset) -> None:
@@ -80,9 +79,10 @@ def predict(
     Every view is computed by one process, in a batch that is the same at any number of processes, so the results are
     the same bit by bit. Raises InputError at a video that does not decode: none is left out or replaced.
     """
+    data = replace(data, subset=None, cached_batch=False)
     batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
     plan = ViewPlan(
-        dataset, replace(data, subset=None), num_frames=shape.num_frames, image_size=shape.image_size,
+        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
         batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
         rank=process.rank, world_size=process.world_size,
     )  # fmt: skip
@@ -102,7 +102,7 @@ def predict(
         raise InputError(
             "the classifier's outputs are not finite: its training has diverged, or its weights are broken"
         )
-    return Predictions(per_video.mean(dim=1), torch.tensor([sample.label for sample in dataset.samples]))
+    return Predictions(per_video.mean(dim=1), torch.from_numpy(dataset.column("label").astype(np.int64)))
 
 
 def scores(found: Predictions) -> dict[str, float]:

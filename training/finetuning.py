@@ -1,7 +1,6 @@
 """The second objective: classes, by fine-tuning the whole encoder or by a probe on a frozen one."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from training.evaluation import Views, check_classes, check_labels, predict, sco
 from training.metrics import Metrics
 from training.objective import StepResult
 from training.optimizer import make_optimizer
+from training.run_folder import local_path
 
 BEST = "best"  # folder beside the numbered checkpoints
 
@@ -43,6 +43,8 @@ class Classification:
             check_classes(self.classes, self.validation)
         self.model = starting_model(config, len(self.classes)).to(process.device)
         self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
+        self.statistics = [buffer for layer in statistics_of(self.model) for buffer in layer.buffers()]
+        self.before_step: list[Tensor] | None = None
         self.mixup = None
         if settings.mixup or settings.cutmix:
             if config.batch_size % 2:
@@ -51,6 +53,10 @@ class Classification:
                     " or finetune.mixup=0 finetune.cutmix=0"
                 )
             self.mixup = Mixup(settings.mixup, settings.cutmix, label_smoothing=0, num_classes=len(self.classes))
+
+    @property
+    def together(self) -> int:
+        return 2 if self.mixup else 1
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -65,6 +71,8 @@ class Classification:
         return make_optimizer(self.model, self.config.optimizer, layer_decay)
 
     def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
+        if self.before_step is None:
+            self.before_step = [buffer.clone() for buffer in self.statistics]
         clip, target = self._mixed(batch.clip, batch.labels, batch.positions[0])
         logits = model(clip).float()
         loss = F.cross_entropy(logits, target, label_smoothing=self.config.finetune.label_smoothing)
@@ -82,9 +90,15 @@ class Classification:
         return pixels.round().to(torch.uint8).unflatten(1, clip.shape[1:3]), target
 
     def after_update(self) -> None:
+        self.before_step = None
         share_statistics(self.model)
         if self.average is not None:
             self.average.update(self.model)
+
+    def after_none(self) -> None:
+        for buffer, before in zip(self.statistics, self.before_step or self.statistics, strict=True):
+            buffer.copy_(before)
+        self.before_step = None
 
     def review_due(self, step: int, is_last: bool) -> bool:
         return self.validation is not None and (step % self.config.finetune.validate_every == 0 or is_last)
@@ -104,19 +118,27 @@ class Classification:
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
         """One file, which says all that an evaluation needs to know."""
-        file = Path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
-        if file.exists() and json.loads(pretrained.read_state_dict(file)[1]["scores"])["top1"] >= figures["top1"]:
+        file = local_path(self.config.run) / "checkpoints" / BEST / "model.safetensors"
+        if file.exists() and pretrained.top1_of(file) >= figures["top1"]:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(file, model.state_dict(), self.about | {"scores": json.dumps({"step": step, **figures})})
+        pretrained.save(
+            file, model.state_dict(), self.about | {pretrained.SCORES_KEY: json.dumps({"step": step, **figures})}
+        )
 
 
 def share_statistics(model: nn.Module) -> None:
     """Give all processes the mean of a probe's running statistics: each has put clips of its own into them."""
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is not None and layer.running_var is not None:
-            mean_over_processes(layer.running_mean)
-            mean_over_processes(layer.running_var)
+    for layer in statistics_of(model):
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        mean_over_processes(layer.running_mean)
+        mean_over_processes(layer.running_var)
+
+
+def statistics_of(model: nn.Module) -> list[nn.BatchNorm1d]:
+    """Layers of a probe that keep a running mean and variance of what they have seen."""
+    return [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d) and layer.track_running_stats]
 
 
 def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | Probe:
@@ -127,7 +149,7 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
-    if settings.checkpoint and not existing(Path(config.run) / "checkpoints"):  # from there, a run goes on
+    if settings.checkpoint and not existing(local_path(config.run) / "checkpoints"):  # from there, a run goes on
         state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)

@@ -33,6 +33,10 @@ class Objective(Protocol):
     def about(self) -> dict[str, str]:
         """What a file of these weights says of itself."""
 
+    @property
+    def together(self) -> int:
+        """Clips that a batch holds a multiple of."""
+
     def optimizer(self) -> torch.optim.Optimizer: ...
 
     def __call__(self, model: nn.Module, batch: Batch) -> StepResult:
@@ -40,6 +44,9 @@ class Objective(Protocol):
 
     def after_update(self) -> None:
         """To be called after every optimizer step."""
+
+    def after_none(self) -> None:
+        """To be called instead after forward passes that no step followed: what they left in the model goes."""
 
     def review_due(self, step: int, is_last: bool) -> bool:
         """Whether to look at what has been learnt after this step; the same in all processes."""
@@ -64,6 +71,10 @@ class Pretraining:
     def about(self) -> dict[str, str]:
         return pretrained.about(self.config.model)
 
+    @property
+    def together(self) -> int:
+        return 1
+
     def optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.config.optimizer)
 
@@ -83,6 +94,9 @@ class Pretraining:
         return StepResult(output.loss, metrics)
 
     def after_update(self) -> None:
+        pass
+
+    def after_none(self) -> None:
         pass
 
     def review_due(self, step: int, is_last: bool) -> bool:

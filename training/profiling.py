@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from durable import write_aside
+from terminal import say
 
 WARMUP, ACTIVE = 3, 3  # steps
 CUDA_DEVICE = 1  # "Device Type" of a trace's memory events; 0 is the CPU
@@ -54,7 +55,7 @@ class StepProfiler:
         profiled.export_chrome_trace(str(trace))
         with gzip.open(trace, "rt", encoding="utf-8") as file:
             draw_memory(json.load(file)["traceEvents"], self.on_cuda, self.folder / "memory.png")
-        print(f"profiled {ACTIVE} steps: {self.folder}", file=sys.stderr)
+        say(f"profiled {ACTIVE} steps: {self.folder}", sys.stderr)
 
     def __enter__(self) -> "StepProfiler":
         if self.folder is not None:
@@ -66,10 +67,7 @@ class StepProfiler:
             return
         self.profile.__exit__(kind, error, at)
         if self.steps < WARMUP + ACTIVE:
-            print(
-                f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, and there were {self.steps}",
-                file=sys.stderr,
-            )
+            say(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, and there were {self.steps}", sys.stderr)
 
 
 def draw_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None:

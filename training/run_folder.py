@@ -1,4 +1,7 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl, profile/`."""
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl, profile/`.
+
+A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
+"""
 
 import fcntl
 import shutil
@@ -8,7 +11,15 @@ from typing import IO
 from durable import write_text
 from errors import InputError
 from model.pretrained import run_config
+from pipeline.store import is_remote
 from training.config import TrainConfig, differences, to_yaml
+from training.distributed import is_first_of_machine
+from training.remote.folder import RemoteRun, staging
+
+
+def local_path(run: str) -> Path:
+    """The folder on this machine of a run, which may be in an object store."""
+    return staging(run) if is_remote(run) else Path(run)
 
 
 class RunFolder:
@@ -16,19 +27,37 @@ class RunFolder:
 
     def __init__(self, config: TrainConfig, is_first: bool) -> None:
         """Only the first process of a job writes the configuration and holds the folder."""
-        self.path = Path(config.run)
+        self.path, self.is_first = local_path(config.run), is_first
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
         self.profile = self.path / "profile"
+        self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None
         if is_first:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
-            self._check_or_write(config)
-            for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
-                shutil.rmtree(partial)
+            try:
+                self._prepare(config)
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def _prepare(self, config: TrainConfig) -> None:
+        for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
+            shutil.rmtree(partial)
+        if self.remote is not None:
+            self.remote.hold()
+            self.remote.fetch()
+        self._check_or_write(config)
+        if self.remote is not None:
+            self.remote.sync()  # a store that cannot be written to says so now, not at the first checkpoint
+
+    def fetch(self) -> None:
+        """Have the newest checkpoint of a run in a store, on a machine which the first process is not on."""
+        if self.remote is not None and not self.is_first and is_first_of_machine():
+            self.remote.fetch()
 
     def _hold(self) -> None:
         self._lock = (self.path / ".lock").open("w")
@@ -55,5 +84,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.remote is not None and self.is_first:
+            self.remote.release()
         if self._lock is not None:
             self._lock.close()

@@ -21,7 +21,7 @@ class Horizon:
 
     @classmethod
     def of(cls, config: TrainConfig, clips_per_epoch: int, world_size: int) -> "Horizon":
-        global_batch = config.batch_size * config.accumulate * world_size
+        global_batch = config.clips_per_step(world_size)
         steps_per_epoch = clips_per_epoch / global_batch
         total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
         schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)

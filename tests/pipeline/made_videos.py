@@ -4,8 +4,7 @@ import hashlib
 import io
 import json
 import os
-import tarfile
-from dataclasses import asdict, replace
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,9 +12,12 @@ import av
 import numpy as np
 
 from pipeline.dataset import ShardDataset
-from pipeline.shards import DatasetInfo, Sample, ShardInfo
+from pipeline.shards import DatasetInfo, Sample, read_dataset_info
 from shard_tools.codecs import open_encoder
+from shard_tools.tables import publish
+from shard_tools.write import write_shard
 
+VERSION_1 = ("num_samples", "num_frames", "num_bytes", "classes", "encode", "num_rejected", "report")
 LEVELS = 22  # grey levels that survive any codec and any scaling
 
 X264 = {"preset": "ultrafast"}
@@ -99,30 +101,37 @@ def write_shards(
         sample_of(key, data, container, i % classes if classes else None) for i, (key, data) in enumerate(videos)
     ]
     shards = []
-    for number, start in enumerate(range(0, len(videos), per_shard)):
-        name = f"shard-{number:06d}.tar"
-        offsets = {}
-        with tarfile.open(folder / name, "w") as tar:
-            for key, data in videos[start : start + per_shard]:
-                entry = tarfile.TarInfo(f"{key}.{container}")
-                entry.size = len(data)
-                offsets[key] = tar.offset + 512
-                tar.addfile(entry, io.BytesIO(data))
-        placed = [
-            replace(sample, offset=offsets[sample.key], size=len(data))
-            for sample, (_, data) in zip(samples, videos, strict=True)
-            if sample.key in offsets
-        ]
-        (folder / name.replace(".tar", ".samples.jsonl")).write_text(
-            "".join(json.dumps(asdict(sample)) + "\n" for sample in placed)
-        )
-        content = (folder / name).read_bytes()
-        shards.append(ShardInfo(name, len(placed), len(content), hashlib.sha256(content).hexdigest()))
+    with tempfile.TemporaryDirectory() as place:
+        paths = [Path(place, f"{number}.{container}") for number in range(len(videos))]
+        for path, (_, data) in zip(paths, videos, strict=True):
+            path.write_bytes(data)
+        for number, start in enumerate(range(0, len(videos), per_shard)):
+            chosen = slice(start, start + per_shard)
+            pairs = zip(samples[chosen], paths[chosen], strict=True)
+            shards.append(write_shard(folder, f"shard-{number:06d}.tar", pairs))
     info = DatasetInfo(
-        len(videos), sum(sample.num_frames for sample in samples), sum(len(data) for _, data in videos),
+        len(videos), sum(sample.num_frames for sample in samples), sum(shard.num_bytes for shard in shards),
         [f"class {i}" for i in range(classes)], {}, shards,
     )  # fmt: skip
-    (folder / "dataset.json").write_text(json.dumps(info.to_json()))
+    publish(folder, info)
+    return folder
+
+
+def as_version_1(folder: Path) -> Path:
+    """The same dataset as it was before there were tables of all its shards."""
+    info = read_dataset_info(folder)
+    for path in folder.iterdir():
+        if path.name.split("-")[0] in ("shards", "samples", "groups", "names"):
+            path.unlink()
+    for path in folder.glob("*.samples.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "groups"}) + "\n" for line in lines))
+    shards = [
+        {"name": shard.name, "num_samples": shard.num_samples, "num_bytes": shard.num_bytes, "sha256": shard.sha256}
+        for shard in info.shards
+    ]
+    said = {name: getattr(info, name) for name in VERSION_1}
+    (folder / "dataset.json").write_text(json.dumps({**said, "shards": shards, "schema_version": 1}))
     return folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from made_videos import encode, write_shards
+from made_videos import as_version_1, encode, write_shards
 
 from errors import InputError
 from pipeline.config import DataConfig
@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, short_shards: Path)
     with pytest.raises(InputError, match=r"holds no dataset\.json"):
         ShardDataset.open(tmp_path)
     folder = tmp_path / "copy"
-    shutil.copytree(short_shards, folder)
+    as_version_1(shutil.copytree(short_shards, folder))
     table = folder / "shard-000001.samples.jsonl"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(InputError, match="lists 3 samples where"):

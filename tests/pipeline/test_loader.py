@@ -30,6 +30,7 @@ from pipeline.loader import Batch, Loader
 from pipeline.making import _codecs_for_dali
 from pipeline.plan import Plan, PlanRow, ViewPlan
 from pipeline.video import decode_frames
+from shard_tools.tables import publish
 
 CPU = torch.device("cpu")
 
@@ -212,6 +213,7 @@ def undecodable(source: Path, folder: Path, keys: set[str]) -> ShardDataset:
             tables = folder.glob("*.samples.jsonl")
             for table in tables:
                 table.write_text(table.read_text().replace(sample.sha256, digest))
+    publish(folder, dataset.info)
     return ShardDataset.open(folder)
 
 

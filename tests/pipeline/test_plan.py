@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
+from pipeline.dataset import Part, Samples, ShardDataset, ShardOf
+from pipeline.groups import GROUP
+from pipeline.index import Tables
 from pipeline.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
-from pipeline.shards import DatasetInfo, Sample
+from pipeline.rows import RowMaker
+from pipeline.shards import DatasetInfo, Sample, ShardInfo
+from pipeline.split import passes
 
 
 def table(
@@ -23,14 +27,19 @@ def table(
     """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s]."""
     samples = [
         Sample(
-            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4", f"{i * 7919 % 10007:05d}"
+            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4",
+            f"{i * 7919 % 10007:064d}", size=1000,
         )
         for i in range(sum(counts))
-    ]
-    shard_of = np.repeat(np.arange(len(counts)), counts)
-    info = DatasetInfo(len(samples), 0, 0, [], {}, [])
-    shards = [f"shard-{s}.tar" for s in range(len(counts))]
-    return ShardDataset(Path("made"), info, samples, shard_of, shards, np.array(parts or [0] * len(counts)))
+    ]  # fmt: skip
+    shards = [ShardInfo(f"shard-{s}.tar", count, 2000, 64 * "0") for s, count in enumerate(counts)]
+    maker, ends = RowMaker(), np.cumsum(counts)
+    made = [maker.rows_of(samples[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    info = maker.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
+    tables = {"names": b"".join(rows.names for rows in made), "groups": np.empty(0, GROUP)}
+    part = Part("made", Tables(info, ends - counts, np.concatenate([rows.samples for rows in made]), tables), None)
+    shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
+    return ShardDataset(Path("made"), info, Samples([part]), shard_of, names, np.array(parts or [0] * len(counts)))
 
 
 def plan_of(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> Plan:
@@ -46,7 +55,7 @@ def stream(plans: list[Plan], batches: range) -> list[PlanRow]:
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     seed=st.integers(0, 2**64 - 1),
-    world=st.sampled_from([1, 2, 3, 6]),
+    world=st.sampled_from([1, 2, 3, 5, 6]),
     window=st.integers(1, 4),
     repeats=st.sampled_from([1, 2]),
 )
@@ -56,11 +65,11 @@ def test_every_world_size_sees_the_same_global_order(
 ) -> None:
     dataset, config = table(counts), DataConfig(frame_stride=1, shuffle_shards=window, repeats=repeats)
     alone = stream([plan_of(dataset, config, seed=seed, batch_size=12)], range(4))
-    ranks = [
-        plan_of(dataset, config, seed=seed, batch_size=12 // world, rank=rank, world_size=world)
-        for rank in range(world)
-    ]
-    assert stream(ranks, range(4)) == alone
+    shape = {"batch_size": 4, "global_batch": 12, "world_size": world}
+    ranks = [plan_of(dataset, config, seed=seed, rank=rank, **shape) for rank in range(world)]
+    for step in range(4):
+        taken = [row for plan in ranks for m in range(plan.passes) for row in plan.batch(step * plan.passes + m)]
+        assert sorted(taken, key=lambda row: row.position) == alone[12 * step : 12 * (step + 1)]
     assert [row.position for row in alone] == list(range(48))
 
 
@@ -89,6 +98,45 @@ def test_going_on_anywhere_at_another_world_size_is_going_on(trial: int) -> None
         for world in worlds
     )
     assert stream(before, range(stop)) + stream(after, range(stop, 60)) == whole
+
+
+@given(
+    groups=st.integers(1, 300),
+    together=st.sampled_from([1, 2, 3]),
+    most=st.integers(1, 40),
+    world=st.integers(1, 100),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_step_is_dealt_out_evenly_at_any_number_of_processes(
+    groups: int, together: int, most: int, world: int
+) -> None:
+    clips, most, world = groups * together, most * together, min(world, groups)
+    dealt = [passes(clips, most, together, world, rank) for rank in range(world)]
+    assert sorted(clip for mine in dealt for part in mine for clip in part) == list(range(clips))
+    shares = [sum(map(len, mine)) for mine in dealt]
+    assert max(shares) - min(shares) in (0, together)
+    sizes = {len(part) for mine in dealt for part in mine}
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) in (0, together)
+    assert all(size and size % together == 0 for size in sizes)
+    assert max(map(len, dealt)) == -(-max(shares) // most)  # no more passes than are needed
+
+
+def test_what_divides_is_dealt_out_as_ever() -> None:
+    """Batch m of rank r holds clips (m · world_size + r) · batch_size + 0, 1, …: runs made so go on bit by bit."""
+    for rank in range(3):
+        assert passes(24, 4, 1, 3, rank) == [range(4 * (3 * m + rank), 4 * (3 * m + rank + 1)) for m in range(2)]
+
+
+def test_a_step_too_small_for_its_processes_is_refused() -> None:
+    with pytest.raises(InputError, match="global_batch is 4, and each of 5 processes takes a multiple of 1"):
+        plan_of(table([9]), global_batch=4, world_size=5)
+    with pytest.raises(InputError, match="global_batch is 6, and each of 4 processes takes a multiple of 2"):
+        plan_of(table([9]), global_batch=6, world_size=4, together=2)
+    with pytest.raises(InputError, match="global_batch is 7: give a multiple of 2"):
+        plan_of(table([9]), global_batch=7, together=2)
+    with pytest.raises(InputError, match="batch_size is 1: give at least 2"):
+        plan_of(table([9]), batch_size=1, together=2)
 
 
 def test_samples_are_shuffled_within_windows_of_shards_only() -> None:

@@ -48,3 +48,15 @@ def test_too_many_bad_videos_end_the_run(dataset, tmp_path):
         quarantine.add(sample, "it is broken", clips=1)
     with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_share = 0.02"):
         quarantine.add(4, "it is broken", clips=1)
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe{\n", b"[1]\n", b"null\n", b'{"key": [2]}\n', b'{"reason": "no key"}\n'])
+def test_a_broken_line_of_the_file_hides_no_other(dataset, tmp_path, line):
+    file = tmp_path / "quarantine.jsonl"
+    Quarantine(dataset, file, 0.5).add(3, "it is broken", clips=1)
+    file.write_bytes(line + file.read_bytes())
+    quarantine = Quarantine(dataset, file, 0.5)
+    quarantine.add(3, "it is broken", clips=1)
+    quarantine.add(5, "it is broken", clips=1)
+    added = [json.loads(text)["key"] for text in file.read_bytes()[len(line) :].splitlines()]
+    assert added == [dataset.samples[3].key, dataset.samples[5].key]

@@ -1,13 +1,18 @@
 import json
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from shard_making import all_samples
 
 from errors import InputError
-from shard_tools import check_shards
+from pipeline.dataset import ShardDataset
+from pipeline.groups import GROUP
+from pipeline.shards import SAMPLE, SHARD
+from shard_tools import check_shards, upgrade_shards
 
 
 @pytest.fixture
@@ -63,9 +68,9 @@ def test_a_label_without_a_class_is_found(copied: Path, capsys: pytest.CaptureFi
     code, said = check(copied, capsys, "--decode", "0")
     assert code == 1
     lost = [(shard, sample) for shard, sample in all_samples(copied) if sample.label == 2]
-    assert said.splitlines()[:-1] == [
-        f"{shard}: {sample.key}: label 2, and there are 2 classes" for shard, sample in lost
-    ]
+    assert lost
+    assert all(f"{shard}: {sample.key}: label 2, and there are 2 classes\n" in said for shard, sample in lost)
+    assert "dataset.json has changed since it was made\n" in said
 
 
 def test_a_foreign_webdataset_is_checked(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +88,151 @@ def test_a_foreign_webdataset_is_checked(videos: Path, tmp_path: Path, capsys: p
 def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no shards"):
         check_shards.main([str(tmp_path)])
+
+
+Edit = Callable[[Path], None]
+
+
+def in_table(name: str, column: str, row: int = 4) -> Edit:
+    """Flip the lowest bit of one value."""
+
+    def edit(folder: Path) -> None:
+        (path,) = folder.glob(f"{name}-*.npy")
+        rows = np.load(path)
+        offset = rows.dtype.fields[column][1] + row * rows.itemsize
+        data = bytearray(path.read_bytes())
+        data[len(data) - rows.nbytes + offset] ^= 1
+        path.write_bytes(data)
+
+    return edit
+
+
+def in_line(name: str, value: object, line: int = 1) -> Edit:
+    """Change one value of a sample in a shard's table."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "shard-000001.samples.jsonl"
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        assert lines[line][name] != value
+        lines[line][name] = value
+        path.write_text("".join(json.dumps(text) + "\n" for text in lines))
+
+    return edit
+
+
+def of_lines(change: Callable[[list[str]], list[str]]) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "shard-000001.samples.jsonl"
+        path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+
+    return edit
+
+
+def of_bytes(pattern: str, change: Callable[[bytes], bytes]) -> Edit:
+    def edit(folder: Path) -> None:
+        path = sorted(folder.glob(pattern))[-1]
+        data = change(path.read_bytes())
+        assert data != path.read_bytes()
+        path.write_bytes(data)
+
+    return edit
+
+
+def in_description(**values: object) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "dataset.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return edit
+
+
+def flipped(place: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def removed(pattern: str) -> Edit:
+    return lambda folder: sorted(folder.glob(pattern))[-1].unlink()
+
+
+def with_the_tar_of_another(folder: Path) -> None:
+    shutil.copy(folder / "shard-000000.tar", folder / "shard-000002.tar")
+
+
+EDITS: dict[str, Edit] = {
+    **{f"samples: {name}": in_table("samples", name) for name in SAMPLE.names or ()},
+    **{f"shards: {name}": in_table("shards", name, 1) for name in SHARD.names or ()},
+    **{f"groups: {name}": in_table("groups", name) for name in GROUP.names or ()},
+    "names: a key": of_bytes("names-*", lambda data: data.replace(b"video_000004", b"video_000009")),
+    "names: a source": of_bytes("names-*", lambda data: data.replace(b"left/", b"LEFT/", 1)),
+    **{f"{name}: cut": of_bytes(f"{name}-*", lambda data: data[:-1]) for name in ("samples", "shards", "groups")},
+    **{f"{name}: gone": removed(f"{name}-*") for name in ("samples", "shards", "groups", "names")},
+    **{
+        f"line: {name}": in_line(name, value)
+        for name, value in {
+            "key": "other", "container": "webm", "codec": "hevc", "num_frames": 4, "fps": 7.0, "frame_stride": 1,
+            "width": 48, "height": 48, "label": None, "source": "right/else.mp4", "sha256": 64 * "0", "offset": 512,
+            "size": 5, "source_sha256": 64 * "1", "source_size": 7, "groups": "",
+        }.items()
+    },
+    "line: gone": of_lines(lambda lines: lines[:-1]),
+    "line: twice": of_lines(lambda lines: [*lines, lines[0]]),
+    "lines: in another order": of_lines(lambda lines: [lines[1], lines[0], *lines[2:]]),
+    "line: broken": of_lines(lambda lines: [lines[0], lines[1][:-9] + "\n", *lines[2:]]),
+    "tar: a byte of a video": of_bytes("*.tar", flipped(3000)),
+    "tar: a label": of_bytes("*.tar", lambda data: data.replace(b'"label": ', b'"label": 1', 1)[: len(data)]),
+    "tar: the name of a member": of_bytes("*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)),
+    "tar: cut": of_bytes("*.tar", lambda data: data[:-512]),
+    "tar: longer": of_bytes("*.tar", lambda data: data + bytes(512)),
+    "tar: of another shard": with_the_tar_of_another,
+    "index: an offset": of_bytes("*.idx", lambda data: data.replace(b" 512 ", b" 513 ", 1)),
+    "index: gone": removed("*.idx"),
+    "table of a shard: gone": removed("*.samples.jsonl"),
+    "description: classes in another order": in_description(classes=["left", "down", "right"]),
+    "description: samples": in_description(num_samples=8),
+    "description: strides": in_description(frame_strides=[2, 4]),
+    "description: settings": in_description(encode={}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[str], edit: str) -> None:
+    EDITS[edit](copied)
+    try:
+        code, said = check(copied, capsys, "--decode", "0")
+    except InputError as error:
+        code, said = 1, str(error)
+    assert code == 1
+    assert said.count("\n") < 20
+
+
+@pytest.mark.parametrize(
+    "column", [name for name in SAMPLE.names or () if name not in ("group", "name", "num_groups", "shard")]
+)
+def test_what_changes_clips_changes_the_digest(copied: Path, column: str) -> None:
+    before = ShardDataset.open(copied).digest
+    in_table("samples", column)(copied)
+    assert ShardDataset.open(copied).digest != before
+
+
+def test_an_upgrade_makes_damaged_tables_anew(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    for name in ("samples", "groups", "names"):
+        removed(f"{name}-*")(copied)
+    assert upgrade_shards.main([str(copied)]) == 0
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("fps", 7.4, "it has 7.5 frames a second instead of 7.4"),
+        ("height", 48, "it is 64x64 pixels large instead of 64x48"),
+        ("codec", "hevc", "it is h264 instead of hevc"),
+        ("num_frames", 4, "5 frames decode instead of 4"),
+    ],
+)
+def test_what_decodes_is_compared(copied: Path, name: str, value: object, says: str) -> None:
+    in_line(name, value, line=2)(copied)
+    problem = check_shards.decode(list(check_shards.DatasetCheck(copied).shards())[1][1][2])
+    assert problem is not None
+    assert problem.endswith(says)

@@ -1,16 +1,26 @@
 """Copied videos: what is decoded of them to see that they are intact, and what that finds."""
 
+import io
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
+from made_videos import KINDS, X264, encode, read_number
+from shard_making import all_samples, decode, make, video_bytes
 
+from pipeline.video import decode_frames
+from shard_tools import build
+from shard_tools import encode as encoding
 from shard_tools.encode import SAMPLED_SHARE, store
 from shard_tools.picture import UnusableError
 from shard_tools.settings import CHECKS, Settings
 from shard_tools.source import checked, opened
+from shard_tools.timing import read_timing
+from shard_tools.write import write_shard
 
 NUM_FRAMES, GROUP = 96, 24
 
@@ -114,6 +124,119 @@ def test_hidden_frames_are_not_counted(source: Path, tmp_path: Path, check: str)
         shown = sum(1 for _ in container.decode(video=0))
     assert shown == NUM_FRAMES - hidden
     assert copied(tmp_path / "hidden.mp4", check) == shown
+
+
+def trimmed(data: bytes, start: int, container: str, from_keyframe: bool, **options: str) -> bytes:
+    """What `ffmpeg -ss START -c copy` makes: packets from the keyframe before frame `start` on, or, as a recorder that
+    is switched on does, from there on; times are counted from `start`, and the others are negative or hidden."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format=container, options=options) as output:
+        video = source.streams.video[0]
+        stream, begin = output.add_stream_from_template(video), round(start / 8 / video.time_base)
+        if from_keyframe:
+            source.seek(begin, stream=video)
+        for packet in source.demux(video):
+            if packet.size and (from_keyframe or packet.pts >= begin):
+                packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, stream
+                output.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["h264 without B-frames", "h264 with B-frames", "h264, one keyframe", "mpeg4"])
+@pytest.mark.parametrize(
+    ("container", "from_keyframe", "options"),
+    [
+        ("mp4", True, {}),
+        ("mov", True, {}),
+        ("matroska", True, {"avoid_negative_ts": "disabled"}),
+        ("mpegts", False, {}),
+    ],
+    ids=["edit list", "edit list in mov", "negative times", "begins in a group"],
+)
+def test_trimmed_videos_are_taken(
+    kind: str, container: str, from_keyframe: bool, options: dict[str, str], tmp_path: Path
+) -> None:
+    made = KINDS["mpeg4 with B-frames"] if kind == "mpeg4" else KINDS[kind]
+    if kind == "h264, one keyframe" and not from_keyframe:
+        made = KINDS["h264 with B-frames"] | {"options": {**X264, "g": "24"}}  # else no keyframe would be left
+    whole = encode(60, **made)  # type: ignore[arg-type]
+    path = tmp_path / f"trimmed.{container}"
+    path.write_bytes(trimmed(whole, 17, container, from_keyframe, **options))
+    shown = [read_number(frame) for frame in decode(path)]
+    assert len(shown) > 30
+    assert [copied(path, check) for check in CHECKS] == [len(shown)] * 2
+    last = decode_frames(path.read_bytes(), [0, len(shown) - 1], len(shown))
+    assert [read_number(frame) for frame in last] == [shown[0], shown[-1]]
+
+
+def test_trimmed_videos_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trimmed.mp4"
+    path.write_bytes(trimmed(encode(60, **KINDS["h264, one keyframe"]), 17, "mp4", True))  # type: ignore[arg-type]
+    data, places = path.read_bytes(), packet_places(path)
+    for damage in (
+        lambda: data[:-100],
+        lambda: zeros(bytearray(data), places[30][0] + 5, places[30][1]),
+        lambda: flip(bytearray(data), [place for offset, size in places for place in range(offset + 6, offset + size)]),
+    ):
+        path.write_bytes(damage())
+        for check in CHECKS:
+            with pytest.raises(UnusableError):
+                copied(path, check)
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(8))
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9000])
+
+
+def another(path: Path) -> None:
+    """One byte of a picture, and neither size nor time tell."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("encode", ["copy", "h264"])
+@pytest.mark.parametrize("change", [longer, shorter])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    source: Path, tmp_path: Path, change: Callable[[Path], None], encode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "touched.mp4"
+    path.write_bytes(source.read_bytes())
+
+    def changing(*arguments: Any) -> Any:
+        timing = read_timing(*arguments)
+        change(path)
+        return timing
+
+    monkeypatch.setattr(encoding, "read_timing", changing)
+    with pytest.raises(UnusableError, match=r"was changed while it was read|cut off"):
+        encoding.store(path, tmp_path / "stem", Settings(encode=encode))
+
+
+@pytest.mark.parametrize("change", [longer, shorter, another])
+def test_a_file_that_changes_before_it_is_stored_is_rejected(
+    source: Path, tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("kept.mp4", "touched.mp4"):
+        (tmp_path / "in" / name).write_bytes(source.read_bytes())
+    touched = tmp_path / "in" / "touched.mp4"
+
+    def changing(*arguments: Any) -> Any:
+        if touched.read_bytes() == source.read_bytes():
+            change(touched)
+        return write_shard(*arguments)
+
+    monkeypatch.setattr(build, "write_shard", changing)
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    assert build.read_rejects(tmp_path / "out") == {"touched.mp4": "it was changed while it was read"}
+    ((shard, kept),) = all_samples(tmp_path / "out")
+    assert video_bytes(tmp_path / "out", shard, kept) == source.read_bytes()
 
 
 def test_shared_clips_are_counted_alike_by_both_checks(shared_folder: Path | None) -> None:

@@ -18,9 +18,10 @@ from shard_making import all_samples, make
 from errors import InputError
 from pipeline.shards import read_dataset_info
 from shard_tools import make_shards
-from shard_tools.inputs import Item, class_names, read_inputs, read_label_map
+from shard_tools.inputs import Item, Skipped, class_names, read_inputs, read_label_map
 from shard_tools.layout import assign, key_of
 from shard_tools.settings import Settings
+from shard_tools.work import Job, Outcome, work
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ def test_keys_tell_sources_apart() -> None:
     sources = ["a/clip.mp4", "b/clip.mp4", "a/clip.webm", "clip.mp4", "clip.final.mp4", "日本.mp4", "x" * 300 + ".mp4"]
     keys = [key_of(source) for source in sources]
     assert len(set(keys)) == len(keys)
-    assert all(len(key) <= 80 and "." not in key and "/" not in key for key in keys)
+    assert all(key[-24:].isalnum() and len(key) <= 80 and "." not in key and "/" not in key for key in keys)
 
 
 def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_path: Path) -> None:
@@ -255,3 +256,109 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_pa
 def test_numbers_with_leading_zeros_are_names() -> None:
     items = [Item(f"{name}/a.mp4", "a.mp4", name) for name in ("00", "01", "02")]
     assert class_names(items, []) == ["00", "01", "02"]
+
+
+def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> None:
+    for name in (".hidden.mp4", ".cache/x.mp4", "run/a.json", "run/b.JSON", "readme", "x.tar"):
+        (clips / name).parent.mkdir(exist_ok=True)
+        (clips / name).touch()
+    (clips / "z").symlink_to(clips / "run")
+    skipped = Skipped()
+    assert len(read_inputs(str(clips), None, False, skipped)) == 5
+    assert skipped.total == 7
+    assert sorted(skipped.lines()) == [
+        "skipped 1 folders that were seen under another name: z",
+        "skipped 1 tars, which are read only where no videos lie beside them: x.tar",
+        "skipped 2 hidden: .cache/, .hidden.mp4",
+        "skipped 3 of an extension that no video has (.json 2, none 1): readme, run/a.json, run/b.JSON",
+    ]
+
+
+def test_a_folder_without_videos_says_what_it_holds_instead(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(InputError, match=r"no video found in .*; skipped 1 of an extension .* \(\.jpg 1\): a\.jpg"):
+        read_inputs(str(tmp_path), None, False)
+
+
+def test_a_bucket_counts_what_it_skips() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("a.mp4", "a::b.mp4", ".cache/c.mp4", "readme.txt"):
+        memory.pipe(f"/mixed/{name}", b"12345")
+    skipped = Skipped()
+    items = read_inputs("memory://mixed", None, True, skipped)
+    assert [(item.source, item.problem and item.problem[:17]) for item in items] == [
+        ("a.mp4", None),
+        ("a::b.mp4", "its name holds ::"),
+    ]
+    assert dict(skipped.counts) == {"hidden": 1, "of an extension that no video has": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("list.txt", "x" * 5000),
+        ("list.txt", "x" * 300 + " run"),
+        ("list.csv", "x" * 300 + ",run"),
+        ("list.csv", "x" * 200_000 + ",run"),
+        ("list.csv", ",run"),
+        ("list.csv", "a\0b.mp4,run"),
+        ("list.csv", "loop.mp4,run"),
+        ("header.csv", "run"),
+        ("kinetics.csv", "run,,0,10"),
+        ("kinetics.csv", "run," + "x" * 300 + ",1e400,10"),
+        ("list.json", "\\ud800.mp4"),
+        ("list.json", "\\u0000.mp4"),
+        ("list.json", "http://nowhere/\\ud800.mp4"),
+    ],
+    ids=lambda text: text[:12].replace("\0", "0"),
+)
+def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path, name: str, line: str) -> None:
+    (clips / "loop.mp4").symlink_to(clips / "loop.mp4")
+    heads = {
+        "header.csv": "label,path\nrun,run/a.mp4\n",
+        "kinetics.csv": "label,youtube_id,time_start,time_end\n,run/a,,\n",
+    }
+    text = heads.get(name, "run/a.mp4,run\n" if name.endswith("csv") else "run/a.mp4 run\n") + line + "\n"
+    if name.endswith("json"):
+        text = f'[{{"path": "run/a.mp4"}}, {{"path": "{line}"}}]'
+    (clips / name).write_text(text)
+    items = read_inputs(str(clips / name), None, unlabelled=True)
+    assert [item.source for item in items if item.problem is None] == ["run/a.mp4"]
+    assert len([item for item in items if item.problem]) == 1
+
+
+def test_only_a_newline_ends_a_line(clips: Path) -> None:
+    names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4"]
+    for name in names:
+        (clips / name).touch()
+    (clips / "list.tsv").write_text("".join(f"{name}\trun\n" for name in names), encoding="utf-8")
+    items = read_inputs(str(clips / "list.tsv"), None, False)
+    assert [(item.source, item.problem) for item in items] == [(name, None) for name in sorted(names)]
+
+
+def test_a_list_on_stdin_may_hold_any_bytes(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = os.fsdecode(b"caf\xe9.mp4")
+    (clips / name).touch()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(os.fsencode(name) + b"\n"), encoding="utf-8"))
+    (item,) = read_inputs("-", str(clips), False)
+    assert (item.source, item.problem) == (name, None)
+
+
+def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
+    names = ["a:b.mp4", "a::b.mp4", "::.mp4", "x::1:2:y.mp4", "s3:/a.mp4"]
+    for name in names:
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(next(videos.rglob("*.mp4")), path)
+    copied = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shard_tools.work.shutil.copyfile", lambda *paths: copied.append(paths))
+        for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
+            outcome = work(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
+            assert isinstance(outcome, Outcome)
+            assert outcome.reason is None
+            (tmp_path / "in" / item.source).unlink()
+            gone = work(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
+            assert isinstance(gone, Outcome)
+            assert gone.reason == "there is no such file"
+    assert not copied

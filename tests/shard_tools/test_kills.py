@@ -4,30 +4,22 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import hashes
+from shard_making import Here, hashes
 
 from pipeline.shards import read_dataset_info
 from shard_tools.build import Build
 from shard_tools.inputs import read_inputs
 from shard_tools.settings import Settings
-from shard_tools.work import Job, work
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 COPIED = Settings(samples_per_shard=2, encode="copy")
 IN_PIECES = Settings(samples_per_shard=3, frame_stride=3, max_seconds=0.3, preset="ultrafast")
-
-
-class Here:
-    """A runner that works in this process."""
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
-        return ((job, work(job)) for job in jobs)
 
 
 def make(videos: Path, folder: Path, settings: Settings) -> None:
@@ -36,7 +28,7 @@ def make(videos: Path, folder: Path, settings: Settings) -> None:
     with build.locked():
         while (plan := build.plan(items, [], retry_rejects=False)) is not None:
             build.run(plan, items, Here(), lambda outcome: None)
-            assert build.finish(plan)
+            assert build.finish(plan) is None
 
 
 def ended(killed_before: int, videos: Path, folder: Path, settings: Settings) -> bool:

@@ -22,6 +22,7 @@ from pipeline.shards import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.synthetic_videos import read_frame_number
+from shard_tools.write import PLACE
 
 
 def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Path) -> None:
@@ -80,7 +81,7 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
         for entry, sample in zip(read, samples, strict=True):
             assert hashlib.sha256(entry["mp4"]).hexdigest() == sample.sha256
             described = json.loads(entry["json"])
-            assert described == {k: v for k, v in asdict(sample).items() if k not in ("offset", "size")}
+            assert described == {k: v for k, v in asdict(sample).items() if k not in PLACE}
 
 
 def test_same_bytes_at_any_number_of_workers_and_in_parts(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -146,8 +147,8 @@ def test_new_videos_come_into_new_shards(videos: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).rename(path)
     make(grown, tmp_path / "out", "--samples-per-shard", "3")
     after = hashes(tmp_path / "out")
-    assert {name: after[name] for name in before if name.startswith("shard")} == {
-        name: data for name, data in before.items() if name.startswith("shard")
+    assert {name: after[name] for name in before if name.startswith("shard-")} == {
+        name: data for name, data in before.items() if name.startswith("shard-")
     }
     samples = all_samples(tmp_path / "out")
     assert {s.source for name, s in samples if name not in before} == {p.relative_to(grown).as_posix() for p in late}

@@ -27,6 +27,8 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("foo=3", "foo"),
         ("batch_size=many", "batch_size"),
         ("batch_size=0", "batch_size"),
+        ("global_batch=0", "global_batch is 0"),
+        ("distributed.timeout_s=0", "distributed.timeout_s is 0"),
         ("model.mask_ratio=1.5", "model.mask_ratio is 1.5"),
         ("model.mask_ratio=0", "model.mask_ratio is 0"),
         ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
@@ -38,7 +40,6 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("epochs=0", "epochs is 0"),
         ("epochs=.inf", "epochs is inf"),
         ("seed=-1", "seed is -1"),
-        ("run=s3://bucket/run", "give a local folder"),
         ("data.cache_gib=.nan", "data.cache_gib is nan"),
         ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
         ("finetune.checkpoint=run", "finetune.checkpoint does nothing with objective=pretrain"),
@@ -53,6 +54,11 @@ def test_bad_values_are_one_sentence(override, says):
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "Traceback" not in str(raised.value)
+
+
+def test_accumulation_follows_from_the_global_batch():
+    with pytest.raises(InputError, match="accumulate follows from global_batch and batch_size"):
+        parse(["data.shards=s", "global_batch=16", "accumulate=2"])
 
 
 def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
@@ -78,6 +84,7 @@ def test_only_keys_that_change_results_count_as_different():
     earlier = yaml.safe_load(to_yaml(config))
     assert differences(dataclasses.replace(config, log_every=3, run="elsewhere"), earlier) == []
     assert differences(dataclasses.replace(config, seed=1), earlier) == ["seed: 0 -> 1"]
+    assert differences(dataclasses.replace(config, global_batch=64), earlier) == []
     del earlier["data"]["flip"]  # as if the option were newer than the earlier run
     assert differences(config, earlier) == []
 
@@ -85,7 +92,8 @@ def test_only_keys_that_change_results_count_as_different():
 def test_the_recipes_hold_the_papers_numbers():
     for name, stride, flip in (("ssv2", 2, False), ("k400", 4, True)):
         config = parse(["--config", f"configs/{name}_pretrain.yaml", "data.shards=s"])
-        assert (config.epochs, config.batch_size, config.data.frame_stride, config.data.flip) == (800, 32, stride, flip)
+        assert (config.epochs, config.data.frame_stride, config.data.flip) == (800, stride, flip)
+        assert [config.clips_per_step(processes) for processes in (1, 8, 99)] == [256] * 3
         assert (config.data.crop, config.data.sampling, config.data.repeats) == ("multiscale", "strided", 1)
         assert config.model.num_visible == 78
         optimizer = config.optimizer
@@ -105,7 +113,8 @@ def test_the_recipes_hold_the_papers_numbers():
 def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride, flip):
     config = parse(["--config", f"configs/{name}_finetune.yaml", "data.shards=s"])
     data, finetune, optimizer = config.data, config.finetune, config.optimizer
-    assert (config.epochs, config.batch_size, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, 8, base_lr, 5)
+    assert (config.epochs, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, base_lr, 5)
+    assert [config.clips_per_step(processes) for processes in (1, 8, 9)] == [64] * 3
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.05)
     assert (data.sampling, data.frame_stride, data.flip, data.repeats) == (sampling, stride, flip, 1)
     assert (data.crop, data.crop_min_area, data.random_erasing) == ("random_resized", 0.08, 0.25)

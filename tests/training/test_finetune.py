@@ -186,7 +186,7 @@ def test_of_averaged_weights_the_average_is_what_a_run_stands_for(config, tmp_pa
     made.after_update()
     folder = tmp_path / "run" / "checkpoints"
     contents = checkpoint.Contents(made.modules, made.optimizer(), made.about)
-    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents, keep=1)
+    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents.state())
     for path in (tmp_path / "run", *checkpoint.existing(folder)):
         weights = read_state_dict(find_file(path))[0]
         assert torch.equal(weights["head.weight"], made.modules["average"].head.weight)
@@ -360,6 +360,26 @@ def test_all_processes_have_everybodys_statistics(config, monkeypatch):
     made.after_update()
     assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
     torch.testing.assert_close(made.average.module.norm.running_mean, torch.full((96,), 0.7))
+
+
+def test_a_step_that_is_not_taken_leaves_no_statistics(config):
+    made = classification(config("objective=linear_probe"))
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    made(made.model, some_batch())
+    assert not torch.equal(made.model.norm.running_mean, before["norm.running_mean"])
+    made(made.model, some_batch(4))
+    made.after_none()
+    assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+    made(made.model, some_batch())
+    made.after_update()
+    taken = made.model.norm.running_mean.clone()
+    made.after_none()
+    assert torch.equal(made.model.norm.running_mean, taken)
+
+
+def test_pairs_that_are_mixed_stay_together(config):
+    assert classification(config()).together == 2
+    assert classification(config(*PLAIN)).together == 1
 
 
 class Judged(Exception):  # noqa: N818

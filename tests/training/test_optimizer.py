@@ -90,7 +90,7 @@ def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
         optimizer = make_optimizer(model, OptimizerConfig(state_bits=bits))
         final[bits] = trained(model, optimizer, range(40))
         contents = checkpoint.Contents({"model": model}, optimizer, {})
-        checkpoint.save(tmp_path / str(bits), checkpoint.Place(40, 2, "these"), contents, keep=1)
+        checkpoint.save(tmp_path / str(bits), checkpoint.Place(40, 2, "these"), contents.state())
         state_bytes[bits] = next(tmp_path.glob(f"{bits}/*/optimizer.pt")).stat().st_size
     assert final[8] == pytest.approx(final[32], rel=0.02)
     assert final[32] < 0.9
@@ -104,10 +104,10 @@ def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
     optimizer = make_optimizer(model, OptimizerConfig(state_bits=8))
     trained(model, optimizer, range(3))
     place = checkpoint.Place(3, 2, "these")
-    checkpoint.save(tmp_path, place, checkpoint.Contents({"model": model}, optimizer, {}), keep=1)
+    checkpoint.save(tmp_path, place, checkpoint.Contents({"model": model}, optimizer, {}).state())
     trained(model, optimizer, range(3, 6))
     other = tiny_model()
     other_optimizer = make_optimizer(other, OptimizerConfig(state_bits=8))
-    assert checkpoint.load_newest(tmp_path, checkpoint.Contents({"model": other}, other_optimizer, {}), place) == 3
+    assert checkpoint.load_newest(tmp_path, checkpoint.Contents({"model": other}, other_optimizer, {}), place, 6) == 3
     trained(other, other_optimizer, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -1,0 +1,220 @@
+"""What it costs to open a dataset, by the number of its clips: time, memory, random rows and the digest.
+
+    python benchmarks/index_scale.py [--clips 100000 1000000 …] [--work FOLDER] [--output FOLDER]
+
+Tables are made up: nobody looks into the tars. Each size is opened in a process of its own, as schema version 2 and, up
+to Kinetics' 240,000, as version 1, whose table of every shard is read whole. 100,000,000 clips (--clips 100000000)
+take 15 GB in FOLDER, which are removed again.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import matplotlib
+import numpy as np
+import torch
+
+from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
+from durable import write_aside
+from errors import InputError, run_command
+from pipeline.dataset import ShardDataset
+from pipeline.groups import GROUP
+from pipeline.shards import SAMPLE, SHARD, DatasetInfo, Sample, ShardInfo, Sides, TableInfo, sample_line
+from shard_tools.encode import file_hash
+from shard_tools.tables import write_description
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+PER_SHARD = 256
+VIDEO_BYTES = 100_000  # of a made-up video
+MOST_OF_VERSION_1 = 240_000  # more takes a file a shard and long to make
+SIZES = (100_000, 240_000, 1_000_000, 10_000_000)
+LOOKS = 256  # random rows
+NOTE = (
+    f"Shards of {PER_SHARD} clips. open: from the call to a dataset of which any clip can be asked for; memory: what"
+    f" that adds to the process, its share of the page cache included; rows: {LOOKS} random samples, keys: with their"
+    " keys too. All files were in the page cache."
+)
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    rows: list[Row] = []
+    for clips in options.clips:
+        for version in (2, 1) if clips <= MOST_OF_VERSION_1 else (2,):
+            with tempfile.TemporaryDirectory(dir=options.work) as folder:
+                (make if version == 2 else make_version_1)(Path(folder), clips)
+                rows.append(in_fresh_process(measure, Path(folder), clips, version))
+    output = options.output or default_output(torch.device("cpu"))
+    write_results(output, "index_scale", rows, machine(torch.device("cpu"), ("numpy", "msgspec")), [NOTE])
+    draw(rows, output / "index_scale.png")
+    print((output / "index_scale.md").read_text(encoding="utf-8"))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", type=int, nargs="+", default=SIZES, help=f"default {SIZES}")
+    parser.add_argument("--work", type=Path, help="folder for the tables (default: the system's temporary one)")
+    parser.add_argument("--output", type=Path, help="folder for the results")
+    options = parser.parse_args(arguments)
+    if min(options.clips) < LOOKS:
+        raise InputError(f"--clips: give at least {LOOKS}")
+    needed = 180 * max(options.clips)
+    free = shutil.disk_usage(options.work or tempfile.gettempdir()).free
+    if free < needed:
+        raise InputError(
+            f"{needed / 1e9:.1f} GB are needed for the tables and {free / 1e9:.1f} are free: choose --work"
+        )
+    return options
+
+
+def measure(folder: Path, clips: int, version: int) -> Row:
+    """Open the dataset, and look at some of it."""
+    before = memory_mib()
+    started = time.perf_counter()
+    dataset = ShardDataset.open(folder)
+    opened, memory = time.perf_counter() - started, memory_mib() - before
+    chosen = np.random.default_rng(0).integers(0, clips, LOOKS).tolist()
+    started = time.perf_counter()
+    samples = [dataset.samples[number] for number in chosen]
+    looked = time.perf_counter() - started
+    keys = [sample.key for sample in samples]
+    with_keys = time.perf_counter() - started
+    right = [key_of(number) for number in chosen]
+    require("the rows are those that were asked for", keys == right and len(dataset.samples) == clips, str(keys[:3]))
+    started = time.perf_counter()
+    require("the digest is one", len(dataset.digest) == 64, dataset.digest)
+    digest = time.perf_counter() - started
+    return {
+        "clips": clips,
+        "schema_version": version,
+        "open_ms": opened * 1e3,
+        "memory_mib": memory,
+        "rows_ms": looked * 1e3,
+        "keys_ms": with_keys * 1e3,
+        "digest_ms": digest * 1e3,
+        "memory_at_end_mib": memory_mib() - before,
+        "disk_mib": sum(path.stat().st_size for path in folder.iterdir()) / 2**20,
+    }
+
+
+def memory_mib() -> float:
+    """Resident memory of this process."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def key_of(number: int) -> str:
+    return f"video_{number:09d}-{number * 2654435761 % 2**40:010x}"
+
+
+def made_samples(first: int, end: int) -> Iterator[Sample]:
+    for number in range(first, end):
+        place = (number % PER_SHARD) * (VIDEO_BYTES + 2048) + 1536
+        yield Sample(
+            key_of(number), "mp4", "h264", 75, 7.5, 4, 342, 256, number % 400, f"class_{number % 400:03d}/{number}.mp4",
+            hashlib.sha256(number.to_bytes(8, "little")).hexdigest(), place, VIDEO_BYTES,
+        )  # fmt: skip
+
+
+def made_shards(clips: int) -> Iterator[ShardInfo]:
+    for number, first in enumerate(range(0, clips, PER_SHARD)):
+        count = min(PER_SHARD, clips - first)
+        digest = hashlib.sha256(number.to_bytes(8, "little")).hexdigest()
+        yield ShardInfo(f"shard-{number:06d}.tar", count, count * (VIDEO_BYTES + 2048) + 10240, digest, digest, digest)
+
+
+def described(clips: int) -> DatasetInfo:
+    classes = [f"class_{number:03d}" for number in range(400)]
+    return DatasetInfo(clips, clips * 75, clips * VIDEO_BYTES, classes, {}, [])
+
+
+def make_version_1(folder: Path, clips: int) -> None:
+    """dataset.json and a table a shard, as they were written before there were tables of all of them."""
+    shards = list(made_shards(clips))
+    for number, shard in enumerate(shards):
+        first = number * PER_SHARD
+        lines = map(sample_line, made_samples(first, first + shard.num_samples))
+        (folder / shard.samples_name).write_bytes(b"".join(lines))
+    said = described(clips).to_json()
+    known = ("num_samples", "num_frames", "num_bytes", "classes", "encode", "num_rejected", "report")
+    listed = [
+        {k: v for k, v in asdict(shard).items() if k in ("name", "num_samples", "num_bytes", "sha256")}
+        for shard in shards
+    ]
+    (folder / "dataset.json").write_text(
+        json.dumps({**{name: said[name] for name in known}, "shards": listed, "schema_version": 1}), encoding="utf-8"
+    )
+
+
+def make(folder: Path, clips: int) -> None:
+    """The tables of schema version 2, a million rows at a time; groups have none, as of copied videos."""
+    tables = {}
+    with (folder / "samples.npy").open("wb") as samples, (folder / "names.jsonl").open("wb") as names:
+        header(samples, SAMPLE, clips)
+        name_bytes = 0
+        for first in range(0, clips, 1_000_000):
+            numbers = np.arange(first, min(first + 1_000_000, clips))
+            lines = [f'["{key_of(n)}", "{n}.mp4"]\n'.encode() for n in numbers.tolist()]
+            lengths = np.array([len(line) for line in lines])
+            rows = np.zeros(len(numbers), SAMPLE)
+            rows["shard"], rows["label"] = numbers // PER_SHARD, numbers % 400
+            rows["offset"], rows["size"] = numbers % PER_SHARD * (VIDEO_BYTES + 2048) + 1536, VIDEO_BYTES
+            rows["fps"], rows["num_frames"], rows["frame_stride"] = 7.5, 75, 4
+            rows["width"], rows["height"] = 342, 256
+            rows["name"] = name_bytes + np.cumsum(lengths) - lengths
+            rows["sha256"] = np.random.default_rng(first).bytes(32 * len(rows))[:32]
+            name_bytes += int(lengths.sum())
+            samples.write(rows.tobytes())
+            names.write(b"".join(lines))
+    with (folder / "shards.npy").open("wb") as shards:
+        header(shards, SHARD, -(-clips // PER_SHARD))
+        for number, shard in enumerate(made_shards(clips)):
+            digest = bytes.fromhex(shard.sha256)
+            row = shard.name.encode(), number * PER_SHARD, shard.num_samples, shard.num_bytes, digest, digest, digest
+            shards.write(np.array([row], SHARD).tobytes())
+    np.save(folder / "groups.npy", np.empty(0, GROUP))
+    counts = {"shards": -(-clips // PER_SHARD), "samples": clips, "groups": 0, "names": clips}
+    for name, count in counts.items():
+        (path,) = folder.glob(f"{name}.*")
+        tables[name] = TableInfo(path.name, count, path.stat().st_size, file_hash(path))
+    sides = Sides(clips, 342, 342, 256, 256, 342 * 256)
+    facts: dict[str, Any] = {"codecs": {"h264": sides}, "containers": ["mp4"], "frame_strides": [4], "labels": (0, 399)}
+    write_description(folder, replace(described(clips), tables=tables, **facts))
+
+
+def header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, described)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Time to open and memory over the number of clips, written as PNG."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    for axis, column, label in zip(axes, ("open_ms", "memory_mib"), ("open, ms", "memory, MiB"), strict=True):
+        for version, colour in ((1, "#85929e"), (2, "#c0392b")):
+            chosen = [row for row in rows if row["schema_version"] == version]
+            axis.loglog(
+                [row["clips"] for row in chosen], [max(row[column], 0.01) for row in chosen], "o-", color=colour,
+                label=f"schema version {version}",
+            )  # fmt: skip
+        axis.set(xlabel="clips", ylabel=label)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    with write_aside(path) as aside:
+        figure.savefig(aside, format="png", dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,159 @@
+"""The one door for files of weights: safetensors and PyTorch's, ours and anybody's, whole, damaged or hostile.
+
+What comes out are named, dense, finite tensors that take no more memory than the file does; no code in a file is run.
+"""
+
+import argparse
+import json
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from errors import InputError
+
+StateDict = dict[str, Tensor]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MAX_JSON = 2**20  # letters
+MAX_TENSORS = 10_000
+MAX_LEGACY_PICKLE = 2**24  # bytes at a file's start, before the numbers, in what PyTorch wrote before 1.6
+PREFIXES = ("_orig_mod.", "module.")  # which torch.compile and DistributedDataParallel put in front of every name
+
+
+def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
+    """The tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata; on the CPU.
+
+    Raises InputError where the file is damaged, or holds anything else than weights.
+    """
+    raw, metadata = _read(file)
+    state: StateDict = {}
+    for name, value in _unwrapped(raw, file).items():
+        if fault := _fault(value):
+            raise InputError(f"{file} cannot be used: {name} {fault}")
+        for prefix in PREFIXES:
+            name = name.removeprefix(prefix)
+        if name in state:
+            raise InputError(f"{file} cannot be used: it holds {name} twice, with and without a prefix")
+        state[name] = value
+    if sum(value.nbytes for value in state.values()) > file.stat().st_size:
+        raise InputError(f"{file} cannot be used: its tensors share memory, and are larger than the file is")
+    return state, metadata
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """What a safetensors file says of itself, without its tensors; raises InputError."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return opened.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
+
+
+def read_json(text: str, where: str | Path) -> Any:
+    """What a JSON text beside or inside weights says; raises InputError."""
+    try:
+        if len(text) > MAX_JSON:
+            raise ValueError(f"it is longer than {MAX_JSON} letters")
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file in place, the same bytes for the same contents; raises OSError where the disk fails, which
+    safetensors hides behind its own error."""
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """safetensors writes metadata in an order that differs from process to process."""
+    with path.open("r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length, "the tensors' places would change"
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def _read(file: Path) -> tuple[Any, dict[str, str]]:
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                names = opened.keys()
+                if len(names) > MAX_TENSORS:
+                    raise ValueError(f"it holds {len(names)} tensors, and {MAX_TENSORS} are the most")
+                return {name: opened.get_tensor(name) for name in names}, opened.metadata() or {}
+        _require_harmless(file)
+        # The authors' files also hold the command line they were made with; nothing else than tensors and that.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location="cpu", weights_only=True), {}
+    except UnpicklingError as error:  # whose own text explains how to run the code in it
+        reason = "it is damaged, or holds objects besides tensors, which might be code"
+        raise InputError(f"{file} cannot be read as weights: {reason}") from error
+    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
+        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
+
+
+def _require_harmless(file: Path) -> None:
+    """Refuse what would grow when it is read. PyTorch neither compresses its zip files nor puts a bytearray into them,
+    which torch.load makes as large as it is told to, 3 GiB out of 400 bytes."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as opened:
+            if sum(part.file_size for part in opened.infolist()) > file.stat().st_size:
+                raise ValueError("it is compressed, or its parts overlap")
+            pickles = [opened.read(part) for part in opened.infolist() if part.filename.endswith(".pkl")]
+    else:
+        with file.open("rb") as legacy:
+            pickles = [legacy.read(MAX_LEGACY_PICKLE)]
+    if any(b"bytearray" in pickled for pickled in pickles):
+        raise ValueError("it holds objects besides tensors")
+
+
+def _unwrapped(raw: Any, file: Path) -> StateDict:
+    for wrapper in ("model", "module", "state_dict"):
+        if isinstance(raw, dict) and isinstance(raw.get(wrapper), dict):
+            raw = raw[wrapper]
+    if isinstance(raw, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in raw.items()
+    ):
+        return raw
+    raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
+
+
+def _fault(value: Tensor) -> str:
+    """What keeps a tensor from being weights; "" where nothing does."""
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
+        return "is sparse, quantised, nested or empty: save it as a dense tensor of float32"
+    if value.dtype == torch.int64 and value.dim() == 0:
+        return ""  # how many batches a BatchNorm has seen
+    if value.dtype not in FLOATS:
+        return f"is of {str(value.dtype).removeprefix('torch.')}: save it as float32, float16 or bfloat16"
+    if value.dim() == 0 or value.numel() == 0:
+        return f"has the shape {tuple(value.shape)}, which no weights have"
+    if value.nbytes > value.untyped_storage().nbytes():
+        return f"has the shape {tuple(value.shape)}, for which the file holds too few numbers"
+    if not all(bound.isfinite() for bound in value.aminmax()):
+        return "holds NaN or infinity: its training has diverged, or the file is damaged"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

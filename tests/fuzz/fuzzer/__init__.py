@@ -1,0 +1,1 @@
+"""Runs the commands on input that chance has damaged, and says where they do not do what SECURITY.md promises."""

@@ -1,0 +1,108 @@
+"""Texts that people write by hand: whatever stands in them is read, or refused with one sentence."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from errors import InputError
+from shard_tools.inputs import read_inputs, read_label_map
+from training.config import TrainConfig, parse, to_yaml
+
+# The same examples every time, so that a test does not fail by chance where nothing has changed.
+fixed = settings(
+    max_examples=100, derandomize=True, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+NAMES = st.sampled_from(
+    ["a.mp4", "b b.mp4", "c", "../a.mp4", "/nowhere.mp4", "s3://bucket/a.mp4", "a.mp4/", "x" * 300 + ".mp4"]
+)
+TEXT = st.text(max_size=12)
+CELLS = (
+    NAMES | TEXT | st.sampled_from(["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"])
+)
+JSON: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | CELLS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "path", "label", "template"]) | TEXT, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["run", "steps", "epochs", "batch_size", "seed", "precision", "data", "model", "optimizer", "finetune", "device",
+     "shards", "weights", "frame_stride", "flip", "crop", "size", "num_frames", "mask_ratio", "base_lr"]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name in ("a.mp4", "b b.mp4", "c.mp4"):
+        (folder / name).write_bytes(b"no video, but a file")
+    return folder
+
+
+def listed(path: Path) -> None:
+    """Every item that a list gives is whole: a name, a place, a label that is text or none."""
+    with contextlib.suppress(InputError):
+        items = read_inputs(str(path), None, unlabelled=False)
+        assert items
+        assert len({item.source for item in items}) == len(items)
+        for item in items:
+            assert item.source
+            assert item.label is None or isinstance(item.label, str)
+            assert item.problem or "://" in item.location or Path(item.location).is_file()
+
+
+@fixed
+@given(st.lists(st.lists(CELLS, max_size=5), max_size=5), st.sampled_from([".txt", ".csv", ".tsv"]), st.booleans())
+@example([["path", "label"], ["a.mp4", "walk"], ["b b.mp4"]], ".csv", False)
+@example([["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ".csv", False)
+@example([["x" * 300, "walk"]], ".txt", True)
+def test_a_list_of_lines(folder: Path, rows: list[list[str]], suffix: str, has_mark: bool) -> None:
+    separator = {".csv": ",", ".tsv": "\t"}.get(suffix, " ")
+    path = folder / f"list{suffix}"
+    text = "\n".join(separator.join(row) for row in rows)
+    path.write_bytes(has_mark * b"\xef\xbb\xbf" + text.encode(errors="surrogatepass"))
+    listed(path)
+
+
+@fixed
+@given(JSON)
+@example([{"id": "a", "template": "Moving [something]"}])
+def test_a_list_in_json(folder: Path, value: Any) -> None:
+    path = folder / "list.json"
+    path.write_text(json.dumps(value))
+    listed(path)
+
+
+@fixed
+@given(JSON, st.booleans())
+@example({"walk": "0", "run": "1"}, True)
+@example(["walk"], False)
+def test_a_label_map(folder: Path, value: Any, is_json: bool) -> None:
+    path = folder / ("labels.json" if is_json else "labels.txt")
+    path.write_text(json.dumps(value))
+    with contextlib.suppress(InputError):
+        assert all(isinstance(name, str) for name in read_label_map(path))
+
+
+@settings(fixed, max_examples=30)  # to parse one takes 0.2 s
+@given(st.dictionaries(KEYS | TEXT, JSON | st.dictionaries(KEYS | TEXT, JSON, max_size=3), max_size=4))
+@example({"data": {"shards": "x"}, "steps": 3})
+@example({"data": {"shards": ["x", "y"], "weights": [1, 2.5]}})
+def test_a_configuration(folder: Path, values: dict[str, Any]) -> None:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    with contextlib.suppress(InputError):
+        config = parse(["--config", str(path), "data.shards=x"])
+        assert isinstance(config, TrainConfig)
+        path.write_text(to_yaml(config))
+        assert parse(["--config", str(path)]) == config, "what is written down is what was meant"

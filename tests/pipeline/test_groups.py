@@ -1,0 +1,182 @@
+"""Clips out of the groups of pictures that they need: every frame is the one that it is in the whole video."""
+
+import hashlib
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from made_videos import LEVELS, encode, grey, read_number
+
+from pipeline.groups import GROUP, Groups, checksum, read_groups
+from pipeline.video import Video, VideoError, decode_frames
+from shard_tools.codecs import CODECS
+from shard_tools.encode import Writer
+from shard_tools.picture import Converter
+from shard_tools.settings import Settings
+
+NUM_FRAMES, GOP = 38, 8
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """What make_shards stores of NUM_FRAMES numbered frames with noise over them, by codec."""
+    made: dict[str, bytes] = {}
+    noise = np.random.default_rng(0).integers(-12, 13, (48, 64, 3))
+
+    def of(codec: str) -> bytes:
+        if codec not in made:
+            path = tmp_path_factory.mktemp("stored") / "video.mp4"
+            writer = Writer(path, CODECS[codec], Settings(encode=codec, gop=GOP), Fraction(8), (64, 48))
+            convert = Converter(CODECS[codec], 256, Fraction(1))
+            for number in range(NUM_FRAMES):
+                image = grey(number) + np.roll(noise, 3 * number, axis=1)
+                writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
+            writer.close()
+            made[codec] = path.read_bytes()
+        return made[codec]
+
+    return of
+
+
+def groups_of(data: bytes) -> Groups:
+    return Groups(read_groups(data, NUM_FRAMES), len(data), NUM_FRAMES)
+
+
+def reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda offset, size: data[offset : offset + size]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_clip_from_its_groups_is_the_one_of_the_whole_video(stored: Callable[[str], bytes], codec: str) -> None:
+    data = stored(codec)
+    groups = groups_of(data)
+    assert set(range(0, NUM_FRAMES, GOP)) <= set(groups.rows["first_frame"].tolist()), "key frames as asked for"
+    whole = decode_frames(data, range(NUM_FRAMES), NUM_FRAMES)
+    assert [read_number(frame) for frame in whole] == [number % LEVELS for number in range(NUM_FRAMES)]
+    places = [range(start, start + 10) for start in range(NUM_FRAMES - 9)]
+    apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
+    for wanted in [*places, *apart]:
+        cut = groups.clip_bytes(wanted, reader(data))
+        with Video(cut.data, cut.num_frames) as video:
+            frames = {number: frame.to_ndarray(format="rgb24") for number, frame in video.frames(cut.numbers)}
+            assert video.has_index
+        assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(cut.numbers, wanted, strict=True)), wanted
+
+
+@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
+def test_dali_decodes_the_same(stored: Callable[[str], bytes], codec: str) -> None:
+    fn, dali = pytest.importorskip("nvidia.dali.fn"), pytest.importorskip("nvidia.dali")
+    data = stored(codec)
+    groups = groups_of(data)
+    pipeline = dali.Pipeline(batch_size=2, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        encoded = fn.external_source(name="encoded", dtype=dali.types.DALIDataType.UINT8, ndim=1)
+        numbers = fn.external_source(name="numbers", dtype=dali.types.DALIDataType.INT32, ndim=1)
+        pipeline.set_outputs(fn.decoders.video(encoded, frames=numbers, device="cpu"))
+    pipeline.build()
+    for start in range(0, NUM_FRAMES - 9, 3):
+        cut = groups.clip_bytes(range(start, start + 10), reader(data))
+        pipeline.feed_input("encoded", [np.frombuffer(part, np.uint8) for part in (cut.data, data)])
+        wanted = [np.array(part, np.int32) for part in (cut.numbers, range(start, start + 10))]
+        pipeline.feed_input("numbers", wanted)
+        (clips,) = pipeline.run()
+        ours, whole = (np.array(clips.at(place)) for place in range(2))
+        assert np.array_equal(ours, whole)
+        assert [read_number(frame) for frame in ours] == [number % LEVELS for number in range(start, start + 10)]
+
+
+def test_only_the_groups_of_a_clip_are_read(stored: Callable[[str], bytes]) -> None:
+    data = stored("h264")
+    groups, read = groups_of(data), []
+
+    def ranges(offset: int, size: int) -> bytes:
+        read.append((offset, offset + size))
+        return data[offset : offset + size]
+
+    starts = [*groups.rows["offset"].tolist(), len(data)]
+    groups.clip_bytes(range(17, 31), ranges)
+    assert read == [(0, starts[1]), (starts[3], starts[5])]
+    read.clear()
+    groups.clip_bytes(range(3, 12), ranges)
+    assert read == [(0, starts[3])], "the first bytes and the groups behind them at once"
+
+
+@pytest.mark.parametrize(("column", "row"), [(c, r) for c in GROUP.names or () for r in (0, 1, 3, 5)])
+def test_any_changed_row_is_found_where_it_would_matter(stored: Callable[[str], bytes], column: str, row: int) -> None:
+    data = stored("vp9")
+    groups = groups_of(data)
+    whole = decode_frames(data, range(NUM_FRAMES), NUM_FRAMES)
+    for change in (1, -1, 7):
+        rows = groups.rows.copy()
+        rows[column][row] += np.array(change).astype(rows[column].dtype)
+        found = 0
+        for wanted in range(NUM_FRAMES):
+            try:
+                cut = Groups(rows, len(data), NUM_FRAMES).clip_bytes([wanted], reader(data))
+                (frame,) = decode_frames(cut.data, cut.numbers, cut.num_frames)
+            except VideoError:
+                found += 1
+            else:
+                assert np.array_equal(frame, whole[wanted]), f"frame {wanted} is another one"
+        assert found
+
+
+def test_changed_and_missing_bytes_are_found(stored: Callable[[str], bytes]) -> None:
+    data = stored("h264")
+    groups = groups_of(data)
+    place = int(groups.rows["offset"][3]) + 200
+    other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    with pytest.raises(VideoError, match="group 3 has changed"):
+        groups.clip_bytes([17], reader(other))
+    groups.clip_bytes([3, 30], reader(other))
+    with pytest.raises(VideoError, match="the shard ends after"):
+        groups.clip_bytes([37], reader(data[:-100]))
+    with pytest.raises(VideoError, match="frames 30 to 38 are wanted of 38"):
+        groups.clip_bytes([30, 38], reader(data))
+
+
+def test_the_checksum_is_the_one_that_is_described() -> None:
+    assert checksum(5, b"abc") == int.from_bytes(hashlib.sha256(b"\5\0\0\0abc").digest()[:8], "little")
+
+
+def test_what_cannot_be_cut_has_no_groups(stored: Callable[[str], bytes]) -> None:
+    assert not len(read_groups(encode(20), 20)), "not fragmented"
+    assert not len(read_groups(encode(20, container="matroska"), 20))
+    data = stored("h264")
+    assert not len(read_groups(data, NUM_FRAMES + 1)), "frames that no fragment has"
+    assert not len(read_groups(b"", 0))
+    rows = read_groups(data, NUM_FRAMES)
+    for end in range(len(data)):
+        found = read_groups(data[:end], int(rows["first_frame"][-1]))
+        assert len(found) in (0, len(rows) - 1)
+    random = np.random.default_rng(0)
+    for _ in range(2000):
+        broken = bytearray(data)
+        for place in random.integers(0, 1200, 3):
+            broken[place] = random.integers(256)
+        read_groups(bytes(broken), NUM_FRAMES)  # any answer, but no exception
+
+
+def test_fragments_that_begin_within_a_group_are_not_cut(tmp_path: Path) -> None:
+    """As streaming encoders write them."""
+    path = tmp_path / "video.mp4"
+    movflags = "+empty_moov+default_base_moof+skip_trailer"
+    with av.open(str(path), "w", options={"movflags": movflags, "frag_duration": "300000"}) as output:
+        stream = output.add_stream("libx264", rate=Fraction(8), options={"g": "8", "bf": "0"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(24):
+            image = np.full((48, 64, 3), grey(number), np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        output.mux(stream.encode(None))
+    data = path.read_bytes()
+    assert data.count(b"moof") > 3
+    assert not len(read_groups(data, 24))
+
+
+def test_a_group_costs_a_few_bytes(stored: Callable[[str], bytes]) -> None:
+    for codec in CODECS:
+        data = stored(codec)
+        assert data.index(b"mdat") + 4 - (data.index(b"moof") - 4) < 150, "what a fragment adds to its frames"

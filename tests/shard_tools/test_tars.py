@@ -1,0 +1,220 @@
+"""Tars of videos: whatever is in one ends as an item, with a reason if need be, or is counted."""
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shard_making import Here, all_samples, make
+
+from errors import InputError
+from pipeline.shards import read_dataset_info
+from shard_tools import make_shards
+from shard_tools.build import read_rejects
+from shard_tools.inputs import Item, Skipped, read_inputs
+
+SPARSE_PAX = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,5", "GNU.sparse.size": "9999"}
+
+
+def packed(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members:
+            add(tar, name, content)
+    return path
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **changes: object) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for attribute, value in changes.items():
+        setattr(member, attribute, value)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def by_source(path: Path, skipped: Skipped | None = None) -> dict[str, Item]:
+    return {item.source: item for item in read_inputs(str(path), None, False, skipped)}
+
+
+LABELLED = {
+    "./a.mp4": "./a.cls",
+    "b.left.mp4": "b.cls",
+    "c.left.mp4": "c.left.cls",
+    "v1.0/d.mp4": "v1.0/d.txt",
+    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json",
+    "in/folders/i.mp4": "in/folders/i.cls",
+}
+
+
+def test_every_name_that_webdataset_reads_is_a_video_with_its_label(tmp_path: Path) -> None:
+    members = []
+    for number, (video, label) in enumerate(LABELLED.items()):
+        text = json.dumps({"label": f"class {number}"}) if label.endswith("json") else f"class {number}"
+        members += [(video, video.encode()), (label, text.encode())]
+    items = by_source(packed(tmp_path / "x.tar", members))
+    names = [name.removeprefix("./") for name in LABELLED]
+    assert {source: item.label for source, item in items.items()} == {
+        f"x.tar/{name}": f"class {number}" for number, name in enumerate(names)
+    }
+    assert not any(item.problem for item in items.values())
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_longer_than_a_files_and_with_any_byte(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int
+) -> None:
+    content = next(videos.rglob("*.mp4")).read_bytes()
+    names = [
+        "x" * 300 + ".mp4",
+        "deep/" * 80 + "a.mp4",
+        "a:b::c.mp4",
+        "caf\udce9.mp4",
+        "日本.mp4",
+        "line\nbreak\x1b.mp4",
+    ]
+    monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *arguments: Here())
+    tar = packed(tmp_path / "a::b.tar", [(name, content + bytes([number])) for number, name in enumerate(names)], form)
+    assert make(tar, tmp_path / "out", "--encode", "copy") == 0
+    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {f"{tar.name}/{name}" for name in names}
+
+
+def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, "good.mp4", b"good")
+        add(tar, "symbolic.mp4", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add(tar, "hard.mp4", type=tarfile.LNKTYPE, linkname="good.mp4")
+        add(tar, "pipe.mp4", type=tarfile.FIFOTYPE)
+        add(tar, "sparse.mp4", b"12345", pax_headers=SPARSE_PAX)
+        add(tar, "twice.mp4", b"one")
+        add(tar, "./twice.mp4", b"two")
+        add(tar, "dangling.mp4", b"video")
+        add(tar, "dangling.cls", type=tarfile.SYMTYPE, linkname="nowhere.cls")
+        add(tar, "folder.mp4", type=tarfile.DIRTYPE)
+        add(tar, "folder.mp4/inside.mp4", b"inside")
+    items = by_source(tmp_path / "x.tar")
+    assert {source.removeprefix("x.tar/"): item.problem for source, item in items.items()} == {
+        "good.mp4": None,
+        "symbolic.mp4": "it is a link to /etc/passwd: put the file itself into the tar",
+        "hard.mp4": "it is a link to good.mp4: put the file itself into the tar",
+        "pipe.mp4": "it is a device or a pipe, not a video file",
+        "sparse.mp4": "it is stored as a sparse file: pack it without --sparse",
+        "twice.mp4": "the tar holds it 2 times",
+        "dangling.mp4": "its label dangling.cls is a link or no file",
+        "folder.mp4/inside.mp4": None,
+    }
+
+
+def test_what_is_no_video_by_its_name_is_counted_and_named(tmp_path: Path) -> None:
+    names = ["a.mp4", ".hidden.mp4", "__MACOSX/._a.mp4", "a.jpg", "b.jpg", "v1.0/readme", "a.cls", "a.json"]
+    skipped = Skipped()
+    items = by_source(packed(tmp_path / "x.tar", [(name, b"{}") for name in names]), skipped)
+    assert list(items) == ["x.tar/a.mp4"]
+    assert skipped.lines() == [
+        "skipped 2 hidden: x.tar/.hidden.mp4, x.tar/__MACOSX/._a.mp4",
+        "skipped 3 of an extension that no video has (.jpg 2, none 1): x.tar/a.jpg, x.tar/b.jpg, x.tar/v1.0/readme",
+    ]
+
+
+def compressed(path: Path) -> None:
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def cut_in_a_video(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def cut_in_a_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1300])
+
+
+def cut_between_members(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1024])
+
+
+def impossible_checksum(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1024 + 148 : 1024 + 156] = b"7777777\0"
+    path.write_bytes(data)
+
+
+def negative_size(path: Path) -> None:
+    member = tarfile.TarInfo("b.mp4")
+    member.size = -1024
+    data = path.read_bytes()
+    path.write_bytes(data[:1024] + member.tobuf(tarfile.GNU_FORMAT) + data[1536:])
+
+
+def joined(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def endless_headers(path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    path.write_bytes(header.tobuf() * 3000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (compressed, r"x\.tar is compressed \(gzip\): unpack it"),
+        (cut_in_a_video, r"x\.tar is not a whole tar file"),
+        (cut_in_a_header, r"x\.tar is not a whole tar file \(no header at byte 1024\)"),
+        (cut_between_members, r"x\.tar has no end mark, as if it were cut off"),
+        (impossible_checksum, r"x\.tar is not a whole tar file \(no header at byte 1024\)"),
+        (negative_size, r"x\.tar is not a whole tar file \(b\.mp4 would have -1024 bytes\)"),
+        (joined, r"x\.tar goes on behind its end mark at byte 4608"),
+        (endless_headers, r"x\.tar is not a whole tar file"),
+    ],
+)
+def test_a_tar_that_cannot_be_read_to_its_end_is_refused(
+    tmp_path: Path, damage: Callable[[Path], None], sentence: str
+) -> None:
+    path = packed(tmp_path / "x.tar", [("a.mp4", b"a"), ("b.mp4", bytes(2000)), ("c.mp4", b"c")])
+    damage(path)
+    with pytest.raises(InputError, match=sentence) as refused:
+        read_inputs(str(path), None, False)
+    assert "\n" not in str(refused.value)
+
+
+def test_archives_that_are_no_tars_are_named_as_such(tmp_path: Path) -> None:
+    path = packed(tmp_path / "x.tar", [("a.mp4", b"a")])
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(InputError, match=r"x\.tar\.gz is compressed \(gzip\): unpack it"):
+        read_inputs(str(tmp_path / "x.tar.gz"), None, False)
+
+
+def test_a_label_that_is_no_class_of_ours_costs_its_video(dataset: Path, tmp_path: Path) -> None:
+    for path in dataset.glob("*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tar = tmp_path / "shard-000000.tar"
+    for wrong in ("99", "-1", '"left"'):
+        with tarfile.open(dataset / tar.name) as source, tarfile.open(tar, "w") as target:
+            for number, member in enumerate(source):
+                content = source.extractfile(member).read()  # type: ignore[union-attr]
+                if number == 0:
+                    content = f'{{"label": {wrong}}}'.encode()
+                add(target, member.name, content)
+        items = by_source(tar)
+        classes = read_dataset_info(dataset).classes
+        assert [item.problem is None for item in items.values()].count(False) == 1
+        assert {item.label for item in items.values() if not item.problem} <= set(classes)
+        assert any("is none of the dataset's 3 classes" in (item.problem or "") for item in items.values())
+
+
+def test_rejected_members_are_listed_and_the_rest_goes_on(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *arguments: Here())
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        add(tar, "./a.b.mp4", next(videos.rglob("*.mp4")).read_bytes())
+        add(tar, "link.mp4", type=tarfile.SYMTYPE, linkname="a.b.mp4")
+        add(tar, "readme.md", b"words")
+    assert make(tmp_path / "x.tar", tmp_path / "out", "--encode", "copy") == 0
+    assert [sample.source for _, sample in all_samples(tmp_path / "out")] == ["x.tar/a.b.mp4"]
+    assert list(read_rejects(tmp_path / "out")) == ["x.tar/link.mp4"]
+    said = capsys.readouterr()
+    assert "1 rejected, 1 skipped" in said.out
+    assert "skipped 1 of an extension that no video has (.md 1): x.tar/readme.md" in said.err

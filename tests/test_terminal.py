@@ -1,0 +1,112 @@
+"""Names that others chose, where people read them: a terminal, a report, a picture."""
+
+import html.parser
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evaluate
+from errors import InputError, run_command
+from figures.drawing import CELL, Row
+from figures.report import Sheet, page
+from shard_tools import make_shards
+from terminal import MOST_CHARACTERS, say, shown
+
+HOSTILE = {
+    "\x1b[2J\x1b]0;title\x07.mp4": r"\x1b[2J\x1b]0;title\x07.mp4",
+    "a\nerror: all is lost\r": r"a\nerror: all is lost\r",
+    "\x9b31mred\x7f": r"\x9b31mred\x7f",
+    "gpj.\u202e4pm\u2066": r"gpj.\u202e4pm\u2066",
+    os.fsdecode(b"caf\xe9.mp4"): r"caf\udce9.mp4",
+    "\U000e0041 tag": r"\U000e0041 tag",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(name) == HOSTILE[name]
+    say(f"rejected {name}: why")
+    assert capsys.readouterr().out == f"rejected {HOSTILE[name]}: why\n"
+
+    def command() -> None:
+        raise InputError(f"{name} is gone")
+
+    with pytest.raises(SystemExit):
+        run_command(command)
+    assert capsys.readouterr().err == f"error: {HOSTILE[name]} is gone\n"
+
+
+def test_what_people_can_read_stays_as_it_is() -> None:
+    for name in ("with spaces/日本語 видео ñ 🎬.mp4", 'it\'s "so" 100% $HOME \\ <b>', "ρ × …"):
+        assert shown(name) == name
+    assert len(shown("x" * 10**6)) == MOST_CHARACTERS + 1
+
+
+def test_no_name_of_an_input_reaches_the_terminal_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "in\x1b[31m"
+    folder.mkdir()
+    for name in HOSTILE:
+        (folder / f"{name}.mp4").symlink_to("nowhere")
+        (folder / f"{name}.jpg\x1b").touch()
+        (folder / f".{name}").touch()
+    output = tmp_path / "out\x1b[0m"
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: make_shards.main([str(folder), str(output)]))
+    assert ended.value.code == 2
+    said = "".join(capsys.readouterr())
+    assert set(said) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
+    assert said.count("rejected ") == len(HOSTILE)
+    assert r"rejected \x1b[2J\x1b]0;title\x07.mp4.mp4: it is a link" in said
+    assert said.splitlines()[-1].startswith("error: not one of 6 videos can be used")
+
+
+class Elements(html.parser.HTMLParser):
+    """Names of all elements, and their text by name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names = ["document"]
+        self.texts: dict[str, str] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.names.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self.names[-1]] = self.texts.get(self.names[-1], "") + data
+
+
+NAMES = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "a</b.mp4",
+    "<img src=x onerror=alert(1)>",
+    "CLIPS CELL TITLE {{ clips }} {% x %}",
+    "\"'&amp;`${1}\\",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
+    row = Row(f"label {name}", np.zeros((2, CELL, CELL, 3), np.uint8))
+    text = page(f"AdaMAE: {name}", [(name, [Sheet(0.9, [row])])])
+    plain, hostile = Elements(page("AdaMAE", [("a", [Sheet(0.9, [row._replace(label="b")])])])), Elements(text)
+    assert hostile.names == plain.names
+    assert hostile.texts["title"].strip() == hostile.texts["h1"].strip().split("\n")[0] == f"AdaMAE: {name}"
+    script = re.search(r"<script>\n(.*?)</script", text, re.DOTALL)[1]
+    assert not re.search("<!--|<script", script, re.IGNORECASE)
+    (clip,) = json.loads(re.search(r"const clips = (\[.*\]), cell = (\d+);", script)[1])
+    assert (clip["name"], clip["sheets"][0]["labels"]) == (name, [f"label {name}"])
+
+
+def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
+    names = ["costs $\\frac$", "between $1 and $2", "\x1b[31m"]
+    figure = evaluate._confusion_figure({"confusion": np.eye(3).tolist(), "top1": 1.0}, names)
+    evaluate._save(figure, tmp_path / "confusion.png")
+    labels = [label.get_text().replace(r"\$", "$") for label in figure.axes[0].get_xticklabels()]
+    assert labels == [*names[:2], r"\x1b[31m"]

@@ -1,0 +1,136 @@
+"""torchrun's agents and workers on this machine, forked from a process that has imported everything: no 6 s each."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["train", "torch.distributed.launcher.api"])
+
+
+class Job:
+    """A run of several nodes, each an agent with its workers; all write to the file `log`."""
+
+    def __init__(self, arguments: list[str], log: Path, size: tuple[int, int], faults: tuple[float, int]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        self.log, self.pids = log, log.with_suffix(".pids")
+        for file in (self.log, self.pids):
+            file.touch()
+        self.agents: list[ForkServerProcess] = []
+        for _ in range(size[0]):
+            agent = SERVER.Process(target=_agent, args=(arguments, endpoint, size, faults, str(log), str(self.pids)))
+            agent.start()
+            self.agents.append(agent)
+
+    def workers(self) -> dict[int, int]:
+        """Process id by rank."""
+        return {int(rank): int(pid) for rank, pid in (line.split() for line in self.pids.read_text().splitlines())}
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, seconds: float = 120) -> list[int | None]:
+        """Exit codes of the agents."""
+        deadline = time.monotonic() + seconds
+        for agent in self.agents:
+            agent.join(max(0, deadline - time.monotonic()))
+        return [agent.exitcode for agent in self.agents]
+
+    def gone(self, seconds: float) -> bool:
+        """Whether all workers end in time."""
+        deadline = time.monotonic() + seconds
+        while any(map(is_alive, self.workers().values())):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def kill(self) -> None:
+        for agent in self.agents:
+            agent.kill()
+            agent.join()
+        for worker in filter(is_alive, self.workers().values()):
+            os.kill(worker, signal.SIGKILL)
+
+
+@contextmanager
+def started(
+    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, slow_s: float = 0, stuck_after: int = 10**9
+) -> Iterator[Job]:
+    """A job; at the end of the block nothing of it is left.
+
+    slow_s: what a forward pass takes longer; stuck_after: the videos that process 1 reads before its disk hangs.
+    """
+    job = Job(arguments, log, (nodes, per_node), (slow_s, stuck_after))
+    try:
+        yield job
+    finally:
+        job.kill()
+
+
+def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> None:
+    """Run a job to its end."""
+    with started(arguments, log, nodes, per_node) as job:
+        assert job.wait() == [0] * nodes, job.said()
+
+
+def _agent(
+    arguments: list[str], endpoint: str, size: tuple[int, int], faults: tuple[float, int], log: str, pids: str
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    nodes, per_node = size
+    config = LaunchConfig(
+        nodes, nodes, per_node, run_id="test", rdzv_backend="c10d", rdzv_endpoint=endpoint, max_restarts=0,
+        start_method="fork", local_addr="127.0.0.1", monitor_interval=0.1,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, _worker)(arguments, faults, pids)
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
+    from errors import run_command
+    from pipeline.reader import Reader
+    from train import parse, train
+    from training.objective import Pretraining, StepResult
+
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
+    with open(pids, "a") as file:
+        print(os.environ["RANK"], os.getpid(), file=file)
+    slow_s, stuck_after = faults
+    forward, read, readings = Pretraining.__call__, Reader.read, iter(range(10**9))
+
+    def slowly(self: Pretraining, *inputs: Any) -> StepResult:
+        time.sleep(slow_s)
+        return forward(self, *inputs)
+
+    def at_first(self: Reader, sample: int) -> bytes:
+        if next(readings) >= stuck_after and os.environ["RANK"] == "1":
+            time.sleep(10**6)
+        return read(self, sample)
+
+    Pretraining.__call__, Reader.read = slowly, at_first  # type: ignore[method-assign]
+    run_command(lambda: train(parse(arguments)), goes_on=True)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
