@@ -311,15 +311,6 @@ def _equal_so_far(run: Run, reference: Run) -> bool:
     return all(theirs.get(step) == loss for step, loss in run.losses().items())
 
 
-def table(rows: list[Row]) -> str:
-    """What docs/clusters.md shows of the results."""
-    lines = ["| fault | what happens | said | seconds lost | steps lost |", "|---|---|---|---|---|"]
-    for row in rows:
-        said = str(row.get("said", "")).replace("|", "\\|")
-        lines.append(f"| {row['fault']} | {row['happens']} | {said} | {row['seconds_lost']} | {row['steps_lost']} |")
-    return "\n".join(lines)
-
-
 def order_in_one_process(campaign: Campaign, together: Run) -> float:
     """Largest relative difference between the losses of a run on two nodes, and of one that was preempted there and
     went on in one process. Only the same clips in the same order make it small.
