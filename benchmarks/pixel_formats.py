@@ -98,7 +98,9 @@ def _lines(form: VideoFormat, image: VideoFrame) -> list[UInt8[np.ndarray, "H by
 
 
 def _planes(frame: VideoFrame) -> list[UInt8[np.ndarray, "H W"]]:
-    return [np.frombuffer(plane, np.uint8).reshape(plane.height, -1)[:, : plane.width] for plane in frame.planes]
+    return [
+        np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, -1)[:, : plane.width] for plane in frame.planes
+    ]
 
 
 def converted(frame: VideoFrame) -> Float[np.ndarray, "H W 3"]:

@@ -230,7 +230,8 @@ class _Located(Mapping[str, Path | np.ndarray | bytes]):
 def _read_version_1(info: DatasetInfo, folder: Path) -> Tables:
     """Tables in memory out of the `samples.jsonl` of the shards."""
     maker = RowMaker()
-    rows, names, problems = [np.empty(0, SAMPLE)], [], {}
+    rows, names = [np.empty(0, SAMPLE)], []
+    problems: dict[int, str] = {}
     for shard in info.shards:
         lines = list(read_lines(folder, shard))
         if len(lines) != shard.num_samples:
@@ -243,6 +244,6 @@ def _read_version_1(info: DatasetInfo, folder: Path) -> Tables:
         rows.append(made.samples)
         names.append(made.names)
     counts = np.array([shard.num_samples for shard in info.shards], np.int64)
-    tables = {"groups": np.empty(0, GROUP), "names": b"".join(names)}
+    tables: dict[str, Path | np.ndarray | bytes] = {"groups": np.empty(0, GROUP), "names": b"".join(names)}
     first = np.array([0, *itertools.accumulate(counts.tolist())][:-1], np.int64)
     return Tables(maker.describe(info), first, np.concatenate(rows), tables, problems)

@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Annotated, Any, ClassVar, TypeVar, overload
 
 import msgspec
@@ -253,6 +254,10 @@ def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
     return Lazy(len(rows), shard)
 
 
+# What NumPy's parser of damaged headers raises.
+OF_HEADERS = (ValueError, SyntaxError, TokenError, OverflowError)
+
+
 def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
     """Map a table of a dataset into memory; raises InputError if it is not the one that dataset.json describes."""
     table, path = info.tables[name], locate(info.tables[name])
@@ -262,7 +267,7 @@ def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
         rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
         if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
             raise ValueError("it is not the table that the description promises")
-    except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
+    except (OSError, EOFError, *OF_HEADERS) as error:
         reason = getattr(error, "strerror", None) or error
         advice = f"write it again with `python shard_tools/upgrade_shards.py {path.parent}`"
         if name == "shards":  # what the others are made of

@@ -101,7 +101,7 @@ class DatasetCheck:
                     yield f"{DATASET_FILE} is wrong about {entry.name}"
 
     def _check(self, number: int, shard: ShardInfo) -> tuple[list[str], list[Video]]:
-        problems = []
+        problems: list[str] = []
         samples = None
         try:
             samples = list(read_samples(self.folder, shard))
@@ -134,7 +134,7 @@ class DatasetCheck:
             yield f"{shard.name}: {len(rows)} rows in the table of samples, {len(samples)} in {shard.samples_name}"
             return
         for name in rows.dtype.names or ():
-            for place in np.flatnonzero(rows[name] != made.samples[name]):
+            for place in np.flatnonzero(rows[name] != made.samples[name]).tolist():
                 yield f"{shard.name}: {samples[place].key}: {name} is another one in the table of samples"
         for place, sample in enumerate(samples):
             if self._tables.sample(first + place).problem:

@@ -170,7 +170,7 @@ def test_a_description_that_is_none_is_one_sentence(copied: Path, content: bytes
 
 
 @pytest.mark.parametrize("name", ["shards", "samples"])
-@pytest.mark.parametrize("damage", ["cut", "gone", "of another dtype", "no table"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "of another dtype", "no table", "of an open header"])
 def test_a_table_that_is_not_the_one_is_one_sentence(copied: Path, name: str, damage: str) -> None:
     (path,) = copied.glob(f"{name}-*.npy")
     data = path.read_bytes()
@@ -180,6 +180,8 @@ def test_a_table_that_is_not_the_one_is_one_sentence(copied: Path, name: str, da
         path.unlink()
     elif damage == "no table":
         path.write_bytes(bytes(len(data)))
+    elif damage == "of an open header":
+        path.write_bytes(data.replace(b"}", b"(", 1))
     else:
         path.write_bytes(data.replace(b"<u4", b"<i4").replace(b"<u8", b"<i8"))
     with pytest.raises(InputError, match="cannot be used") as raised:
