@@ -70,7 +70,7 @@ def train(config: TrainConfig) -> None:
                 with milestones.saved_if_left_alone(step - 1):
                     figures = train_step(model, objective, feed, optimizer, lr, config)
                 if figures is None:
-                    milestones.stopped(step - 1, horizon.schedule.lr(step - 2))
+                    milestones.stopped(step - 1)
                 objective.after_update()
                 metrics.add(figures)
                 profiler.step()

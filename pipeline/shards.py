@@ -248,8 +248,12 @@ def _described(raw: dict[str, Any], shards: Sequence[ShardInfo]) -> DatasetInfo:
 
 def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
     def shard(number: int) -> ShardInfo:
-        name, _, num_samples, num_bytes, *hashes = rows[number].item()
-        return ShardInfo(name.decode("ascii", "replace"), num_samples, num_bytes, *(value.hex() for value in hashes))
+        name, _, *numbers, sha256, index_sha256, samples_sha256 = rows[number].item()
+        values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), index_sha256.hex(), samples_sha256.hex())
+        try:
+            return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
+        except ValueError as error:
+            raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
 
     return Lazy(len(rows), shard)
 

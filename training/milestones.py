@@ -60,10 +60,10 @@ class Milestones:
                 self.save(step)
             raise
 
-    def stopped(self, step: int, lr: float) -> NoReturn:
-        """End the run as it has been asked to; `step` was its last."""
+    def stopped(self, step: int) -> NoReturn:
+        """End the run as it has been asked to; `step` was its last, 0 if it has taken none."""
         if self.metrics.steps:
-            self.metrics.report(step, lr, self.loader.counters)
+            self.metrics.report(step, self.metrics.horizon.schedule.lr(step - 1), self.loader.counters)
         self.save(step)
         self.saver.join()
         distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone

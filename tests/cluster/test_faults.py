@@ -24,14 +24,13 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
 
 
 def test_a_struck_run_ends_as_an_undisturbed_one_and_goes_on_in_fewer_processes(campaign: Campaign) -> None:
-    names = ["kill -9 of a node", "SIGTERM to all"]
+    names = ["kill -9 of a node"]  # signals, and processes that end alone, are tests/training/test_processes.py's
     rows, differs, undisturbed = in_a_row(campaign, names, 0, *RANDOM_MASKING)
     assert differs == ""
     assert [row["fault"] for row in rows] == names
     assert all(row["losses_equal"] for row in rows)
     assert all(row["happens"] == "ends, goes on" for row in rows), "something was left running"
     assert rows[0]["steps_lost"] <= CHECKPOINT_EVERY
-    assert rows[1]["steps_lost"] == 0, "a run that is asked to stop saves"
     assert order_in_one_process(campaign, undisturbed) < 1e-5
 
 

@@ -64,7 +64,7 @@ def test_a_dataset_of_an_earlier_version_keeps_its_keys(videos: Path, tmp_path: 
     filled(tmp_path / "in", videos, ("a.mp4", "b.mp4", "c.mp4", "d.mp4"))
     assert make(tmp_path / "in", tmp_path / "out", *OPTIONS) == 0
     after = hashes(tmp_path / "out")
-    kept = {name: content for name, content in before.items() if name.startswith("shard")}
+    kept = {name: content for name, content in before.items() if name.startswith("shard-")}
     assert {name: after[name] for name in kept} == kept
     keys = {sample.source: sample.key for _, sample in all_samples(tmp_path / "out")}
     assert keys == {name: key_of(name, EARLIER_KEY_DIGITS) for name in ("a.mp4", "b.mp4", "c.mp4")} | {
