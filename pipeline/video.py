@@ -59,7 +59,8 @@ class Video:
             raise VideoError(f"cannot be opened: {_reason(error)}") from error
 
     def _open(self) -> None:
-        self._container = open_video(self._source)
+        # Of fragmented MP4, FFmpeg decodes some frames to guess a rate, which nobody asks for: 7 ms instead of 2.7.
+        self._container = open_video(self._source, fpsprobesize="0")
         stream = main_stream(self._container)
         if stream is None or stream.codec_context is None:
             self._container.close()
