@@ -120,7 +120,7 @@ class Tables:
 
     @property
     def content(self) -> str:
-        """Hash of what the tables of shards and samples say, as they are now; 100 ms for a million samples."""
+        """Hash of what the tables of shards and samples say now; .25 s for a million samples on 2 cores."""
         digest = hashlib.sha256(self._hash_of_rows())
         for shard in self.info.shards:
             digest.update(f"{shard.name} {shard.num_samples} {shard.sha256}\n".encode())

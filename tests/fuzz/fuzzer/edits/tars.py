@@ -8,7 +8,7 @@ from random import Random
 
 BLOCK = 512
 NAMES = (
-    *("./{}", "../{}", "/tmp/{}", "v1.0/{}", ".{}", "{}/", "a/../{}", "A.B.{}", "{}.part", "x\\{}", "é{}", "{}\n"),
+    *("./{}", "../{}", "/{}", "v1.0/{}", ".{}", "{}/", "a/../{}", "A.B.{}", "{}.part", "x\\{}", "é{}", "{}\n"),
     *("\x1b[31m{}", "CON/{}", "{} .mp4", "a" * 120 + "/{}", "b" * 300 + "{}", "{}.mp4.json", ".mp4"),
 )
 KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE)
