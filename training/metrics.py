@@ -22,7 +22,7 @@ from errors import DISK_ERRORS, disk_errors_of
 from progress import progress_bar
 from terminal import say
 from training.config import TrainConfig
-from training.distributed import Process, mean_over_processes
+from training.distributed import Process
 from training.failures import DivergedError
 from training.ranks import Ranks, Spread
 from training.run_folder import RunFolder
@@ -80,10 +80,11 @@ class Metrics:
         Raises DivergedError where no step has changed the weights for long.
         """
         names = list(self.sums)
-        means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
-        values = dict(zip(names, means.tolist(), strict=True))  # the one moment at which the host waits
+        own = (torch.stack([self.sums[name] for name in names]) / self.steps).tolist()  # here alone the host waits
         seconds = time.perf_counter() - self.started
         waited = counters["wait_seconds"] - self.waited
+        means = dict(zip(names, own, strict=True))
+        values, spreads = self.ranks.gather(means, self.steps, seconds, counters)
         values |= {
             "lr": lr,
             "clips_per_second": self.steps * self.horizon.global_batch / seconds,
@@ -92,7 +93,6 @@ class Metrics:
             "peak_memory_gib": peak_memory_gib(self.process.device),
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
-        spreads = self.ranks.gather(self.steps, seconds, counters)
         self.write(step, values, spreads)
         if self.process.is_first:
             for sentence in self.ranks.slow_ones(spreads):

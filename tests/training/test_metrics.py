@@ -158,7 +158,8 @@ def test_of_several_processes_the_slow_one_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Ranks, "_names_of_hosts", lambda _: ["one", "two", "three"])
     ranks = Ranks(Process(0, 3, torch.device("cpu")))
     monkeypatch.setattr(ranks, "_table", lambda row: [row, [2 * value for value in row], row])
-    found = ranks.gather(10, 0.6, COUNTERS)
+    means, found = ranks.gather({"loss": 3.0}, 10, 0.6, COUNTERS)
+    assert means == {"loss": 4.0}, "of 3, 6 and 3"
     assert found["step_ms"] == Spread(60, 60, 120, 1, "two")
     assert found["wait_ms"] == Spread(50, 50, 100, 1, "two")
     assert found["batches_ready"] == Spread(2, 2, 4, 0, "one"), "the fewest are the worst"
@@ -166,7 +167,7 @@ def test_of_several_processes_the_slow_one_is_named(monkeypatch: pytest.MonkeyPa
     assert len(sentences) == 1
     assert "process 1 on two holds up the others: it waits 100 ms a step for its clips" in sentences[0]
     assert ranks.slow_ones(found) == [], "once"
-    assert ranks.gather(10, 0.6, COUNTERS)["wait_ms"].max == 0, "since the report before"
+    assert ranks.gather({}, 10, 0.6, COUNTERS)[1]["wait_ms"].max == 0, "since the report before"
 
 
 def test_the_forward_pass_is_timed_alone() -> None:
