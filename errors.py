@@ -12,19 +12,15 @@ from pathlib import Path
 
 from terminal import say, written_out
 
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(
-        errno.EEXIST,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-    ),  # a file for a folder, and such
-)
-
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
+OTHER_KIND = (
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)  # a file for a folder, and such
+DISK_ERRORS = (*FULL, *OTHER_KIND, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class InputError(Exception):
@@ -55,8 +51,15 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
-        _exit(f"error: cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}", 74)
+        _exit(f"error: {sentence_on(error)}", 74)
+
+
+def sentence_on(error: InputError | OSError) -> str:
+    """What is wrong, where, and what to do."""
+    if isinstance(error, InputError):
+        return str(error)
+    where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
+    return f"cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}"
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from training.saving import Saver
 from training.schedule import Horizon, seed_step
 
 
+@distributed.end_told()
 @way_back_explained
 @failures_explained()
 def train(config: TrainConfig) -> None:
