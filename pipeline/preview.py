@@ -20,7 +20,7 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan, PlanRow
 from pipeline.reader import Reader
-from pipeline.video import decode_frames
+from pipeline.video import VideoError, decode_frames
 from terminal import say, shown
 
 HEIGHT = 112  # of a frame on the sheet, pixels
@@ -44,7 +44,7 @@ def main() -> None:
             raise InputError(f"{dataset.where(row.sample)} cannot be decoded: check the shards before looking at them")
     reader = Reader(dataset)
     strips = [
-        strip(reader.read(row.sample), dataset, row, clip.permute(1, 2, 3, 0).numpy())
+        strip(reader, dataset, row, clip.permute(1, 2, 3, 0).numpy())
         for row, clip in zip(rows, batch.clip, strict=True)
     ]
     options.output.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,14 @@ def parse(arguments: list[str]) -> Namespace:
 Strip = tuple[str, list[Image.Image], list[Image.Image]]  # caption, source frames, clip frames
 
 
-def strip(video: bytes, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndarray, "T S S 3"]) -> Strip:
+def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndarray, "T S S 3"]) -> Strip:
     """Source frames with the crop drawn on them, and the clip's frames, all HEIGHT pixels high."""
     sample = dataset.samples[row.sample]
-    frames = decode_frames(video, row.frames, sample.num_frames)
+    try:
+        frames = decode_frames(reader.read(row.sample), row.frames, sample.num_frames)
+    except VideoError as error:
+        said = f"{dataset.where(row.sample)} cannot be shown: {error}; run `python shard_tools/check_shards.py` on it"
+        raise InputError(said) from error
     caption = (
         f"{shown(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
         f"crop {row.crop.width}x{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}"

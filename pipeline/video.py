@@ -220,8 +220,15 @@ def decode_frames(
     decoded: dict[int, np.ndarray] = {}
     with Video(source, num_frames) as video:
         for number, frame in video.frames(numbers):
-            decoded[number] = np.rot90(frame.to_ndarray(format="rgb24"), turns(frame))
+            decoded[number] = np.rot90(as_rgb(frame), turns(frame))
     return np.stack([decoded[number] for number in numbers])
+
+
+def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
+    """A whole frame. FFmpeg's short cut to packed RGB reads some colours of few bits wrongly; planar has none."""
+    if any(component.bits < 8 for component in frame.format.components):
+        frame = frame.reformat(format="gbrp")
+    return frame.to_ndarray(format="rgb24")
 
 
 def guesses_times(stream: VideoStream) -> bool:
