@@ -23,6 +23,7 @@ from shard_tools.source import VIDEO_EXTENSIONS
 
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling
+NUMBERED = "sample-"  # what the loader calls a video whose name has changed
 DESCRIPTIVE = ("classes", "report", "encode", "num_rejected")  # of dataset.json: nothing else says the same again
 
 
@@ -117,6 +118,8 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
         rows = list(zip(*(found[name] for name in ("clips", "keys", "labels", "frames", "boxes")), strict=True))
     decoded: dict[str, list[np.ndarray] | None] = {}
     for clip, key, label, numbers, box in rows:
+        if key.startswith(NUMBERED):  # names that have changed are not used
+            continue
         if key not in videos:
             yield f"the loader delivers {key!r}, which nobody has made"
             continue
