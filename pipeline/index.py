@@ -182,8 +182,8 @@ class Tables:
 
     def _names_of(self, number: int) -> tuple[str, str]:
         """Key and source. They are for people: where they cannot be read, the number stands in."""
-        first = int(self.rows["name"][number])
-        end = self._names.find(b"\n", first, min(first + MAX_NAME, 2**62))
+        first = min(int(self.rows["name"][number]), len(self._names))
+        end = self._names.find(b"\n", first, first + MAX_NAME)
         try:
             key, source = json.loads(self._names[first:end] if end >= 0 else b"")
         except (ValueError, TypeError, RecursionError):
