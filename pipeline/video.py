@@ -141,9 +141,10 @@ class Video:
         numbers = {index.pts[number]: number for number in run}
         to_send = len(numbers)
         decoder = self._stream.codec_context
+        # Frames that nobody refers to and nobody asked for (most B-frames) are not decoded. dav1d is told once, for all.
+        unwanted = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
         for packet in packets:
-            # Frames that nobody refers to and nobody asked for (most B-frames) are not decoded.
-            decoder.skip_frame = "DEFAULT" if packet.pts in numbers else "NONREF"
+            decoder.skip_frame = "DEFAULT" if packet.pts in numbers else unwanted
             to_send -= packet.pts in numbers
             # Once the last wanted packet is in, what the decoder holds back for reordering is drained.
             for frame in [*decoder.decode(packet), *(decoder.decode(None) if to_send == 0 else ())]:
