@@ -49,7 +49,10 @@ def test_going_through_keyframes_gives_the_same_pixels(kind: str) -> None:
     with av.open(io.BytesIO(data)) as video:
         expected = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     for number in range(50):
+        later = min(number + 7, 49)
+        both = decode_frames(data, [number, later], num_frames=50)
         assert np.array_equal(decode_frames(data, [number], num_frames=50)[0], expected[number]), number
+        assert np.array_equal(both, [expected[number], expected[later]]), number
 
 
 def test_no_more_is_decoded_than_needed() -> None:
@@ -62,6 +65,7 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(short, list(range(17, 25))) == 9, "from keyframe 16 on"
     assert decoded(short, [47]) == 8
     assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
+    assert decoded(short, [1, 9]) == 4, "and the rest of a group"
     assert decoded(short, [0]) == 1
     reordered = encode(50, options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"})
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
