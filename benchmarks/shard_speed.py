@@ -51,7 +51,8 @@ FFMPEG = (
     "-preset veryfast -crf 23 -threads 1 "
     "-x264-params keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=0:cpu-independent=1 -movflags +faststart {target}"
 )
-FILTERS = "select=not(mod(n\\,4)),scale=if(gt(iw\\,ih)\\,-2\\,min(256\\,iw)):if(gt(iw\\,ih)\\,min(256\\,ih)\\,-2)"
+SHORT = "trunc(min(256\\,min(iw\\,ih))/16)*16"  # as make_shards does it: sides are multiples of 16
+FILTERS = f"select=not(mod(n\\,4)),scale=if(gt(iw\\,ih)\\,-16\\,{SHORT}):if(gt(iw\\,ih)\\,{SHORT}\\,-16)"
 
 
 def with_ffmpeg(items: list[Item], folder: Path, num_processes: int) -> None:

@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from pipeline.crops import Crop
+from pipeline.groups import Cut
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
 from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
@@ -27,17 +28,17 @@ CHROMA_CENTRE = 128  # of 8-bit 4:2:0, as FFmpeg's scaler takes it; 1/256 of a p
 Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
 
 
-def cut_views(data: bytes, sample: Sample, views: list[PlanRow], size: int, store: Store) -> int:
-    """Call store(view, time, image uint8 [size, size, 3]) for every frame of `views`, which share their frames.
+def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int, store: Store) -> int:
+    """Call store(view, time, image uint8 [size, size, 3]) for every frame of `views`, which share the frames of `cut`.
 
     Returns how many frames were decoded; raises VideoError if one cannot be.
     """
     times: dict[int, list[int]] = {}
-    for time, number in enumerate(views[0].frames):
+    for time, number in enumerate(cut.numbers):
         times.setdefault(number, []).append(time)
     scalers = [Scaler(view.crop, view.flip, size, (sample.width, sample.height)) for view in views]
-    with Video(data, sample.num_frames) as video:
-        for number, frame in video.frames(views[0].frames):
+    with Video(cut.data, cut.num_frames) as video:
+        for number, frame in video.frames(cut.numbers):
             for index, scaler in enumerate(scalers):
                 image = scaler(frame)
                 for time in times[number]:

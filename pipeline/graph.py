@@ -9,6 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from devices import on_device
+from pipeline.groups import Cut
 from pipeline.plan import ClipPlan, PlanRow
 
 # What fn.decoders.video takes on the CPU in DALI 2.4, as FFmpeg names codecs; nvdec.py has the GPU's.
@@ -61,13 +62,13 @@ class Graph:
             self._pipeline.set_outputs(fn.stack(*clips, axis=0) if plan.views > 1 else clips[0])
         self._pipeline.build()
 
-    def feed(self, videos: list[bytes], views: list[list[PlanRow]]) -> None:
-        """Start on a batch; `views[i]` are the clips to cut from `videos[i]`, which share their frames."""
+    def feed(self, batch: list[tuple[Cut, list[PlanRow]]]) -> None:
+        """Start on a batch: videos, each with the clips to cut from it, which share the frames that it was cut for."""
         feed = self._pipeline.feed_input
-        feed("encoded", [np.frombuffer(video, np.uint8) for video in videos])
-        feed("frames", [np.array(_each_once(rows[0].frames), np.int32) for rows in views])
+        feed("encoded", [np.frombuffer(cut.data, np.uint8) for cut, _ in batch])
+        feed("frames", [np.array(_each_once(cut.numbers), np.int32) for cut, _ in batch])
         for view in range(self._views):
-            feed(f"box{view}", [_box(rows[view]) for rows in views])
+            feed(f"box{view}", [_box(rows[view]) for _, rows in batch])
         self._pipeline.schedule_run()
 
     def take(self) -> UInt8[Tensor, "B T H W C"]:
@@ -80,6 +81,11 @@ class Graph:
         tensor = torch.from_dlpack(clips.as_tensor())
         self._pipeline.release_outputs()
         return tensor.flatten(0, 1) if self._views > 1 else tensor
+
+
+def frames_decoded(cut: Cut) -> int:
+    """How many frames DALI decodes for these: it begins with the first of a video, and never looks for a key frame."""
+    return max(cut.numbers) + 1
 
 
 def in_plan_order(clips: UInt8[Tensor, "B T H W C"], rows: list[PlanRow]) -> UInt8[Tensor, "B T H W C"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from devices import on_device
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
-from pipeline.graph import Graph, in_plan_order
+from pipeline.graph import Graph, frames_decoded, in_plan_order
 from pipeline.making import ClipMaker, Group, notice
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.store import is_remote
@@ -158,6 +158,7 @@ class Loader:
             self._rescue(job, later, str(error))
         fed = job.fed or []
         if decoded is not None:
+            self._maker.count(frames_decoded=sum(frames_decoded(group.for_dali) for group in fed if group.for_dali))
             decoded = in_plan_order(decoded, [row for group in fed for row in group.rows])
             if len(fed) == len(job.groups):
                 return decoded
@@ -196,7 +197,7 @@ class Loader:
         except TimeoutError as error:
             self._maker.count(hung=1)
             self._hung_graphs += 1
-            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.groups if group.data)
+            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.fed or [])
             raise RuntimeError(f"no answer for {self._config.decode_timeout_s:g} s to one of {names}") from error
 
     def _wait_for(self, job: _Job) -> None:
@@ -253,12 +254,12 @@ class Loader:
         Raises RuntimeError if DALI does not take them.
         """
         if job.fed is None:
-            job.fed = [group for group in job.groups if group.data]
+            job.fed = [group for group in job.groups if group.for_dali]
             if job.fed:
                 if self._graph is None:
                     most_videos = self._plan.batch_size // self._plan.views
                     self._graph = Graph(self._device, self._plan, most_videos, self._config.threads)
-                self._graph.feed([group.data for group in job.fed], [group.rows for group in job.fed])
+                self._graph.feed([(group.for_dali, group.rows) for group in job.fed if group.for_dali])
         return self._graph if job.fed else None
 
     def _drop_graph(self, jobs: Sequence[_Job]) -> None:
@@ -275,7 +276,7 @@ class Loader:
         self._drop_graph(later)
         attempts = sum(group.attempt for group in job.groups)
         for group in job.groups:
-            if group.data:
+            if group.for_dali:
                 self._maker.keep_from_dali(group.rows[0].sample)
                 self._maker.count(rescued_clips=len(group.rows))
         self._move_to_pyav(job)
@@ -294,8 +295,8 @@ class Loader:
         if job.clips is None:
             job.clips = self._empty(sum(len(group.rows) for group in job.groups))
         for place, group in enumerate(job.groups):
-            if group.data:
-                group.data = b""
+            if group.for_dali:
+                group.for_dali = None
                 job.tasks[place] = self._submit(group, job.clips)
         self._wait_for(job)
 

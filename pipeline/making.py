@@ -18,6 +18,7 @@ from pipeline.config import DataConfig
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.graph import CPU_CODECS, dali_is_installed
+from pipeline.groups import Cut
 from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
@@ -37,7 +38,7 @@ class Group:
     first: int  # place of the first one in the batch
     rows: list[PlanRow]
     attempt: int = 0  # how many videos before this one could not be decoded
-    data: bytes = b""  # for DALI: the encoded video, kept until the clips are out
+    for_dali: Cut | None = None  # what it is to decode, kept until the clips are out
 
 
 class ClipMaker:
@@ -69,7 +70,7 @@ class ClipMaker:
                 self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
     def make(self, task: Task, group: Group, clips: UInt8[Tensor, "B T H W C"] | None) -> None:
-        """Read the group's video; write its clips to `clips`, or leave the bytes in `group.data` for DALI.
+        """Read what the group needs; write its clips to `clips`, or leave the bytes in `group.for_dali`.
 
         A video that does not decode is replaced as the plan says. Raises InputError if too many do not, or if the
         plan allows none. Where `clips` is None, everything goes to DALI.
@@ -79,12 +80,12 @@ class ClipMaker:
             try:
                 self.reader.download(sample, task)
                 started = time.perf_counter()
-                data = self.reader.read(sample)
-                self.count(videos_read=1, bytes_read=len(data), read_seconds=time.perf_counter() - started)
-                if clips is None or self._goes_to_dali(sample, data):
-                    group.data = data
+                cut = self.reader.clip(sample, group.rows[0].frames)
+                self.count(videos_read=1, bytes_read=len(cut.data), read_seconds=time.perf_counter() - started)
+                if clips is None or self._goes_to_dali(sample, cut.data):
+                    group.for_dali = cut
                 else:
-                    self._cut(task, group, data, clips)
+                    self._cut(task, group, cut, clips)
                 return
             except VideoError as error:
                 if not task.abandoned:
@@ -135,7 +136,7 @@ class ClipMaker:
             self._is_plain[sample] = is_plain(data, self._dataset.samples[sample].num_frames)
         return self._is_plain[sample]
 
-    def _cut(self, task: Task, group: Group, data: bytes, clips: UInt8[Tensor, "B T H W C"]) -> None:
+    def _cut(self, task: Task, group: Group, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
         images = clips.numpy()
 
         def store(view: int, time: int, image: Image) -> None:
@@ -145,7 +146,7 @@ class ClipMaker:
 
         sample = self._dataset.samples[group.rows[0].sample]
         started = time.perf_counter()
-        decoded = cut_views(data, sample, group.rows, self._plan.image_size, store)
+        decoded = cut_views(cut, sample, group.rows, self._plan.image_size, store)
         self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
 
 

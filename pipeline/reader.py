@@ -1,22 +1,24 @@
-"""Bytes of a sample out of its shard, checked against the hash that was taken when the shard was made."""
+"""Bytes of a sample out of its shard, checked against the hashes that were taken when the shard was made."""
 
 import hashlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from errors import InputError
 from pipeline.dataset import ShardDataset
+from pipeline.groups import Cut
 from pipeline.shards import Sample
 from pipeline.store import is_remote
 from pipeline.video import VideoError
 from pipeline.workers import Task, Workers
 
 OPENS = 5  # tries to open a copy before another process makes room of it
+T = TypeVar("T")
 
 
 class Reader:
@@ -46,24 +48,46 @@ class Reader:
 
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
-        shard, video = int(self._dataset.shard_of[sample]), self._dataset.samples[sample]
+        shard, video = int(self._dataset.shard_of[sample]), self._usable(sample)
+        return self._tried(shard, partial(self._whole, shard, video))
+
+    def clip(self, sample: int, frames: Sequence[int]) -> Cut:
+        """What of a sample's video these frames take: their groups of pictures where it has such, else all of it.
+
+        Raises VideoError if the bytes are not those that were put there.
+        """
+        shard, video = int(self._dataset.shard_of[sample]), self._usable(sample)
+        groups = self._dataset.groups(sample)
+        if groups is None:
+            return Cut(self.read(sample), tuple(frames), video.num_frames)
+        return self._tried(shard, partial(groups.clip_bytes, frames, partial(self._range, shard, video.offset)))
+
+    def _usable(self, sample: int) -> Sample:
+        video = self._dataset.samples[sample]
         if video.problem:
             raise VideoError(video.problem)
+        return video
+
+    def _tried(self, shard: int, read: Callable[[], T]) -> T:
         try:
-            return self._read(shard, video)
+            return read()
         except VideoError:
             if not self._renew(shard):
                 raise
-            return self._read(shard, video)
+            return read()
 
-    def _read(self, shard: int, video: Sample) -> bytes:
-        file = self._file(shard)  # held here: another thread may push it out of the cache
-        data = os.pread(file.fileno(), video.size, video.offset)
+    def _whole(self, shard: int, video: Sample) -> bytes:
+        data = self._range(shard, 0, video.offset, video.size)
         if len(data) < video.size:
             raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
         if hashlib.sha256(data).hexdigest() != video.sha256:
             raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
         return data
+
+    def _range(self, shard: int, start: int, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer at the end of the shard, from `offset` behind `start` on."""
+        file = self._file(shard)  # held here: another thread may push it out of the cache
+        return os.pread(file.fileno(), size, start + offset)
 
     def _renew(self, shard: int) -> bool:
         """Download a shard anew if its copy has been damaged here; whether that may have helped."""

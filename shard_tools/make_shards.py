@@ -51,7 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     how.add_argument("--encode", choices=[*CODECS, COPY], help="codec, or copy to keep the bytes (default h264)")
     how.add_argument("--frame-stride", type=int, metavar="N", help="store every N-th frame (default 4)")
     how.add_argument("--fps", type=float, help="instead: per video, the stride that comes nearest to this rate")
-    how.add_argument("--short-side", type=int, metavar="PIXELS", help="scale larger videos down to it (default 256)")
+    how.add_argument("--short-side", type=int, metavar="PIXELS", help="of the shorter side, at most (default 256)")
     how.add_argument("--gop", type=int, metavar="N", help="a key frame every N frames (default 8)")
     how.add_argument("--quality", type=int, help="crf or quantiser, lower is better (default: 23 for h264)")
     how.add_argument("--preset", choices=PRESETS, help="effort of h264 and hevc (default veryfast)")

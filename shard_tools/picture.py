@@ -12,6 +12,7 @@ from av.filter import Graph
 from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 
+from pipeline.shards import SIDE_STEP
 from shard_tools.codecs import Codec
 
 BT601 = 6  # AVCOL_SPC_SMPTE170M
@@ -83,9 +84,15 @@ def _turn(frame: VideoFrame) -> tuple[tuple[str, str], ...]:
 
 
 def stored_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
-    """Even width and height to store: the shorter side at most `short_side` pixels, never scaled up."""
-    scale = min(1.0, short_side / min(width, height)) if short_side else 1.0
-    return max(2, round(width * scale / 2) * 2), max(2, round(height * scale / 2) * 2)
+    """Width and height to store, multiples of SIDE_STEP: the shorter side is the nearest one, but at most `short_side`,
+    the longer one what comes nearest to the same shape."""
+    shorter, longer = sorted((width, height))
+    steps = max(1, round(shorter / SIDE_STEP))
+    if short_side:
+        steps = min(steps, max(1, short_side // SIDE_STEP))
+    others = max(steps, round(steps * longer / shorter))
+    high = steps if height <= width else others
+    return (steps + others - high) * SIDE_STEP, high * SIDE_STEP
 
 
 def _graph(form: Form, steps: list[tuple[str, str]]) -> Graph:
@@ -105,6 +112,7 @@ class Converter:
         # Decided by the first frame for all of them.
         self.pose: Pose | None = None
         self.size = (0, 0)
+        self.shape = 1.0  # width over height
         self.form: Form | None = None
         self.graph: Graph | None = None
 
@@ -114,7 +122,8 @@ class Converter:
         if form != self.form or self.graph is None:
             if self.pose is None:
                 self.pose = Pose.of(frame, self.pixel_aspect)
-                self.size = stored_size(*self.pose.shown_size(form.width, form.height), self.short_side)
+                width, height = self.pose.shown_size(form.width, form.height)
+                self.size, self.shape = stored_size(width, height, self.short_side), width / height
             self.graph = self._build(form, self.pose)
             self.form = form
         self.graph.push(frame)
@@ -122,7 +131,7 @@ class Converter:
 
     def _build(self, form: Form, pose: Pose) -> Graph:
         width, height = pose.shown_size(form.width, form.height)
-        if abs(width / height / (self.size[0] / self.size[1]) - 1) > 0.05 and min(self.size) > 32:
+        if abs(width / height / self.shape - 1) > 0.05 and min(self.size) > 32:
             raise UnusableError("its picture changes shape in the middle")
         scale = {
             "w": self.size[0],

@@ -20,7 +20,7 @@ class Settings:
     encode: str = "h264"  # a codec of CODECS, or copy: keep the bytes as they are
     frame_stride: int = 4  # store every n-th source frame
     fps: float | None = None  # instead of frame_stride: per video, the stride that comes nearest to this rate
-    short_side: int | None = 256  # pixels; larger videos are scaled down to it, smaller ones are left; None: no scaling
+    short_side: int | None = 256  # pixels, at most, of the shorter side as stored; None: as it comes
     gop: int = 8  # frames from one key frame to the next
     quality: int | None = None  # crf or quantiser, lower is better; None: the codec's default
     preset: str = "veryfast"  # x264's and x265's effort

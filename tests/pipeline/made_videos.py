@@ -13,7 +13,10 @@ import numpy as np
 
 from pipeline.dataset import ShardDataset
 from pipeline.shards import DatasetInfo, Sample, read_dataset_info
-from shard_tools.codecs import open_encoder
+from shard_tools.codecs import CODECS, open_encoder
+from shard_tools.encode import Writer
+from shard_tools.picture import Converter
+from shard_tools.settings import Settings
 from shard_tools.tables import publish
 from shard_tools.write import write_shard
 
@@ -79,6 +82,20 @@ def encode(
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return file.getvalue()
+
+
+def store(codec: str, num_frames: int, *, gop: int = 8, width: int = 64, height: int = 48, first: int = 0) -> bytes:
+    """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them."""
+    noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
+    convert = Converter(CODECS[codec], None, Fraction(1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "video.mp4")
+        writer = Writer(path, CODECS[codec], Settings(encode=codec, gop=gop), Fraction(8), (width, height))
+        for number in range(num_frames):
+            image = grey(first + number) + np.roll(noise, 3 * number, axis=1)
+            writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
+        writer.close()
+        return path.read_bytes()
 
 
 def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None = None) -> Sample:

@@ -3,42 +3,25 @@
 import hashlib
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
-from made_videos import LEVELS, encode, grey, read_number
+from made_videos import LEVELS, encode, grey, read_number, store
 
 from pipeline.groups import GROUP, Groups, checksum, read_groups
 from pipeline.video import Video, VideoError, decode_frames
 from shard_tools.codecs import CODECS
-from shard_tools.encode import Writer
-from shard_tools.picture import Converter
-from shard_tools.settings import Settings
 
 NUM_FRAMES, GOP = 38, 8
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
-    """What make_shards stores of NUM_FRAMES numbered frames with noise over them, by codec."""
-    made: dict[str, bytes] = {}
-    noise = np.random.default_rng(0).integers(-12, 13, (48, 64, 3))
-
-    def of(codec: str) -> bytes:
-        if codec not in made:
-            path = tmp_path_factory.mktemp("stored") / "video.mp4"
-            writer = Writer(path, CODECS[codec], Settings(encode=codec, gop=GOP), Fraction(8), (64, 48))
-            convert = Converter(CODECS[codec], 256, Fraction(1))
-            for number in range(NUM_FRAMES):
-                image = grey(number) + np.roll(noise, 3 * number, axis=1)
-                writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
-            writer.close()
-            made[codec] = path.read_bytes()
-        return made[codec]
-
-    return of
+def stored() -> Callable[[str], bytes]:
+    """What make_shards stores of NUM_FRAMES numbered frames, by codec."""
+    return cache(lambda codec: store(codec, NUM_FRAMES, gop=GOP))
 
 
 def groups_of(data: bytes) -> Groups:

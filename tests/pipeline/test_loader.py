@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, write_shards
+from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, write_shards
 
 from errors import InputError
 from pipeline.config import DataConfig
@@ -26,10 +26,13 @@ from pipeline.crops import Crop
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
+from pipeline.groups import Cut
 from pipeline.loader import Batch, Loader
 from pipeline.making import _codecs_for_dali
 from pipeline.plan import Plan, PlanRow, ViewPlan
-from pipeline.video import decode_frames
+from pipeline.reader import Reader
+from pipeline.video import VideoError, decode_frames
+from shard_tools.codecs import CODECS
 from shard_tools.tables import publish
 
 CPU = torch.device("cpu")
@@ -255,10 +258,10 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
     release = threading.Event()
     stuck = short.samples[3].sha256
 
-    def cut_or_hang(data: bytes, sample: object, *others: object) -> int:
+    def cut_or_hang(cut: Cut, sample: object, *others: object) -> int:
         if sample.sha256 == stuck and not release.is_set():  # type: ignore[attr-defined]
             release.wait(20)
-        return cut_views(data, sample, *others)  # type: ignore[arg-type]
+        return cut_views(cut, sample, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr("pipeline.making.cut_views", cut_or_hang)
     config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_share=0.9)
@@ -536,7 +539,55 @@ def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: str, 
                 assert numbers_in(clip) == [number % LEVELS for number in row.frames]
         assert loader.counters["clips"] == len(plan.rows)
         assert loader.counters["rescued_clips"] == 0
-        assert (loader.counters["frames_decoded"] == 0) == (decoder == "dali") or device == "cuda"
+        assert (loader.counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
+
+
+CUT = [
+    *((codec, "cpu", "pyav") for codec in CODECS),
+    *((codec, "cpu", "dali") for codec in ("vp9", "mjpeg")),
+    *(pytest.param(codec, "cuda", "auto", marks=pytest.mark.gpu) for codec in CODECS),
+]
+
+
+@pytest.mark.parametrize(("codec", "device", "decoder"), CUT)
+def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
+    codec: str, device: str, decoder: str, tmp_path: Path
+) -> None:
+    """Every frame is the one asked for, wherever the clip begins."""
+    width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
+    video, plan = store(codec, 34, width=width, height=height), Chosen(34, Crop(0, 0, width, height))
+    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)]))
+    groups = dataset.groups(0)
+    assert groups is not None
+    with Loader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:  # type: ignore[arg-type]
+        for index, batch in enumerate(loader.batches(0)):
+            for row, clip in zip(plan.batch(index), batch.clip.cpu(), strict=True):
+                assert numbers_in(clip) == [number % LEVELS for number in row.frames]
+        counters = loader.counters
+    assert counters["rescued_clips"] == 0
+    cut = [groups.clip_bytes(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
+    assert counters["bytes_read"] == sum(len(part.data) for part in cut) < len(plan.rows) * len(video)
+    assert counters["frames_decoded"] <= sum(part.num_frames for part in cut)
+
+
+def test_only_what_a_clip_needs_is_checked(tmp_path: Path) -> None:
+    """A group that has changed costs the clips that it is in, and no others."""
+    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", store("h264", 50))]))
+    groups, config = dataset.groups(0), DataConfig(max_bad_share=0.9)
+    assert groups is not None
+    with open(dataset.shard_path(0), "r+b") as shard:
+        shard.seek(dataset.samples[0].offset + int(groups.rows["offset"][3]) + 150)  # of frames 16 to 23
+        shard.write(b"changed")
+    plan, report = Chosen(50, Crop(0, 0, 64, 48)), tmp_path / "quarantine.jsonl"
+    plan.rows = [row for row in plan.rows if not {*range(16, 24)} & {*row.frames}]
+    assert len(plan.rows) > 50
+    with Loader(dataset, plan, CPU, config, report) as loader:
+        for index, batch in enumerate(loader.batches(0)):
+            for row, clip in zip(plan.batch(index), batch.clip, strict=True):
+                assert numbers_in(clip) == [number % LEVELS for number in row.frames]
+    assert not report.exists()
+    with pytest.raises(VideoError, match="group 3 has changed since the shard was made"):
+        Reader(dataset).clip(0, (15, 16))
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from PIL import Image
 from pipeline.crops import Crop
 from pipeline.cutting import cut_views
 from pipeline.graph import Graph
+from pipeline.groups import Cut
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
 from pipeline.video import Video, VideoError, decode_frames, is_plain
@@ -48,7 +49,10 @@ def test_going_through_keyframes_gives_the_same_pixels(kind: str) -> None:
     with av.open(io.BytesIO(data)) as video:
         expected = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     for number in range(50):
+        later = min(number + 7, 49)
+        both = decode_frames(data, [number, later], num_frames=50)
         assert np.array_equal(decode_frames(data, [number], num_frames=50)[0], expected[number]), number
+        assert np.array_equal(both, [expected[number], expected[later]]), number
 
 
 def test_no_more_is_decoded_than_needed() -> None:
@@ -61,6 +65,7 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(short, list(range(17, 25))) == 9, "from keyframe 16 on"
     assert decoded(short, [47]) == 8
     assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
+    assert decoded(short, [1, 9]) == 4, "and the rest of a group"
     assert decoded(short, [0]) == 1
     reordered = encode(50, options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"})
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
@@ -162,7 +167,7 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
     sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
     cut = np.zeros((64, 64, 3), np.uint8)
     row = PlanRow(0, 0, 0, (0,), Crop(0, 0, width, height), flip=False)
-    cut_views(data, sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    cut_views(Cut(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
     scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
     assert np.abs(cut.astype(int) - scaled).mean() < 4
 
@@ -187,9 +192,9 @@ def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> N
         output.mux(stream.encode(None))
     data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
     sample, cut = Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), np.zeros((64, 64, 3), np.uint8)
-    cut_views(data, sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    cut_views(Cut(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
     graph = Graph(torch.device("cpu"), OneFrame(), 1, 1)
-    graph.feed([data], [[row]])
+    graph.feed([(Cut(data, row.frames, 1), [row])])
     assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
     assert cut[32, 32, 0] > 195, "mostly red"
 
@@ -282,8 +287,9 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         upright = decode_frames(data, [numbers[-1]], len(expected))[0]
         height, width = upright.shape[:2]
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
-        row, cut = PlanRow(0, 0, 0, (numbers[-1],), Crop(0, 0, width, height), flip=False), np.zeros((1, 112, 112, 3))
-        cut_views(data, sample, [row], 112, lambda view, time, image, into=cut: into.__setitem__(view, image))
+        row, clip = PlanRow(0, 0, 0, (numbers[-1],), Crop(0, 0, width, height), flip=False), np.zeros((1, 112, 112, 3))
+        whole = Cut(data, row.frames, len(expected))
+        cut_views(whole, sample, [row], 112, lambda view, time, image, into=clip: into.__setitem__(view, image))
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
-        assert np.abs(cut[0] - scaled).mean() < 16, (path.name, "colours may differ, but not the picture")
+        assert np.abs(clip[0] - scaled).mean() < 16, (path.name, "colours may differ, but not the picture")
     assert checked > 40

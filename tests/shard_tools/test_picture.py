@@ -137,9 +137,12 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     [
         ((64, 64), Fraction(2), (128, 64)),
         ((321, 241), Fraction(1), (320, 240)),
-        ((640, 360), Fraction(1), (456, 256)),
-        ((360, 640), Fraction(1), (256, 456)),
-        ((40, 30), Fraction(1), (40, 30)),
+        ((640, 360), Fraction(1), (448, 256)),
+        ((360, 640), Fraction(1), (256, 448)),
+        ((342, 256), Fraction(1), (336, 256)),
+        ((240, 426), Fraction(1), (240, 432)),
+        ((40, 30), Fraction(1), (48, 32)),
+        ((4, 4), Fraction(1), (16, 16)),
         ((64, 64), Fraction(1000), (64, 64)),
     ],
 )
