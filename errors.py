@@ -12,14 +12,11 @@ from pathlib import Path
 
 from terminal import say, written_out
 
+# Packages that only some commands need, as pip knows them: without one, the others work.
+PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
-OTHER_KIND = (
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-)  # a file for a folder, and such
+# A file for a folder, and such.
+OTHER_KIND = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 DISK_ERRORS = (*FULL, *OTHER_KIND, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -32,7 +29,8 @@ class LeftAloneError(InputError):
 
 
 def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> None:
-    """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk.
+    """Run a command's `main` and exit: 0 or its return value, 2 on bad input or where a package that it needs is not
+    installed, 130 on Ctrl-C, 74 on a failing disk.
 
     `goes_on`: whether the command, started again, does only what is missing.
     """
@@ -40,6 +38,11 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
         sys.exit(main() or 0)
     except InputError as error:
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, LeftAloneError))
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PACKAGES:
+            raise
+        _exit(f"error: this needs the package {module}, which is not installed: pip install {PACKAGES[module]}", 2)
     except KeyboardInterrupt:
         _exit(
             f"interrupted{': what was finished is kept; the same command goes on from there' if goes_on else ''}", 130

@@ -27,7 +27,6 @@ from model.config import ModelConfig
 from model.probe import classifier_of
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
-from pipeline.video import decode_frames
 from terminal import say, written_out
 from training import distributed
 from training.config import TrainConfig, parse
@@ -217,6 +216,8 @@ def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
 
 def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Frames from all over a video, side by side."""
+    from pipeline.video import decode_frames  # PyAV, which may be missing where DALI decodes all
+
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
     return np.concatenate(decode_frames(Reader(dataset).read(sample), numbers), axis=1)
 

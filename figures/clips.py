@@ -10,17 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from av.error import FFmpegError
 from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
-from pipeline.containers import VIDEO_EXTENSIONS, main_stream, open_video
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
 from pipeline.store import is_remote
-from pipeline.video import VideoError, decode_frames
+from pipeline.video_error import VideoError
 from terminal import say, shown
 
 
@@ -58,7 +56,7 @@ def read_clips(
         for source in found[:: -(-len(found) // limit)]:
             try:
                 frames, numbers = _read(source, num_frames, image_size, frame_stride)
-            except (VideoError, FFmpegError) as error:
+            except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
                 say(f"left out: {shown(source.name)} cannot be shown: {error}", sys.stderr)
@@ -74,6 +72,8 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _sources(place: Path | str) -> Iterator[Source]:
+    from pipeline.containers import VIDEO_EXTENSIONS  # PyAV, which may be missing where nothing is drawn
+
     path = Path(place)
     if is_remote(str(place)):
         yield from _videos_of(ShardDataset.open(str(place)))
@@ -106,6 +106,8 @@ def _read(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
             f" give a --frame-stride that is a multiple of {source.stored_stride}"
         )
+    from pipeline.video import decode_frames  # likewise
+
     stride = frame_stride // source.stored_stride
     video = source.open()
     numbers = middle(source.num_frames or _count_frames(video), num_frames, stride)
@@ -132,11 +134,18 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, 
 
 def _count_frames(video: bytes | Path) -> int:
     """Frames that decode. What a container says of itself is not always true."""
-    with open_video(video) as container:
-        stream = main_stream(container)
-        if stream is None:
-            raise VideoError("it has no video track")
-        decoded = sum(1 for _ in container.decode(stream))
+    from av.error import FFmpegError  # likewise
+
+    from pipeline.containers import main_stream, open_video
+
+    try:
+        with open_video(video) as container:
+            stream = main_stream(container)
+            if stream is None:
+                raise VideoError("it has no video track")
+            decoded = sum(1 for _ in container.decode(stream))
+    except FFmpegError as error:
+        raise VideoError(str(error)) from error
     if not decoded:
         raise VideoError("none of its frames decodes")
     return decoded

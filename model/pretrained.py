@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
-
 from durable import write_aside
 from errors import InputError
 from model.config import ModelConfig
@@ -158,6 +156,8 @@ def _is_ours(state_dict: StateDict) -> bool:
 
 def _config(values: Any, where: Path) -> ModelConfig:
     """Checked key by key, as a configuration from the command line is."""
+    from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
+
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(ModelConfig)
     try:

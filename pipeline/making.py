@@ -15,7 +15,6 @@ from torch import Tensor
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.groups import Cut
@@ -23,7 +22,7 @@ from pipeline.nvdec import Limits, NvdecError, read_limits
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
-from pipeline.video import VideoError, is_plain
+from pipeline.video_error import VideoError
 from pipeline.workers import Task
 from terminal import say
 
@@ -133,10 +132,14 @@ class ClipMaker:
         if self._all_plain:
             return True
         if sample not in self._is_plain:
+            from pipeline.video import is_plain  # likewise
+
             self._is_plain[sample] = is_plain(data, self._dataset.samples[sample].num_frames)
         return self._is_plain[sample]
 
     def _cut(self, task: Task, group: Group, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
+        from pipeline.cutting import cut_views  # PyAV, which may be missing where DALI takes all
+
         images = clips.numpy()
 
         def store(view: int, time: int, image: Image) -> None:

@@ -14,7 +14,7 @@ from pipeline.dataset import ShardDataset
 from pipeline.groups import Cut
 from pipeline.shards import Sample
 from pipeline.store import is_remote
-from pipeline.video import VideoError
+from pipeline.video_error import VideoError
 from pipeline.workers import Task, Workers
 
 OPENS = 5  # tries to open a copy before another process makes room of it

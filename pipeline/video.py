@@ -20,13 +20,10 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from pipeline.containers import MAX_PIXELS, main_stream, open_video
+from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's: a packet into its pictures
-
-
-class VideoError(Exception):
-    """A video cannot be decoded; the message is the reason."""
 
 
 class Keyframe(NamedTuple):

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import av
 import numpy as np
 
+from durable import file_hash
 from errors import InputError, run_command
 from pipeline.groups import read_groups
 from pipeline.index import Tables
@@ -34,7 +35,6 @@ from pipeline.shards import (
     read_table,
 )
 from progress import progress_bar
-from shard_tools.encode import file_hash
 from shard_tools.inputs import Member
 from shard_tools.picture import Pose, UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened

@@ -5,12 +5,11 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from devices import Precision
 from errors import InputError
@@ -20,8 +19,8 @@ from training.distributed import DistributedConfig
 from training.optimizer import OptimizerConfig
 from yaml_files import parse_yaml, read_yaml
 
-# jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
-set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 
@@ -132,13 +131,7 @@ FREE_KEYS = {
 
 def parse(arguments: list[str]) -> TrainConfig:
     """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
-    parser = ArgumentParser(
-        prog="train.py",
-        description="Pre-train or fine-tune AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
-        exit_on_error=False,
-    )
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
-    parser.add_class_arguments(TrainConfig)
+    parser = _parser()
     overrides = [argument for argument in arguments if re.match(r"[a-z_][\w.]*=", argument)]
     others = [argument for argument in arguments if argument not in overrides]
     options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
@@ -152,6 +145,23 @@ def parse(arguments: list[str]) -> TrainConfig:
         raise InputError(_sentence(error)) from error
     values = {f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values)
+
+
+@cache
+def _parser() -> "ArgumentParser":
+    # Only here: what is told its configuration in Python does not need it.
+    from jsonargparse import ArgumentParser, get_loader, set_loader
+
+    # jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
+    set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
+    parser = ArgumentParser(
+        prog="train.py",
+        description="Pre-train or fine-tune AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    parser.add_class_arguments(TrainConfig)
+    return parser
 
 
 def _config_files(options: list[str]) -> list[Path]:
@@ -186,7 +196,7 @@ def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flat(tree: dict[str, Any] | Namespace, prefix: str = "") -> dict[str, Any]:
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):

@@ -626,13 +626,3 @@ def test_without_dali_pyav_decodes_all(
     assert "since nvidia-dali is not installed" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"nvidia-dali is not installed.*set data.decoder to auto"):
         _codecs_for_dali(short, CPU, DataConfig(decoder="dali"))
-
-
-def test_no_command_imports_dali_before_it_decodes_with_it() -> None:
-    """Where it is missing, everything else works."""
-    program = "import sys; sys.modules['nvidia.dali'] = None; import train, evaluate, visualize, benchmarks.on_gpu"
-    imports = subprocess.run(
-        [sys.executable, "-c", f"{program}, benchmarks.end_to_end, benchmarks.pipeline_throughput"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True,
-    )  # fmt: skip
-    assert imports.returncode == 0, imports.stderr
