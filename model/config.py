@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame"]
+Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
 class Size(NamedTuple):
@@ -43,6 +44,7 @@ SAMPLER_HEADS = 8  # at every size, SPEC §3
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
+    init: str = ""  # weights that pre-training starts from: a run, a checkpoint, or anybody's file; "": from scratch
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
     num_frames: int = 16
     image_size: int = 224
@@ -147,7 +149,7 @@ class ModelConfig:
         return self.dimensions.encoder_width if self.sampler_width is None else self.sampler_width
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def grid(self) -> Grid:
         """Tokens along time, height and width."""
         side = self.image_size // self.patch_size
         return self.num_frames // self.tubelet_size, side, side
@@ -166,7 +168,7 @@ class ModelConfig:
         return num_visible(self.grid, self.mask_ratio, self.masking)
 
 
-def num_visible(grid: tuple[int, int, int], mask_ratio: float, masking: Masking) -> int:
+def num_visible(grid: Grid, mask_ratio: float, masking: Masking) -> int:
     """Visible tokens of a clip: int(N·(1-ρ)) in exact arithmetic; whole tubes or whole token frames where asked."""
     kept = 1 - Fraction(str(mask_ratio))
     time, height, width = grid
