@@ -16,7 +16,7 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.compiling import compile_in_place
-from training.config import TrainConfig, parse
+from training.config import TrainConfig
 from training.failures import failures_explained, way_back_explained
 from training.feed import Feed
 from training.finetuning import Classification
@@ -29,6 +29,7 @@ from training.profiling import StepProfiler
 from training.run_folder import RunFolder
 from training.saving import Saver
 from training.schedule import Horizon, seed_step
+from training.starting import begin_branch, configured
 
 
 @way_back_explained
@@ -41,13 +42,15 @@ def train(config: TrainConfig) -> None:
     optimizer = objective.optimizer()
     plan = make_plan(config, dataset, objective, process)
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
+    contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
+    start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
+    branched_at = begin_branch(config, contents, start, horizon.total_steps, process)
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
-        contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-        start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
         folder.fetch()
-        first_step = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
+        resumed_at = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
+        first_step = resumed_at or branched_at
         model = wrapped(objective.model, config, process)
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
@@ -58,7 +61,7 @@ def train(config: TrainConfig) -> None:
         ):
             metrics.announce(config)
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
-            milestones.going_on(first_step)
+            milestones.going_on(resumed_at)
             batches = loader.batches(first_step * plan.passes)
             feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
             # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.
@@ -80,7 +83,7 @@ def train(config: TrainConfig) -> None:
 
 def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Process) -> Objective:
     if config.objective == "pretrain":
-        return Pretraining(config, process.device)
+        return Pretraining(config, process)
     return Classification(config, dataset, process)
 
 
@@ -132,4 +135,4 @@ def train_step(
 
 
 if __name__ == "__main__":
-    run_command(lambda: train(parse(sys.argv[1:])), goes_on=True)
+    run_command(lambda: train(configured(sys.argv[1:])), goes_on=True)

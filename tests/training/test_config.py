@@ -67,6 +67,12 @@ def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
         parse(["data.shards=s", "model.activation_checkpointing=true", "objective=finetune"])
 
 
+def test_weights_to_start_from_have_one_key_for_each_objective():
+    assert parse(["data.shards=s", "model.init=runs/x"]).model.init == "runs/x"
+    with pytest.raises(InputError, match=r"with objective=linear_probe, give finetune\.checkpoint="):
+        parse(["data.shards=s", "model.init=runs/x", "objective=linear_probe"])
+
+
 def test_missing_config_file_is_named():
     with pytest.raises(InputError, match=r"nowhere\.yaml"):
         parse(["--config", "nowhere.yaml"])
