@@ -57,6 +57,17 @@ def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
     return None
 
 
+def taken_for_granted(path: Path, config: ModelConfig) -> list[str]:
+    """What `load` has said of the model at `path` that neither the file nor what lies beside it says."""
+    file = find_file(path)
+    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
+        return []
+    names = ["masking", "mask_ratio"]
+    if not (file.parent / "config.json").is_file():
+        names += ["num_frames", "image_size", "positions"]
+    return [f"{name} {getattr(config, name)}" for name in names]
+
+
 def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str]:
     classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
