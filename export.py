@@ -145,14 +145,14 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
 
 def preprocessor(config: ModelConfig) -> dict[str, Any]:
     """How their image processor makes of raw frames what this model was trained on: the middle square, scaled."""
-    side = config.image_size
+    height, width = config.frame_size
     return {
         "image_processor_type": "VideoMAEImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": side},
+        "size": {"shortest_edge": height} if height == width else {"height": height, "width": width},
         "resample": 2,  # bilinear
         "do_center_crop": True,
-        "crop_size": {"height": side, "width": side},
+        "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -173,6 +173,7 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
 
 def model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
     size = config.dimensions
+    height, width = config.frame_size
     parameters = sum(value.numel() for value in encoder.values()) / 1e6
     return f"""# AdaMAE encoder
 
@@ -183,7 +184,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 |---|---|
 | parameters | {parameters:.1f} M |
 | width, depth, heads | {size.encoder_width}, {size.encoder_depth}, {size.encoder_heads} |
-| input | {config.num_frames} frames of {config.image_size}×{config.image_size}, uint8 RGB |
+| input | {config.num_frames} frames of {height}×{width}, uint8 RGB |
 | tokens | {config.num_tokens}, each {config.tubelet_size} frames of {config.patch_size}×{config.patch_size} pixels |
 | positions | {config.positions}, fixed, not in the file |
 | sha256 of encoder.safetensors | `{digest}` |
@@ -192,7 +193,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 from model.encoder import VideoEncoder
 
 encoder = VideoEncoder.from_pretrained("encoder.safetensors")
-features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {config.image_size}, {config.image_size}]
+features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {height}, {width}]
 features.pooled  # [B, {size.encoder_width}]
 features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
 ```

@@ -88,13 +88,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--num-frames", type=int, metavar="T", help="of a clip; default: what the model was trained with"
     )
-    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="likewise")
+    parser.add_argument("--image-size", type=int, nargs="+", metavar="PIXELS", help="likewise; or height and width")
     parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="clips at a time (default 8)")
     parser.add_argument("--videos-per-file", type=int, default=1024, metavar="V", help="(default 1024)")
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    for name in ("batch_size", "videos_per_file", "frame_stride", "num_frames", "image_size"):
+    for name in ("batch_size", "videos_per_file", "frame_stride", "num_frames"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
     return options

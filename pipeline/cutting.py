@@ -16,7 +16,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
 from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
@@ -25,11 +25,11 @@ BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
 # Those that it reads wrongly where the size stays, by a short cut to packed RGB.
 MISREAD = ("rgb555be", "rgb565be", "bgr555be", "bgr565be")
-Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
+Store = Callable[[int, int, UInt8[np.ndarray, "H W 3"]], None]
 
 
-def cut_views(data: bytes, sample: Sample, views: list[PlanRow], size: int, store: Store) -> int:
-    """Call store(view, time, image uint8 [size, size, 3]) for every frame of `views`, which share their frames.
+def cut_views(data: bytes, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
+    """Call store(view, time, image uint8 [height, width, 3]) for every frame of `views`, which share their frames.
 
     Returns how many frames were decoded; raises VideoError if one cannot be.
     """
@@ -47,14 +47,14 @@ def cut_views(data: bytes, sample: Sample, views: list[PlanRow], size: int, stor
 
 
 class Scaler:
-    """Crops, flips and scales frames to a square of `size` pixels."""
+    """Crops, flips and scales frames to `size`, a square's side or height and width in pixels."""
 
-    def __init__(self, crop: Crop, flip: bool, size: int, stored: tuple[int, int]) -> None:
+    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
         """`crop` is a box in upright frames of `stored` = (width, height) pixels."""
-        self._crop, self._flip, self._size, self._stored = crop, flip, size, stored
+        self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "S S 3"]:
+    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
         layout = (frame.width, frame.height, frame.format.name, frame.rotation)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
@@ -80,7 +80,7 @@ class Scaler:
             *_cut(frame.format, box, (width, height)),
             *([("hflip", "")] if self._flip else []),
             *([("format", "gbrp")] if frame.format.name in MISREAD else []),
-            ("scale", f"{self._size}:{self._size}:flags=bilinear+full_chroma_int"),
+            ("scale", f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int"),
             ("format", "rgb24"),
             ("buffersink", ""),
         ]

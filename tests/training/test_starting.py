@@ -8,8 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoImageProcessor, VideoMAEModel
 
+import export
 from errors import InputError
+from figures.clips import read_clips
+from model import features
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.pretrained import about, run_config, save
@@ -184,3 +188,30 @@ def test_an_average_goes_on_in_a_branch(synthetic_shards, tmp_path):
     whole, again = (tmp_path / run / "checkpoints/step-00000002" for run in ("run", "again"))
     for name in ("model", "average"):
         assert same(load_file(whole / f"{name}.safetensors"), load_file(again / f"{name}.safetensors"))
+
+
+def test_clips_that_are_not_square_all_the_way(source, synthetic_shards, tmp_path):
+    """From weights of square ones, through training and a resume, to features, a figure's clip and an export."""
+    run, wide = tmp_path / "run", "model.image_size=[16,48]"
+    trained(*TINY, f"data.shards={synthetic_shards}", f"run={run}", f"model.init={source}", wide, "steps=2",
+            "checkpoint_every=1", "data.crop=random_resized")  # fmt: skip
+    whole = weights(run, 2)
+    assert whole["token_sampler.positions"].shape == (2 * 2 * 6, 96)
+    shutil.rmtree(run / "checkpoints/step-00000002")
+    trained(*TINY, f"data.shards={synthetic_shards}", f"run={run}", f"model.init={source}", wide, "steps=2",
+            "checkpoint_every=1", "data.crop=random_resized")  # fmt: skip
+    assert same(weights(run, 2), whole)
+    features.main([str(synthetic_shards), str(tmp_path / "out"), "--model", str(run), "--device", "cpu", "--tokens"])
+    tokens = load_file(tmp_path / "out/features-00000.safetensors")["tokens"]
+    assert tokens.shape == (16, 24, 96)
+    model = AdaMAE.from_pretrained(run)
+    (clip,) = read_clips([synthetic_shards], 4, model.config.frame_size, 2, limit=1)
+    maps = model.reconstruct(clip.frames[None])
+    assert maps.reconstruction.shape == (1, 3, 4, 16, 48)
+    assert maps.error.shape == (1, 2, 2, 6)
+    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    theirs = VideoMAEModel.from_pretrained(tmp_path / "hub").eval()
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "hub")
+    with torch.no_grad():
+        found = theirs(**processor(list(clip.frames.transpose(0, 1)), return_tensors="pt")).last_hidden_state
+    torch.testing.assert_close(found, model.encode(clip.frames[None]).tokens, atol=1e-4, rtol=1e-4)
