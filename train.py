@@ -15,12 +15,14 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
+from training.cautions import cautions
 from training.compiling import compile_in_place
 from training.config import TrainConfig
 from training.failures import failures_explained, way_back_explained
 from training.feed import Feed
 from training.finetuning import Classification
 from training.interrupt import StopRequest
+from training.memory import check_memory
 from training.metrics import SKIPPED, Metrics
 from training.milestones import Milestones
 from training.objective import Objective, Pretraining
@@ -42,6 +44,7 @@ def train(config: TrainConfig) -> None:
     optimizer = objective.optimizer()
     plan = make_plan(config, dataset, objective, process)
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
+    memory = check_memory(config, objective.model, plan.batch_size, process.device)
     contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
     start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
     branched_at = begin_branch(config, contents, start, horizon.total_steps, process)
@@ -59,7 +62,7 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
-            metrics.announce(config)
+            metrics.announce(config, [memory, *cautions(config, dataset)])
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
             milestones.going_on(resumed_at)
             batches = loader.batches(first_step * plan.passes)
