@@ -27,8 +27,10 @@ from model.config import ModelConfig
 from model.probe import classifier_of
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
+from pipeline.store import is_remote
 from terminal import say, written_out
 from training import distributed
+from training.cautions import shared_videos
 from training.config import TrainConfig, parse
 from training.evaluation import (
     Predictions,
@@ -60,6 +62,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     dataset = ShardDataset.of(config.data)
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
+    if process.is_first and (caution := _caution(weights, config, dataset)):
+        say(caution, sys.stderr)
     views = Views(arguments.clips, arguments.crops, arguments.batch_size)
     started = time.perf_counter()
     found = predict(model.to(process.device), dataset, config.data, shape, views, process, config.precision)
@@ -75,6 +79,16 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def _weights(checkpoint: Path) -> Path:
     best = checkpoint / "checkpoints" / BEST
     return pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
+
+
+def _caution(weights: Path, config: TrainConfig, dataset: ShardDataset) -> str:
+    """A warning where the best weights of a run were chosen on what they are judged by."""
+    chosen_on = config.finetune.validation_shards
+    if weights.parent.name != BEST or not chosen_on or not (is_remote(chosen_on) or Path(chosen_on).exists()):
+        return ""
+    both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data.shard_cache))
+    judged = f"warning: on {both} of these {len(dataset.samples)} videos, the run chose its best weights"
+    return f"{judged} (finetune.validation_shards): the accuracy is on the kind side" if both else ""
 
 
 def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:

@@ -129,7 +129,7 @@ def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Name
     for run in runs:
         changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
         other = AdaMAE.from_pretrained(run, **changes)
-        if (other.config.num_frames, other.config.image_size) != (model.config.num_frames, model.config.image_size):
+        if (other.config.num_frames, other.config.frame_size) != (model.config.num_frames, model.config.frame_size):
             raise InputError(f"{run} is for clips of another shape than {runs[0]}: they cannot be shown side by side")
         maps = reconstruct(other, clip, options.seed)
         shown = [] if maps.probability is None else [drawing.probability_row(maps)]

@@ -106,7 +106,7 @@ def true_motion(clip: Clip, config: ModelConfig) -> Motion:
                 slice(max(0, round(a - o)), max(0, round(b - o))) for a, b, o in ((y0, y1, top), (x0, x1, left))
             )
             moving[frame, rows, columns] = 1
-    amount = per_token(torch.nn.functional.interpolate(moving[None], (config.image_size,) * 2, mode="area")[0], config)
+    amount = per_token(torch.nn.functional.interpolate(moving[None], config.frame_size, mode="area")[0], config)
     return Motion(amount, amount > 0)
 
 

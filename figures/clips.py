@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
+from pipeline.crops import FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
@@ -40,7 +41,11 @@ class Source(NamedTuple):
 
 
 def read_clips(
-    places: Sequence[Path | str | ShardDataset], num_frames: int, image_size: int, frame_stride: int, limit: int
+    places: Sequence[Path | str | ShardDataset],
+    num_frames: int,
+    image_size: int | Sequence[int],
+    frame_stride: int,
+    limit: int,
 ) -> Iterator[Clip]:
     """A clip from the middle of each video, every `frame_stride`-th frame, shorter side scaled, centre cropped.
 
@@ -99,7 +104,7 @@ def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
 
 
 def _read(
-    source: Source, num_frames: int, image_size: int, frame_stride: int
+    source: Source, num_frames: int, image_size: int | Sequence[int], frame_stride: int
 ) -> tuple[UInt8[Tensor, "C T H W"], list[int]]:
     if frame_stride % source.stored_stride:
         raise InputError(
@@ -120,15 +125,16 @@ def middle(total: int, num_frames: int, stride: int) -> list[int]:
     return [min(start + i * stride, total - 1) for i in range(num_frames)]
 
 
-def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, "C T S S"]:
-    """Scale the shorter side to `image_size` and cut out the centre."""
+def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -> UInt8[Tensor, "C T h w"]:
+    """Scale frames until they just cover `image_size`, a square's side or height and width, and cut out the centre."""
+    wanted = FrameSize.of(image_size)
     images = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
     height, width = images.shape[2:]
-    scale = image_size / min(height, width)
-    size = max(image_size, round(height * scale)), max(image_size, round(width * scale))
+    scale = max(wanted.height / height, wanted.width / width)
+    size = max(wanted.height, round(height * scale)), max(wanted.width, round(width * scale))
     images = F.interpolate(images, size, mode="bilinear", antialias=True)
-    top, left = (size[0] - image_size) // 2, (size[1] - image_size) // 2
-    images = images[:, :, top : top + image_size, left : left + image_size]
+    top, left = (size[0] - wanted.height) // 2, (size[1] - wanted.width) // 2
+    images = images[:, :, top : top + wanted.height, left : left + wanted.width]
     return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
 
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame"]
+Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
 class Size(NamedTuple):
@@ -43,9 +44,10 @@ SAMPLER_HEADS = 8  # at every size, SPEC §3
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
+    init: str = ""  # weights that pre-training starts from: a run, a checkpoint, or anybody's file; "": from scratch
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
     num_frames: int = 16
-    image_size: int = 224
+    image_size: int | list[int] = 224  # pixels: a square's side, or [height, width]
     tubelet_size: int = 2
     patch_size: int = 16
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
@@ -84,7 +86,8 @@ class ModelConfig:
             raise InputError(
                 f"model.sampling_loss_weight is {self.sampling_loss_weight}: give a finite number of at least 0"
             )
-        for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
+        self._check_image_size()
+        for name in ("num_frames", "tubelet_size", "patch_size", "sampler_depth"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
         for name, value in self.dimensions._asdict().items():
@@ -98,7 +101,7 @@ class ModelConfig:
             raise InputError(
                 f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
             )
-        if self.image_size % self.patch_size:
+        if any(side % self.patch_size for side in self.frame_size):
             raise InputError(
                 f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
             )
@@ -107,6 +110,14 @@ class ModelConfig:
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
                 f" under {self.masking} masking: at least one must stay visible and one masked"
             )
+
+    def _check_image_size(self) -> None:
+        sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
+        if len(sides) > 2 or not sides or min(sides) < 1:
+            raise InputError(
+                f"model.image_size is {self.image_size}: give a whole number of at least 1, or two: [height, width]"
+            )
+        self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
 
     def _check_size(self) -> None:
         sizes = {
@@ -147,10 +158,18 @@ class ModelConfig:
         return self.dimensions.encoder_width if self.sampler_width is None else self.sampler_width
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        height, width = self.image_size
+        return height, width
+
+    @property
+    def grid(self) -> Grid:
         """Tokens along time, height and width."""
-        side = self.image_size // self.patch_size
-        return self.num_frames // self.tubelet_size, side, side
+        height, width = (side // self.patch_size for side in self.frame_size)
+        return self.num_frames // self.tubelet_size, height, width
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +185,7 @@ class ModelConfig:
         return num_visible(self.grid, self.mask_ratio, self.masking)
 
 
-def num_visible(grid: tuple[int, int, int], mask_ratio: float, masking: Masking) -> int:
+def num_visible(grid: Grid, mask_ratio: float, masking: Masking) -> int:
     """Visible tokens of a clip: int(N·(1-ρ)) in exact arithmetic; whole tubes or whole token frames where asked."""
     kept = 1 - Fraction(str(mask_ratio))
     time, height, width = grid

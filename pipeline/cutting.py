@@ -16,7 +16,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.groups import Cut
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
@@ -25,11 +25,12 @@ from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
 CHROMA_CENTRE = 128  # of 8-bit 4:2:0, as FFmpeg's scaler takes it; 1/256 of a pixel from the first pixel's centre
-Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
+Store = Callable[[int, int, UInt8[np.ndarray, "H W 3"]], None]
 
 
-def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int, store: Store) -> int:
-    """Call store(view, time, image uint8 [size, size, 3]) for every frame of `views`, which share the frames of `cut`.
+def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
+    """Call store(view, time, image uint8 [height, width, 3]) for every frame of `views`, which share the frames of
+    `cut`.
 
     Returns how many frames were decoded; raises VideoError if one cannot be.
     """
@@ -47,14 +48,14 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int, store: 
 
 
 class Scaler:
-    """Crops, flips and scales frames to a square of `size` pixels."""
+    """Crops, flips and scales frames to `size`, a square's side or height and width in pixels."""
 
-    def __init__(self, crop: Crop, flip: bool, size: int, stored: tuple[int, int]) -> None:
+    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
         """`crop` is a box in upright frames of `stored` = (width, height) pixels."""
-        self._crop, self._flip, self._size, self._stored = crop, flip, size, stored
+        self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "S S 3"]:
+    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
         layout = (frame.width, frame.height, frame.format.name, frame.rotation)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
@@ -95,9 +96,9 @@ class Scaler:
 
     def _scaling(self, form: VideoFormat, box: Crop) -> tuple[str, str]:
         flags = "bilinear+full_chroma_int"
-        if box[2:] == (self._size, self._size):
+        if (box.height, box.width) == self._size:
             flags += "+accurate_rnd"  # where the size stays, FFmpeg's short cut gives pixels a neighbour's colour
-        options = f"{self._size}:{self._size}:flags={flags}"
+        options = f"{self._size.width}:{self._size.height}:flags={flags}"
         if form.name in EIGHT_BIT_420:
             across = _chroma_shift(box.x, box.width, self._flip)
             down = _chroma_shift(box.y, box.height, flip=False)

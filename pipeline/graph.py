@@ -53,7 +53,7 @@ class Graph:
                     # DALI mirrors an axis whose region starts behind its end: a flip costs nothing.
                     roi_start=box[0],
                     roi_end=box[1],
-                    size=[plan.image_size, plan.image_size],
+                    size=list(plan.frame_size),
                     interp_type=DALIInterpType.INTERP_LINEAR,
                     antialias=True,
                 )

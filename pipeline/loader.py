@@ -1,6 +1,7 @@
 """Batches of clips on the device, ready before they are asked for."""
 
 import atexit
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -132,13 +133,13 @@ class Loader:
         groups = [Group(first, rows[first : first + views]) for first in range(0, len(rows), views)]
         clips = None if self._maker.all_by_dali else self._empty(len(rows))
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
-        cut = len(rows) * self._plan.num_frames * self._plan.image_size**2 * 3
+        cut = len(rows) * self._plan.num_frames * math.prod(self._plan.frame_size) * 3
         return _Job(groups, [self._submit(group, clips) for group in groups], clips, encoded + cut)
 
     def _empty(self, count: int) -> UInt8[Tensor, "B T H W C"]:
-        side = self._plan.image_size
         pinned = self._device.type == "cuda"  # so that the copy to the device does not hold up the host
-        return torch.empty((count, self._plan.num_frames, side, side, 3), dtype=torch.uint8, pin_memory=pinned)
+        shape = (count, self._plan.num_frames, *self._plan.frame_size, 3)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
 
     def _submit(self, group: Group, clips: Tensor | None) -> Task:
         return self._workers.submit(lambda task: self._maker.make(task, group, clips))

@@ -149,7 +149,7 @@ class ClipMaker:
 
         sample = self._dataset.samples[group.rows[0].sample]
         started = time.perf_counter()
-        decoded = cut_views(cut, sample, group.rows, self._plan.image_size, store)
+        decoded = cut_views(cut, sample, group.rows, self._plan.frame_size, store)
         self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
 
 

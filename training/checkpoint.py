@@ -223,12 +223,13 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
     if place.global_batch != start.global_batch:
         raise InputError(
             f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
-            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate out"
+            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate"
+            f" out, or begin a new run with branch={run}"
         )
     if place.videos != start.videos:
         raise InputError(
             f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
-            " or choose another run="
+            f" or begin a new run with branch={run}"
         )
 
 

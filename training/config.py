@@ -73,6 +73,7 @@ class TrainConfig:
     seed: int = 0
 
     run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
+    branch: str = ""  # a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer
     resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
@@ -106,6 +107,10 @@ class TrainConfig:
         for name in ("checkpoint", "validation_shards"):
             if self.objective == "pretrain" and getattr(self.finetune, name):
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
+        if self.model.init and self.objective != "pretrain":
+            raise InputError(
+                f"model.init is for pre-training: with objective={self.objective}, give finetune.checkpoint="
+            )
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if not self.data.shards:

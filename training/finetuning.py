@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from errors import InputError
 from model import pretrained
 from model.classifier import VideoClassifier
-from model.config import ModelConfig
 from model.probe import Probe
+from model.warm_start import check_encoder
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from training.checkpoint import existing
@@ -24,6 +24,7 @@ from training.evaluation import Views, check_classes, check_labels, predict, sco
 from training.metrics import Metrics
 from training.objective import StepResult
 from training.optimizer import make_optimizer
+from training.remote.folder import local_run
 from training.run_folder import local_path
 
 BEST = "best"  # folder beside the numbered checkpoints
@@ -149,24 +150,8 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
-    if settings.checkpoint and not existing(local_path(config.run) / "checkpoints"):  # from there, a run goes on
-        state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
+    if settings.checkpoint and not config.branch and not existing(local_path(config.run) / "checkpoints"):
+        state_dict, theirs, _ = pretrained.load(local_run(settings.checkpoint), like=config.model)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)
     return model
-
-
-def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
-    """Raises InputError if an encoder trained as `theirs` says is not the one that `ours` asks for."""
-    for name in ("encoder_width", "encoder_depth", "encoder_heads"):
-        wanted, given = getattr(ours.dimensions, name), getattr(theirs.dimensions, name)
-        if wanted != given:
-            raise InputError(
-                f"{where} has {name} {given}, and the model asked for (model.size {ours.size}) has {wanted}:"
-                " give the size that was pre-trained"
-            )
-    for name in ("tubelet_size", "patch_size", "positions"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise InputError(
-                f"{where} was trained with model.{name} {getattr(theirs, name)}, and {getattr(ours, name)} is asked for"
-            )

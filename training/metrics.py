@@ -63,9 +63,12 @@ class Metrics:
         self.steps += 1
         self.bar.update()
 
-    def announce(self, config: TrainConfig) -> None:
+    def announce(self, config: TrainConfig, cautions: list[str]) -> None:
+        """Say what run this is; `cautions`: sentences that follow."""
         if self.process.is_first:
             say(self.horizon.describe(config, self.first_step), sys.stderr)
+            for sentence in filter(None, cautions):
+                say(sentence, sys.stderr)
             device, used = self.process.device, usable_precision(self.process.device, config.precision)
             why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
             say(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)

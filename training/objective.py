@@ -1,5 +1,6 @@
 """What a run learns: the model, and the loss of a batch with the figures that describe it."""
 
+import sys
 from typing import NamedTuple, Protocol
 
 import torch
@@ -7,11 +8,17 @@ from torch import Tensor, nn
 
 from model import pretrained
 from model.adamae import AdaMAE, Output
+from model.warm_start import warm_start
 from pipeline.loader import Batch
+from terminal import say
+from training.checkpoint import existing
 from training.config import TrainConfig
+from training.distributed import Process
 from training.metrics import Metrics
 from training.optimizer import make_optimizer
 from training.panel import FigurePanel
+from training.remote.folder import local_run
+from training.run_folder import local_path
 
 
 class StepResult(NamedTuple):
@@ -58,9 +65,15 @@ class Objective(Protocol):
 class Pretraining:
     """Masked reconstruction plus the sampling loss (SPEC §4)."""
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, process: Process) -> None:
+        """Raises InputError if the weights to start from do not fit."""
         self.config, self.seed = config, config.seed
-        self.model = AdaMAE(config.model).to(device)
+        model = AdaMAE(config.model)
+        if config.model.init and not config.branch and not existing(local_path(config.run) / "checkpoints"):
+            said = warm_start(model, local_run(config.model.init))
+            if process.is_first:
+                say(said, sys.stderr)
+        self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
 
     @property

@@ -76,8 +76,10 @@ class RunFolder:
         changed = differences(config, run_config(self.path))
         if changed:
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}):"
-                " put these back, or choose another run="
+                f"{self.path} was made with another configuration ({'; '.join(changed)}): put these back, or begin a"
+                f" new run with them: branch={config.run} goes on with its weights, optimizer and place, and"
+                f" {'model.init' if config.objective == 'pretrain' else 'finetune.checkpoint'}={config.run} with its"
+                " weights alone, in another run="
             )
 
     def __enter__(self) -> "RunFolder":

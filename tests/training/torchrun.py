@@ -107,7 +107,8 @@ def _agent(
 def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     from errors import run_command
     from pipeline.reader import Reader
-    from train import parse, train
+    from train import train
+    from training.config import parse
     from training.objective import Pretraining, StepResult
 
     ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
