@@ -44,36 +44,61 @@ SAMPLER_HEADS = 8  # at every size, SPEC §3
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
-    init: str = ""  # weights that pre-training starts from: a run, a checkpoint, or anybody's file; "": from scratch
+    init: str = ""
+    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; empty: from scratch"""
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
+    """of encoder and decoder (ViT); tiny is for tests and the demo"""
     num_frames: int = 16
-    image_size: int | list[int] = 224  # pixels: a square's side, or [height, width]
+    """frames of a clip"""
+    image_size: int | list[int] = 224
+    """of a clip, pixels: a square's side, or [height, width]"""
     tubelet_size: int = 2
+    """frames of a token"""
     patch_size: int = 16
+    """height and width of a token, pixels"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
-    encoder_width: int | None = None  # None, here and below: what the size says
+    """flat-1d: sines of a token's number; separable-3d: of its time, row and column"""
+    encoder_width: int | None = None
+    """of the encoder's tokens; null, here and below: what model.size says"""
     encoder_depth: int | None = None
+    """blocks of the encoder"""
     encoder_heads: int | None = None
+    """attention heads of the encoder"""
     decoder_width: int | None = None
-    decoder_depth: int | None = None  # Table 1 (c)
+    """of the decoder's tokens; null, here and below: what model.size says"""
+    decoder_depth: int | None = None
+    """blocks of the decoder; Table 1 (c)"""
     decoder_heads: int | None = None
+    """attention heads of the decoder"""
 
-    masking: Masking = "adaptive"  # Table 1 (a)
-    mask_ratio: float = 0.95  # Table 1 (b)
-    sampler: Literal["mha", "mlp"] = "mha"  # Table 1 (f)
+    masking: Masking = "adaptive"
+    """how the tokens to hide are chosen; Table 1 (a)"""
+    mask_ratio: float = 0.95
+    """share of the tokens that is hidden; Table 1 (b)"""
+    sampler: Literal["mha", "mlp"] = "mha"
+    """what computes the probabilities of adaptive masking: attention or an MLP; Table 1 (f)"""
     sampler_depth: int = 1
-    sampler_width: int | None = None  # None: the encoder's width
-    sampler_autocast: bool = True  # logits and what follows are fp32 either way; False: the whole sampler is
-    detach_sampler_input: bool = True  # False: as the authors' code, L_S also trains the tokenizer
+    """attention blocks of the sampler"""
+    sampler_width: int | None = None
+    """of the sampler's tokens; null: the encoder's width"""
+    sampler_autocast: bool = True
+    """logits and what follows are fp32 either way; false: the whole sampler is"""
+    detach_sampler_input: bool = True
+    """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
-    loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
+    loss: Literal["mse", "l1"] = "mse"
+    """of hidden patches: mean squared or absolute error; Table 1 (d)"""
     normalize_target: bool = True
+    """predict patches with their own mean and deviation taken out"""
     sampling_loss_weight: float = 1e-4
-    sampling_baseline: float = 0.0  # share of a clip's mean error that does not count for L_S; the paper: none
+    """of the sampling loss, beside the reconstruction's 1"""
+    sampling_baseline: float = 0.0
+    """share of a clip's mean error that does not count for the sampling loss; the paper: none"""
 
     # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
     # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
     activation_checkpointing: bool = False
+    """compute sampler and decoder again in the backward pass instead of keeping them; pretrain only"""
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:

@@ -1,18 +1,20 @@
-"""See what the model will be fed: `python -m pipeline.preview SHARDS [--output FOLDER] [--data.flip false ...]`.
+"""See what the model will be fed: `python -m pipeline.preview SHARDS [--output FOLDER] [data.flip=false ...]`.
 
 Writes FOLDER/preview.png, a row of source frames and a row of clip frames for every clip, and FOLDER/preview.gif, the
 same in motion. The clips come out of the loader that trains; start frame, crop and flip are drawn on the source.
 """
 
 import sys
+from argparse import ArgumentError
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
+from command_line import add_settings, as_options, config_parser, keys_of, require_known
 from durable import write_aside
 from errors import InputError, run_command
 from pipeline.config import DataConfig
@@ -57,16 +59,25 @@ def main() -> None:
 
 
 def parse(arguments: list[str]) -> Namespace:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("shards", type=str, help="dataset folder")
-    parser.add_argument("--output", type=Path, default=Path("preview"))
-    parser.add_argument("--num-clips", type=int, default=4)
-    parser.add_argument("--num-frames", type=int, default=16)
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = config_parser(
+        "python -m pipeline.preview",
+        "python -m pipeline.preview SHARDS [option ...] [data.key=value ...]",
+        __doc__ or "",
+    )
+    parser.add_argument("shards", type=str, help="dataset folder or URL")
+    parser.add_argument("--output", type=Path, default=Path("preview"), help="folder for the pictures")
+    parser.add_argument("--num-clips", type=int, default=4, help="clips shown")
+    parser.add_argument("--num-frames", type=int, default=16, help="frames of a clip")
+    parser.add_argument("--image-size", type=int, default=224, help="height and width of a clip, pixels")
+    parser.add_argument("--seed", type=int, default=0, help="of the plan")
     parser.add_argument("--first", type=int, default=0, help="batch of the plan")
-    parser.add_class_arguments(DataConfig, "data", skip={"shards", "weights"})
-    options = parser.parse_args(arguments)
+    add_settings(parser, DataConfig, "data", skip={"shards", "weights"})
+    options = as_options(arguments)
+    require_known(parser, [name.replace("-", "_") for name in keys_of(options)])
+    try:
+        options = parser.parse_args(options)
+    except ArgumentError as error:
+        raise InputError(" ".join(str(error).split())) from error
     for name in ("num_clips", "num_frames", "image_size"):
         if options[name] < 1:
             raise InputError(f"--{name.replace('_', '-')} is {options[name]}: give a whole number of at least 1")

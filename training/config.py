@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import math
-import re
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -27,17 +26,26 @@ Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 
 @dataclass
 class FinetuneConfig:
-    """Learning classes from labels; the defaults are the paper's for fine-tuning."""
+    """Learning classes from labels, with all objectives but pretrain; the defaults are the paper's for fine-tuning."""
 
-    checkpoint: str = ""  # the encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch
-    validation_shards: str = ""  # "": no validation
-    validate_every: int = 1000  # steps; the best weights are kept in checkpoints/best
+    checkpoint: str = ""
+    """encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch"""
+    validation_shards: str = ""
+    """labelled shards to be judged on while training; "": none"""
+    validate_every: int = 1000
+    """steps between two validations; the best weights are kept in checkpoints/best"""
     label_smoothing: float = 0.1
-    mixup: float = 0.8  # alpha of the beta distribution of the mixing weight; 0: off
-    cutmix: float = 1.0  # the same of the box's area; 0: off
-    drop_path: float = 0.1  # of objective=finetune; the encoder of a probe is frozen
-    layer_decay: float = 0.75  # likewise: each block's learning rate, as a share of the next one's
-    ema_decay: float | None = None  # judge and keep an exponential moving average of the weights
+    """share of the target that is spread over all classes"""
+    mixup: float = 0.8
+    """alpha of the beta distribution of the mixing weight; 0: off"""
+    cutmix: float = 1.0
+    """alpha of the beta distribution of the box's area; 0: off"""
+    drop_path: float = 0.1
+    """share of the residual branches left out, of objective=finetune; the encoder of a probe is frozen"""
+    layer_decay: float = 0.75
+    """each block's learning rate as a share of the next one's, of objective=finetune"""
+    ema_decay: float | None = None
+    """judge and keep an exponential moving average of the weights with this decay; null: the weights themselves"""
 
     def __post_init__(self) -> None:
         if self.validate_every < 1:
@@ -60,29 +68,47 @@ class TrainConfig:
 
     data: DataConfig
     objective: Objective = "pretrain"
+    """pretrain: masked videos; finetune: the whole encoder with labels; probes: a head on a frozen encoder"""
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
-    epochs: float = 800  # an epoch is every video once, as data.repeats clips
-    steps: int | None = None  # optimizer steps; instead of epochs
-    global_batch: int | None = None  # clips per optimizer step, at any number of processes
-    batch_size: int = 32  # clips per process and forward pass; with global_batch, the most of them
-    accumulate: int = 1  # without global_batch, forward passes per optimizer step
+    epochs: float = 800
+    """an epoch is every video once, as data.repeats clips"""
+    steps: int | None = None
+    """optimizer steps, instead of epochs"""
+    global_batch: int | None = None
+    """clips per optimizer step, at any number of processes; null: batch_size × accumulate × processes"""
+    batch_size: int = 32
+    """clips per process and forward pass; with global_batch, the most of them"""
+    accumulate: int = 1
+    """without global_batch, forward passes per optimizer step"""
     seed: int = 0
+    """of everything random: weights, order, crops, masks"""
 
-    run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
-    branch: str = ""  # a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer
-    resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
+    run: str = "runs/adamae"
+    """run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint"""
+    branch: str = ""
+    """a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer"""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on with the run that the folder holds; never: refuse such a folder"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
-    compile: bool = False  # torch.compile the model
-    profile: bool = False  # watch three steps, then go on: trace and picture of memory in the run's profile/
-    log_every: int = 10  # steps; but for checkpoints, the only moments at which the host waits for the device
-    checkpoint_every: int = 1000  # steps
+    """auto: a GPU where there is one"""
+    precision: Precision = "bf16"
+    """of matrix products; on a CPU without units for bf16, fp32 is used"""
+    compile: bool = False
+    """torch.compile the model"""
+    profile: bool = False
+    """watch three steps, then go on: trace and picture of memory in the run's profile/"""
+    log_every: int = 10
+    """steps between two lines of metrics; but for checkpoints, the only moments at which the host waits"""
+    checkpoint_every: int = 1000
+    """steps between two checkpoints"""
     keep_checkpoints: int = 3
-    figure_every: int | None = 1000  # steps between figure panels in TensorBoard
+    """newest checkpoints that stay"""
+    figure_every: int | None = 1000
+    """steps between two figure panels in TensorBoard; null: none"""
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs < math.inf:
@@ -134,15 +160,35 @@ FREE_KEYS = {
 }  # fmt: skip
 
 
+@cache
+def _parser() -> "ArgumentParser":
+    # Only here: what is told its configuration in Python does not need it.
+    from jsonargparse import get_loader, set_loader
+
+    from command_line import add_settings, config_parser
+
+    # jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
+    set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
+    parser = config_parser(
+        "train.py",
+        "train.py [--config FILE ...] [section.key=value ...]",
+        "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny",
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below; later ones count")
+    add_settings(parser, TrainConfig)
+    return parser
+
+
 def parse(arguments: list[str]) -> TrainConfig:
     """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
-    parser = _parser()
-    overrides = [argument for argument in arguments if re.match(r"[a-z_][\w.]*=", argument)]
-    others = [argument for argument in arguments if argument not in overrides]
-    options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
+    from command_line import as_options, keys_in, keys_of, require_known
+
+    parser, options = _parser(), as_options(arguments)
+    require_known(parser, keys_of(options))
     try:
-        for file in _config_files(others):
-            read_yaml(file)  # jsonargparse would read it whole, whatever its size, and not name it
+        for file in _config_files(options):
+            # jsonargparse would read it whole, whatever its size, and not name it
+            require_known(parser, keys_in(read_yaml(file)), f"{file}: ")
         parsed = parser.instantiate_classes(parser.parse_args(options))
     except InputError:
         raise
@@ -150,23 +196,6 @@ def parse(arguments: list[str]) -> TrainConfig:
         raise InputError(_sentence(error)) from error
     values = {f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values)
-
-
-@cache
-def _parser() -> "ArgumentParser":
-    # Only here: what is told its configuration in Python does not need it.
-    from jsonargparse import ArgumentParser, get_loader, set_loader
-
-    # jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
-    set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
-    parser = ArgumentParser(
-        prog="train.py",
-        description="Pre-train or fine-tune AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
-        exit_on_error=False,
-    )
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
-    parser.add_class_arguments(TrainConfig)
-    return parser
 
 
 def _config_files(options: list[str]) -> list[Path]:

@@ -31,7 +31,8 @@ NCCL_LATER_S = 60.0  # NCCL ends the process without a word: what can say who is
 class DistributedConfig:
     """How the processes of a run deal with each other."""
 
-    timeout_s: float = 300.0  # a process that the others have waited for so long ends the run, by name
+    timeout_s: float = 300.0
+    """a process that the others have waited for so long ends the run, by name"""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < math.inf:
