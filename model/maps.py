@@ -1,5 +1,7 @@
 """What a model makes of a clip, as maps over space and time: for figures, reports and notebooks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -7,6 +9,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from errors import InputError
+from kernels.gumbel_topk import NOTHING_TO_DRAW
 from model.adamae import AdaMAE
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC §4)
@@ -22,6 +26,19 @@ class Maps(NamedTuple):
     is_masked: Bool[Tensor, "B t h w"]
 
 
+@contextmanager
+def damage_explained() -> Iterator[None]:
+    """Raises InputError where a model has nothing to draw tokens by."""
+    try:
+        yield
+    except RuntimeError as error:
+        if NOTHING_TO_DRAW not in str(error):
+            raise
+        said = "the sampler's logits are not finite: these weights are damaged, or of a run that has diverged"
+        raise InputError(said) from error
+
+
+@damage_explained()
 @torch.no_grad()
 def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> Maps:
     """Mask `clip` once and predict what is hidden.
