@@ -44,10 +44,12 @@ SAMPLER_HEADS = 8  # at every size, SPEC §3
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
-    init: str = ""  # weights that pre-training starts from: a run, a checkpoint, or anybody's file; "": from scratch
+    init: str = ""
+    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; "": from scratch"""
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
     num_frames: int = 16
-    image_size: int | list[int] = 224  # pixels: a square's side, or [height, width]
+    image_size: int | list[int] = 224
+    """of a clip, pixels: a square's side, or [height, width]"""
     tubelet_size: int = 2
     patch_size: int = 16
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"

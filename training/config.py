@@ -74,7 +74,8 @@ class TrainConfig:
     seed: int = 0
 
     run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
-    branch: str = ""  # a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer
+    branch: str = ""
+    """a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer and place"""
     resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
