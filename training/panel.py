@@ -13,6 +13,7 @@ from pipeline.dataset import ShardDataset
 from training.config import TrainConfig
 
 NUM_CLIPS = 2
+WIDTH = 1000  # pixels of a picture: there are many of them in a run
 
 
 class FigurePanel:
@@ -27,7 +28,8 @@ class FigurePanel:
         for clip in self.clips:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                 maps = self.model.reconstruct(clip.frames[None].to(device))
-            picture = drawing.picture(drawing.five_rows(maps), self.model.config.tubelet_size)
+            rows, config = drawing.figure_rows(maps), self.model.config
+            picture = drawing.picture(rows, config.tubelet_size, clip.times, drawing.note_on(config), WIDTH)
             self.writer.add_image(f"clips/{clip.name}", np.asarray(picture), step, dataformats="HWC")
 
 
