@@ -73,10 +73,10 @@ def parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the plan")
     parser.add_argument("--first", type=int, default=0, help="batch of the plan")
     add_settings(parser, DataConfig, "data", skip={"shards", "weights"})
-    options = as_options(arguments)
-    require_known(parser, [name.replace("-", "_") for name in keys_of(options)])
+    given = as_options(arguments)
+    require_known(parser, [name.replace("-", "_") for name in keys_of(given)])
     try:
-        options = parser.parse_args(options)
+        options = parser.parse_args(given)
     except ArgumentError as error:
         raise InputError(" ".join(str(error).split())) from error
     for name in ("num_clips", "num_frames", "image_size"):
