@@ -191,7 +191,7 @@ def _confusion_figure(results: dict[str, Any], names: list[str]) -> Figure:
     axes = figure.subplots()
     shares = table / np.maximum(1, table.sum(1, keepdims=True))
     picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    title = f"top-1 {results['top1']:.3f} of {results['num_videos']} videos, share of each class"
+    title = f"top-1 {results['top1']:.3f} of {table.sum():.0f} videos, share of each class"
     axes.set(xlabel="taken for", ylabel="class", title=title)
     if len(names) <= MOST_COUNTS:
         for (row, column), count in np.ndenumerate(table):

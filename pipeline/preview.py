@@ -72,7 +72,7 @@ def parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--image-size", type=int, default=224, help="height and width of a clip, pixels")
     parser.add_argument("--seed", type=int, default=0, help="of the plan")
     parser.add_argument("--first", type=int, default=0, help="batch of the plan")
-    add_settings(parser, DataConfig, "data", skip={"shards", "weights"})
+    add_settings(parser, DataConfig, "data", skip={"shards", "validation_shards", "weights"})
     given = as_options(arguments)
     require_known(parser, [name.replace("-", "_") for name in keys_of(given)])
     try:

@@ -1,5 +1,6 @@
 """Say how large a dataset will become and how long making it takes, from a few of its videos."""
 
+import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ def estimate(items: Sequence[Item], settings: Settings, num_workers: int) -> Non
             for sample, _ in outcome.samples:
                 num_bytes += times * sum(in_tar(size) for size in (sample.size, len(tar_metadata(sample))))
                 num_frames += times * sample.num_frames
+    num_bytes = -(-num_bytes // tarfile.RECORDSIZE) * tarfile.RECORDSIZE  # a tar ends in zeros
     say(
         f"{len(groups)} of {len(items)} videos tried, {num_rejected} unusable: expect about {in_bytes(num_bytes)},"
         f" {rounded(num_frames)} frames and {in_time(seconds / num_workers)} with {num_workers} workers"
