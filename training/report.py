@@ -66,7 +66,7 @@ class Chart(NamedTuple):
 
 def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: int | None = None) -> None:
     """Draw RUN/report.html; reads all of metrics.jsonl: a second for 50,000 lines."""
-    lines = list(_lines(run / "metrics.jsonl"))
+    lines = list(lines_of(run / "metrics.jsonl"))
     bad = list(_json_lines(run / "quarantine.jsonl"))
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
     write_text(
@@ -91,7 +91,7 @@ def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: i
     )
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+def lines_of(file: Path) -> Iterator[dict[str, Any]]:
     """Lines that a run wrote; others, and one that is being written, are passed over."""
     if file.exists():
         with file.open("rb") as opened:
