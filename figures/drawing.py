@@ -19,7 +19,7 @@ WIDTH = 1600  # pixels of a picture, at least
 LEAST_CELL = 100  # pixels of a frame; where there are more of them, the picture becomes wider
 GAP = 4
 ANIMATED_CELL = 160
-GREY = 96  # where a map has no value
+SHOWN, HIDDEN = 255, 0  # greys of the mask; white too is a patch of a map that has no value, for it was shown
 COLOURS = "cividis"  # made to look alike with any colour vision, and to be ordered in grey too (Nuñez et al. 2018)
 OWN_STATISTICS = (
     "“reconstruction” takes brightness and contrast of every hidden patch from the hidden patch itself, as is the"
@@ -74,7 +74,7 @@ def probability_row(maps: Maps, clip: int = 0) -> Row:
 
 def mask_row(maps: Maps, clip: int = 0) -> Row:
     is_masked = maps.is_masked[clip].cpu().numpy()
-    white = np.where(is_masked, 0, 255).astype(np.uint8)
+    white = np.where(is_masked, HIDDEN, SHOWN).astype(np.uint8)
     return Row(
         f"mask\n{is_masked.mean():.0%} hidden", _over_time(np.stack([white] * 3, -1), maps.frames.shape[2]), is_map=True
     )
@@ -147,10 +147,10 @@ def _cell(row: Row, frame: int, side: int) -> Image.Image:
 
 
 def _write_legend(canvas: Image.Image, place: tuple[int, int], size: int) -> None:
-    """What black and white, grey and the colours stand for."""
+    """What black, white and the colours stand for."""
     draw = ImageDraw.Draw(canvas)
     x, y = place
-    for colour, meaning in ((255, "shown"), (0, "hidden"), (GREY, "shown, so not predicted")):
+    for colour, meaning in ((SHOWN, "shown, so not predicted"), (HIDDEN, "hidden")):
         draw.rectangle((x, y, x + size, y + size), fill=(colour,) * 3, outline="black")
         x += round(1.5 * size)
         _write(canvas, (x, y - size // 8), meaning, size)
@@ -178,10 +178,10 @@ def _pixels(clip: UInt8[Tensor, "C T H W"]) -> UInt8[np.ndarray, "T H W 3"]:
 def _map_cells(
     values: Float[np.ndarray, "t h w"], low: float, high: float, num_frames: int
 ) -> UInt8[np.ndarray, "T h w 3"]:
-    """Dark blue for `low`, yellow for `high`, grey for NaN."""
+    """Dark blue for `low`, yellow for `high`, white for NaN."""
     share = (values - low) / max(high - low, 1e-12)
     colours = colormaps[COLOURS](np.nan_to_num(share), bytes=True)[..., :3]
-    return _over_time(np.where(np.isnan(values)[..., None], np.uint8(GREY), colours), num_frames)
+    return _over_time(np.where(np.isnan(values)[..., None], np.uint8(SHOWN), colours), num_frames)
 
 
 def _over_time(tokens: UInt8[np.ndarray, "t h w 3"], num_frames: int) -> UInt8[np.ndarray, "T h w 3"]:

@@ -25,7 +25,7 @@ PAGE = """<!doctype html>
   input { width: 20em; vertical-align: middle; }
 </style>
 <h1>{{ title }}</h1>
-<p>Maps go from dark blue (low) to yellow (high), between the numbers above them. Grey: shown, so not predicted. Black
+<p>Maps go from dark blue (low) to yellow (high), between the numbers above them. White: shown, so not predicted. Black
 in the mask: hidden. Probabilities are multiples of the uniform one.</p>
 {% if note %}<p>{{ note }}</p>{% endif %}
 <div class="sliders">

@@ -166,7 +166,7 @@ def test_the_error_is_drawn_in_its_own_range() -> None:
     assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
     colours = {tuple(colour) for colour in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(colour) for colour in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
-    assert ends | {(drawing.GREY,) * 3} <= colours
+    assert ends | {(drawing.SHOWN,) * 3} <= colours
 
 
 def test_times_stand_below_the_columns(monkeypatch) -> None:
@@ -177,7 +177,7 @@ def test_times_stand_below_the_columns(monkeypatch) -> None:
     layout = Layout.of(4)
     below = [(x, text) for (x, y), text in written if y == layout.cell + drawing.GAP]
     assert below == [(layout.label + i * (layout.cell + drawing.GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)]
-    assert {"shown", "hidden", "shown, so not predicted"} <= {text for _, text in written}
+    assert {"hidden", "shown, so not predicted"} <= {text for _, text in written}
 
 
 def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:

