@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errors import InputError, run_command
+from pipeline.crops import FrameSize
 from terminal import in_bytes, say, written_out
 
 if TYPE_CHECKING:  # on a machine that lacks a package, the page is what says so
@@ -168,7 +169,8 @@ class Trial:
         with loader:
             self.made[decoder] = speed = _clips_per_second(loader, self.options.seconds)
             bad = f", {loader.counters['bad_clips']:.0f} clips do not decode" if loader.counters["bad_clips"] else ""
-        return f"{speed:.3g} clips/s of {model.num_frames} × {model.image_size}² on {data.threads} threads{bad}"
+        height, width = FrameSize.of(model.image_size)
+        return f"{speed:.3g} clips/s of {model.num_frames} × {height}×{width} on {data.threads} threads{bad}"
 
     def step_speed(self) -> str:
         """Forward, backward and AdamW of the pre-training that the configuration says, on clips of noise."""
@@ -176,13 +178,14 @@ class Trial:
 
         from devices import mixed_precision, usable_precision
         from pipeline.loader import Batch
+        from training.distributed import Process
         from training.objective import Pretraining
         from training.optimizer import update
 
         model, count = self.config.model, self.batch_size
-        objective = Pretraining(self.config, self.device)
+        objective = Pretraining(self.config, Process(0, 1, self.device))
         optimizer = objective.optimizer()
-        shape = count, model.num_frames, model.image_size, model.image_size, 3
+        shape = count, model.num_frames, *FrameSize.of(model.image_size), 3
         clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device).permute(0, 4, 1, 2, 3)
         batch = Batch(clip, torch.zeros(count), [""] * count, list(range(count)))
 
