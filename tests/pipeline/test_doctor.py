@@ -33,7 +33,7 @@ def test_a_healthy_machine_and_its_shards(page, synthetic_shards):
     assert status == 0
     assert "16 videos, 256 frames, " in lines["content"]
     assert "B/s from the disk" in lines["read"]
-    assert "clips/s of 8 × 32²" in lines["by PyAV"]
+    assert "clips/s of 8 × 32×32" in lines["by PyAV"]
     assert "clips/s: tiny, 95% hidden, batches of 2" in lines["takes"]
     assert "× what a step takes (pyav)" in lines["so"]
     assert not any(line.startswith("!") for line in lines.values())
