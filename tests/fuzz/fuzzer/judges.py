@@ -142,8 +142,8 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
 
 
 def _decoded(video: bytes) -> list[np.ndarray] | None:
-    """All frames in the order of their times, upright and as BT.601, float [H, W, 3]; None where a strict decoder
-    refuses one, or what it is."""
+    """All frames in the order of their times, if each has one of its own, upright and as BT.601, float [H, W, 3]; None
+    where a strict decoder refuses one, or what it is."""
     frames, times = [], []
     try:
         with av.open(io.BytesIO(video)) as container:
@@ -158,7 +158,7 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
                 times.append(frame.pts)
     except (av.error.FFmpegError, ValueError, IndexError):
         return None
-    if None in times:
+    if None in times or len(set(times)) < len(times):
         return frames
     return [frames[place] for place in sorted(range(len(frames)), key=times.__getitem__)]
 
