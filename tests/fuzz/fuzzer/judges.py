@@ -197,11 +197,11 @@ def _changed(before: Path, after: Path) -> Iterator[str]:
 
 def _meaning(path: Path) -> Any:
     data = path.read_bytes()
-    try:
+    try:  # of text in UTF-8: from bytes, json would guess another encoding
         if path.name == DATASET_FILE:
-            return {name: value for name, value in json.loads(data).items() if name not in DESCRIPTIVE}
+            return {name: value for name, value in json.loads(data.decode()).items() if name not in DESCRIPTIVE}
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in data.splitlines() if line.strip()]
+            return [json.loads(line.decode()) for line in data.splitlines() if line.strip()]
     except (ValueError, AttributeError, RecursionError):
         return data
     return data
