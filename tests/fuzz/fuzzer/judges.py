@@ -24,7 +24,6 @@ from shard_tools.source import VIDEO_EXTENSIONS
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling
 NUMBERED = "sample-"  # what the loader calls a video whose name has changed
-DESCRIPTIVE = ("classes", "report", "encode", "num_rejected")  # of dataset.json: nothing else says the same again
 
 
 # Shards that were made
@@ -199,7 +198,7 @@ def _meaning(path: Path) -> Any:
     data = path.read_bytes()
     try:  # of text in UTF-8: from bytes, json would guess another encoding
         if path.name == DATASET_FILE:
-            return {name: value for name, value in json.loads(data.decode()).items() if name not in DESCRIPTIVE}
+            return json.loads(data.decode())
         if path.suffix == ".jsonl":
             return [json.loads(line.decode()) for line in data.splitlines() if line.strip()]
     except (ValueError, AttributeError, RecursionError):
