@@ -26,6 +26,7 @@ from model.maps import Maps
 from model.pretrained import find_file, run_of, trained_stride
 from progress import progress_bar
 from terminal import say, written_out
+from training.checkpoint import existing, step_of
 from training.remote.folder import local_run
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
@@ -119,16 +120,15 @@ def strategy_rows(model: AdaMAE, clip: Clip, seed: int) -> list[Row]:
 
 def checkpoint_rows(run: Path, config: ModelConfig, clip: Clip, seed: int) -> list[Row]:
     """The same clip and the same noise, as training went on."""
-    folders = sorted(run.glob("checkpoints/step-*"))
+    folders = existing(run / "checkpoints")
     if not folders:
         raise InputError(f"{run} has no checkpoints/: --checkpoints needs a run folder")
     rows: list[Row] = []
     for folder in folders:
         maps = reconstruct(AdaMAE.from_pretrained(folder, mask_ratio=config.mask_ratio), clip, seed)
         shown = [] if maps.probability is None else [drawing.probability_row(maps)]
-        step = int(folder.name.removeprefix("step-"))
         rows = rows or [drawing.frames_row(maps)]
-        rows += labelled(f"step {step}", [*shown, drawing.reconstruction_rows(maps)[-1]])
+        rows += labelled(f"step {step_of(folder.name)}", [*shown, drawing.reconstruction_rows(maps)[-1]])
     return rows
 
 
