@@ -48,6 +48,7 @@ from training.remote.folder import local_run
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
 MOST_TICKS = 40  # class names beside the confusion matrix
+MOST_COUNTS = 25  # classes whose numbers of videos can be read in it
 OVERRIDES = (
     *("data.frame_stride", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib"),
     *("data.cache", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
@@ -188,8 +189,14 @@ def _confusion_figure(results: dict[str, Any], names: list[str]) -> Figure:
     side = min(14.0, 3 + 0.35 * len(names))
     figure = Figure(figsize=(side, side))
     axes = figure.subplots()
-    picture = axes.imshow(table / np.maximum(1, table.sum(1, keepdims=True)), vmin=0, vmax=1, cmap="Blues")
-    axes.set(xlabel="taken for", ylabel="class", title=f"top-1 {results['top1']:.3f}, share of each class")
+    shares = table / np.maximum(1, table.sum(1, keepdims=True))
+    picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    title = f"top-1 {results['top1']:.3f} of {table.sum():.0f} videos, share of each class"
+    axes.set(xlabel="taken for", ylabel="class", title=title)
+    if len(names) <= MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(table):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=colour, fontsize=8)
     if len(names) <= MOST_TICKS:
         ticks = list(map(_plain, names))
         axes.set_xticks(range(len(names)), ticks, rotation=90)
@@ -212,12 +219,9 @@ def _calibration_figure(results: dict[str, Any]) -> Figure:
 
 def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
     mistakes = results["mistakes"]
-    rows = -(-len(mistakes) // 2)
-    figure = Figure(figsize=(14, 1.6 * rows))
-    axes = figure.subplots(rows, 2, squeeze=False)
-    for place in axes.flat:
+    figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")
+    for place, mistake in zip(figure.subplots(len(mistakes), squeeze=False).flat, mistakes, strict=True):
         place.axis("off")
-    for place, mistake in zip(axes.flat, mistakes, strict=False):
         place.imshow(_strip(dataset, mistake["sample"]))
         place.set_title(
             _plain(

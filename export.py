@@ -114,7 +114,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
     size = config.dimensions
     is_classifier = "head.weight" in state
-    described = {
+    described: dict[str, Any] = {
         "model_type": "videomae",
         "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
         "image_size": config.image_size,

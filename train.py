@@ -32,6 +32,7 @@ from training.profiling import StepProfiler
 from training.run_folder import RunFolder
 from training.saving import Saver
 from training.schedule import Horizon, seed_step
+from training.sinks import sinks_of
 from training.starting import begin_branch, configured
 
 
@@ -61,7 +62,7 @@ def train(config: TrainConfig) -> None:
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
-            Metrics(folder, process, horizon, first_step) as metrics,
+            Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):

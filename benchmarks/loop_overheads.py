@@ -84,8 +84,8 @@ def measure(port: int, options: argparse.Namespace, rank: int) -> tuple[float, f
             without.append(time.perf_counter() - started)
             require("the losses have come", found == list(losses.values()), str(found))
     distributed.leave()
-    agreement = statistics.median(agreeing[WARM_UP_STEPS:])
-    return 1e6 * agreement, 1e6 * statistics.median(gathering), 1e6 * statistics.median(without)
+    medians = [statistics.median(times) for times in (agreeing[WARM_UP_STEPS:], gathering, without)]
+    return 1e6 * medians[0], 1e6 * medians[1], 1e6 * medians[2]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -27,6 +27,7 @@ from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.maps import damage_explained
 from model.pretrained import find_file, run_of, trained_stride
 
 
@@ -53,6 +54,7 @@ def main() -> None:
     print(describe(report))
 
 
+@damage_explained()
 @torch.no_grad()
 def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
     """The three figures; clips in which nothing moves count for the loss only."""

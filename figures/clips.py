@@ -22,12 +22,15 @@ from pipeline.store import is_remote
 from pipeline.video_error import VideoError
 from terminal import say, shown
 
+ASSUMED_FPS = 25.0  # of a video that does not say
+
 
 class Clip(NamedTuple):
     name: str  # of the video, made unique
     frames: UInt8[Tensor, "C T H W"]
     video: Path  # the file, or the tar that it is in
     numbers: list[int]  # of the frames in the video as stored
+    times: list[float]  # of the frames, seconds
 
 
 class Source(NamedTuple):
@@ -38,6 +41,7 @@ class Source(NamedTuple):
     open: Callable[[], bytes | Path]  # what decode_frames takes
     stored_stride: int = 1  # source frames per stored frame
     num_frames: int | None = None  # None: not known
+    fps: float | None = None  # of the stored frames; None: not known
 
 
 def read_clips(
@@ -60,7 +64,7 @@ def read_clips(
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
         for source in found[:: -(-len(found) // limit)]:
             try:
-                frames, numbers = _read(source, num_frames, image_size, frame_stride)
+                frames, numbers, fps = _read(source, num_frames, image_size, frame_stride)
             except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
@@ -68,7 +72,7 @@ def read_clips(
                 continue
             name = next(name for name in _names(source.name) if name not in used)
             used.add(name)
-            yield Clip(name, frames, source.video, numbers)
+            yield Clip(name, frames, source.video, numbers, [number / fps for number in numbers])
 
 
 def _names(name: str) -> Iterator[str]:
@@ -100,12 +104,13 @@ def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
     for index, sample in enumerate(dataset.samples):
         name = sample.key.replace("/", "_")
         read = partial(reader.read, index)
-        yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames)
+        yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames, sample.fps)
 
 
 def _read(
     source: Source, num_frames: int, image_size: int | Sequence[int], frame_stride: int
-) -> tuple[UInt8[Tensor, "C T H W"], list[int]]:
+) -> tuple[UInt8[Tensor, "C T H W"], list[int], float]:
+    """The clip, the numbers of its frames, and how many of those the video has a second."""
     if frame_stride % source.stored_stride:
         raise InputError(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
@@ -115,8 +120,9 @@ def _read(
 
     stride = frame_stride // source.stored_stride
     video = source.open()
-    numbers = middle(source.num_frames or _count_frames(video), num_frames, stride)
-    return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers
+    total, fps = (source.num_frames, source.fps) if source.num_frames and source.fps else _count_frames(video)
+    numbers = middle(total, num_frames, stride)
+    return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers, fps
 
 
 def middle(total: int, num_frames: int, stride: int) -> list[int]:
@@ -138,8 +144,8 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -
     return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
 
 
-def _count_frames(video: bytes | Path) -> int:
-    """Frames that decode. What a container says of itself is not always true."""
+def _count_frames(video: bytes | Path) -> tuple[int, float]:
+    """Frames that decode, and how many there are a second. What a container says of itself is not always true."""
     from av.error import FFmpegError  # likewise
 
     from pipeline.containers import main_stream, open_video
@@ -150,8 +156,9 @@ def _count_frames(video: bytes | Path) -> int:
             if stream is None:
                 raise VideoError("it has no video track")
             decoded = sum(1 for _ in container.decode(stream))
+            fps = float(stream.average_rate or stream.guessed_rate or ASSUMED_FPS)
     except FFmpegError as error:
         raise VideoError(str(error)) from error
     if not decoded:
         raise VideoError("none of its frames decodes")
-    return decoded
+    return decoded, fps

@@ -44,10 +44,10 @@ SAMPLER_HEADS = 8  # at every size, SPEC §3
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
-    init: str = ""
-    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; empty: from scratch"""
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
     """of encoder and decoder (ViT); tiny is for tests and the demo"""
+    init: str = ""
+    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; empty: from scratch"""
     num_frames: int = 16
     """frames of a clip"""
     image_size: int | list[int] = 224

@@ -18,6 +18,8 @@ class DataConfig:
 
     shards: str | list[str] = ""
     """dataset folder or URL (s3://…); a list mixes several"""
+    validation_shards: str = ""
+    """never learnt from: at every review of pre-training their loss under fixed masks, k-NN accuracy and RankMe"""
     weights: list[float] | None = None
     """share of each of the mixed datasets; null: by their number of videos"""
     subset: int | None = None

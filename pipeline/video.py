@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import av
 import av.error
@@ -144,7 +144,7 @@ class Video:
         to_send = len(numbers)
         decoder = self._stream.codec_context
         # Frames that nobody refers to and nobody asked for (most B-frames) are not decoded; dav1d is told once.
-        unwanted = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
+        unwanted: Literal["DEFAULT", "NONREF"] = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
         for packet in packets:
             decoder.skip_frame = "DEFAULT" if packet.pts in numbers else unwanted
             to_send -= packet.pts in numbers

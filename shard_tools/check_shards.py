@@ -230,7 +230,8 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
     ]
     problems = [] if videos else [f"{path.name} holds no video"]
     index = path.with_suffix(".idx")
-    if index.is_file() and index.read_text(encoding="utf-8").split("\n")[1:] != index_of(members).split("\n")[1:]:
+    expected = index_of(members).encode(errors="surrogateescape")
+    if index.is_file() and index.read_bytes().split(b"\n")[1:] != expected.split(b"\n")[1:]:
         problems.append(f"{index.name} does not fit its tar")
     return problems, videos
 

@@ -28,7 +28,7 @@ from importlib import import_module
 for name in sys.argv[1:]:
     import_module(name)
 import train
-train.run_command(lambda: train.train(train.parse(["data.shards=x"])))
+train.run_command(lambda: train.train(train.configured(["data.shards=x"])))
 """
     modules = [*COMMANDS, *(f"benchmarks.{name}" for name in WITHOUT_VIDEOS)]
     done = subprocess.run([sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True)

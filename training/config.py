@@ -114,7 +114,9 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """newest checkpoints that stay"""
     figure_every: int | None = 1000
-    """steps between two figure panels in TensorBoard; null: none"""
+    """steps between two reviews of pre-training: figures and data.validation_shards; null: none"""
+    metrics: list[Literal["tensorboard", "wandb"]] = field(default_factory=lambda: ["tensorboard"])
+    """where figures go besides metrics.jsonl and report.html"""
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs < math.inf:
@@ -143,6 +145,8 @@ class TrainConfig:
             raise InputError(
                 f"model.init is for pre-training: with objective={self.objective}, give finetune.checkpoint="
             )
+        if self.objective != "pretrain" and self.data.validation_shards:
+            raise InputError("data.validation_shards is for pre-training: give finetune.validation_shards instead")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if self.deterministic:
@@ -176,6 +180,7 @@ FREE_KEYS = {
     "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
     "compile", "attention", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
+    "metrics", "data.validation_shards",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
     "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
@@ -249,6 +254,13 @@ def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
         for key in sorted(before.keys() | now.keys())
         if key not in FREE_KEYS and before.get(key) != now.get(key)
     ]
+
+
+def changed_keys(config: "TrainConfig | dict[str, Any]") -> dict[str, Any]:
+    """What a run was given that is not a default, by dotted key."""
+    values = _flat(config if isinstance(config, dict) else dataclasses.asdict(config))
+    defaults = _flat(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
+    return {key: value for key, value in values.items() if value != defaults.get(key)}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,6 +21,7 @@ from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
 from training.evaluation import Views, check_classes, check_labels, predict, scores
+from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.objective import StepResult
 from training.optimizer import make_optimizer
@@ -42,6 +43,9 @@ class Classification:
         self.validation = ShardDataset.open(validation, cache) if validation else None
         if self.validation is not None:
             check_classes(self.classes, self.validation)
+        # The encoder of a probe is frozen: its features are as good as they were.
+        changes = validation and config.objective == "finetune"
+        self.held_out = HeldOut(config, validation) if changes else None
         self.model = starting_model(config, len(self.classes)).to(process.device)
         self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
         self.statistics = [buffer for layer in statistics_of(self.model) for buffer in layer.buffers()]
@@ -115,6 +119,8 @@ class Classification:
         figures = scores(found)
         if self.process.is_first:
             self._keep_if_best(model, step, figures)
+        if self.held_out is not None:
+            figures |= self.held_out.figures(model, self.process)
         metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:

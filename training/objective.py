@@ -14,6 +14,7 @@ from terminal import say
 from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Process
+from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.optimizer import make_optimizer
 from training.panel import FigurePanel
@@ -75,6 +76,8 @@ class Pretraining:
                 say(said, sys.stderr)
         self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
+        shards = config.data.validation_shards
+        self.held_out = HeldOut(config, shards) if shards else None
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -113,11 +116,13 @@ class Pretraining:
         pass
 
     def review_due(self, step: int, is_last: bool) -> bool:
-        return self.config.figure_every is not None and step % self.config.figure_every == 0
+        every = self.config.figure_every
+        return every is not None and (step % every == 0 or (is_last and self.held_out is not None))
 
     def review(self, step: int, metrics: Metrics) -> None:
-        if metrics.writer is None:
-            return
-        if self.panel is None:
-            self.panel = FigurePanel(self.model, self.config, metrics.writer)
-        self.panel.draw(step)
+        if self.held_out is not None:
+            figures = self.held_out.figures(self.model, metrics.process)
+            metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
+        if metrics.process.is_first:
+            self.panel = self.panel or FigurePanel(self.model, self.config)
+            self.panel.draw(step, metrics)

@@ -1,4 +1,5 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl, profile/`.
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, quarantine.jsonl,
+profile/`.
 
 A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
 """
@@ -33,6 +34,8 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
         self.profile = self.path / "profile"
+        self.review = self.path / "review"  # the newest pictures, for the report
+        self.report = self.path / "report.html"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None
         if is_first:

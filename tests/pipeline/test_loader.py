@@ -22,7 +22,7 @@ from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, 
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph
@@ -263,7 +263,7 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
             release.wait(20)
         return cut_views(cut, sample, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.making.cut_views", cut_or_hang)
+    monkeypatch.setattr("pipeline.cutting.cut_views", cut_or_hang)
     config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_share=0.9)
     plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
     with Loader(short, plan, CPU, config, report) as loader:
@@ -503,7 +503,7 @@ def test_decoder_dali_says_which_codec_it_does_not_know(short: ShardDataset) -> 
 class Chosen:
     """A plan of one video's clips at every start and stride, also over its last frames."""
 
-    views, num_frames, image_size, batch_size = 1, 4, 32, 20
+    views, num_frames, frame_size, batch_size = 1, 4, FrameSize(32, 32), 20
 
     def __init__(self, length: int, crop: Crop) -> None:
         clips = [

@@ -1,12 +1,13 @@
 """What a step takes is known before the first one, and what does not fit is refused."""
 
+import json
 import time
 
 import pytest
 import torch
 
 from benchmarks import memory_vs_ratio
-from benchmarks.accounting import predict
+from benchmarks.harness import RESULTS
 from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
@@ -33,13 +34,25 @@ def room(monkeypatch):
     return lambda size: monkeypatch.setattr(memory, "available_bytes", lambda device: size)
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}])
-def test_the_estimate_is_near_what_is_counted(changes):
-    made = model(**changes)
-    for device in ("cpu", "cuda"):
-        counted = predict(made.config, 64, on_gpu=device == "cuda").peak_bytes
-        estimated = memory.estimated(made, "bf16", torch.device(device)).of(64)
-        assert estimated == pytest.approx(counted, rel=0.15), device
+@pytest.fixture(scope="module")
+def counted() -> memory.Need:
+    """Of eight clips, byte by byte; it takes some seconds."""
+    return memory.counted(model().config, 8, CPU)
+
+
+def test_the_estimate_is_near_what_was_counted_for_a_gpu():
+    """Every tenth point of the table that benchmarks/memory_vs_ratio.py has written."""
+    rows = json.loads((RESULTS / "cpu/memory_vs_ratio.json").read_text())["rows"]
+    for row in rows[::10]:
+        names = ("masking", "mask_ratio", "decoder_depth", "activation_checkpointing")
+        with torch.device("meta"):
+            made = AdaMAE(ModelConfig(**{name: row[name] for name in names}))
+        estimated = memory.estimated(made, "bf16", torch.device("cuda")).of(row["batch_size"]) / 2**30
+        assert estimated == pytest.approx(row["predicted_peak_gib"], rel=0.08), row
+
+
+def test_the_estimate_is_near_what_is_counted_here(counted):
+    assert memory.estimated(model(), "bf16", CPU).of(8) == pytest.approx(counted.of(8), rel=0.15)
 
 
 def test_an_absurd_batch_is_refused_at_once_with_the_largest_that_fits(room):
@@ -55,13 +68,14 @@ def test_an_absurd_batch_is_refused_at_once_with_the_largest_that_fits(room):
     assert "activation_checkpointing=true" in str(raised.value)
 
 
-def test_a_close_one_is_counted(room):
-    made, counted = model(), predict(model().config, 8, on_gpu=False).peak_bytes
-    room(counted * 1.01)
-    assert memory.check_memory(config(), made, 8, CPU).startswith(f"a step of 8 clips takes {memory.gib(counted)}, of")
-    room(counted * 0.99)
+def test_a_close_one_is_counted(room, counted, monkeypatch):
+    monkeypatch.setattr(memory, "counted", lambda *_: counted)
+    room(counted.of(8) * 1.01)
+    said = memory.check_memory(config(), model(), 8, CPU)
+    assert said.startswith(f"a step of 8 clips takes {memory.gib(counted.of(8))}, of")
+    room(counted.of(8) * 0.99)
     with pytest.raises(InputError, match=r"would take .* 7 clips are the most that fit"):
-        memory.check_memory(config(), made, 8, CPU)
+        memory.check_memory(config(), model(), 8, CPU)
 
 
 def test_what_fits_well_is_said_and_a_classifier_is_estimated_too(room):
@@ -78,13 +92,11 @@ def test_there_is_memory_here():
     assert 2**28 < memory.available_bytes(CPU) < 2**50
 
 
-def test_the_benchmark_says_the_same_of_a_run(tmp_path, capsys):
+def test_the_benchmark_says_the_same_of_a_run(tmp_path, capsys, counted):
     file = tmp_path / "x.yaml"
     file.write_text("model:\n" + "".join(f"  {name}: {value}\n" for name, value in SMALL.items()))
     memory_vs_ratio.main(["--config", str(file), "--batch-size", "8", "device=cpu"])
-    counted = memory.counted(model().config, 8, CPU).of(8)
-    assert capsys.readouterr().out.startswith(
-        f"a step of 8 clips takes {memory.gib(counted)} on this CPU (weights 0.00"
-    )
+    said = capsys.readouterr().out
+    assert said.startswith(f"a step of 8 clips takes {memory.gib(counted.of(8))} on this CPU (weights 0.00")
     with pytest.raises(InputError, match=r"steps=3 changes a run: say which one"):
         memory_vs_ratio.main(["steps=3"])

@@ -24,6 +24,7 @@ from pipeline.plan import Plan
 from training.distributed import Process
 from training.metrics import SKIPPED, Metrics, figures_of, forget_after
 from training.ranks import ForwardClock, Ranks, Spread
+from training.sinks import TensorBoard
 
 ROOT = Path(__file__).parents[2]
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -32,7 +33,8 @@ COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
 
 def metrics_in(folder: Path) -> Metrics:
     places = SimpleNamespace(metrics=folder / "metrics.jsonl", tensorboard=folder / "tensorboard")
-    return Metrics(places, ALONE, SimpleNamespace(total_steps=100, global_batch=4), first_step=0)  # type: ignore[arg-type]
+    horizon = SimpleNamespace(total_steps=100, global_batch=4)
+    return Metrics(places, ALONE, horizon, 0, [TensorBoard(places.tensorboard, 0)])  # type: ignore[arg-type]
 
 
 def report(metrics: Metrics, step: int) -> None:
@@ -89,11 +91,11 @@ def test_a_disk_that_is_full_is_named_with_the_file(
                 metrics.file.close()
                 metrics.file = Path(os.devnull).open("w")  # noqa: SIM115
             else:
-                metrics.writer.add_scalar = lambda *_: None
+                metrics.sinks[0].writer.add_scalar = lambda *_: None
             for step in range(1, 100):
                 report(metrics, step)
                 if name == "tensorboard":
-                    metrics.writer.flush()
+                    metrics.sinks[0].writer.flush()
 
     with pytest.raises(SystemExit) as ended, files_of_at_most(8000):
         run_command(run)

@@ -142,8 +142,9 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
 
 
 def _decoded(video: bytes) -> list[np.ndarray] | None:
-    """All frames, upright and as BT.601, float [H, W, 3]; None where a strict decoder refuses one, or what it is."""
-    frames = []
+    """All frames in the order of their times, upright and as BT.601, float [H, W, 3]; None where a strict decoder
+    refuses one, or what it is."""
+    frames, times = [], []
     try:
         with av.open(io.BytesIO(video)) as container:
             stream = container.streams.video[0]
@@ -154,9 +155,12 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
                     return None
                 image = frame.to_ndarray(format="rgb24", src_colorspace="ITU601", dst_colorspace="ITU601")
                 frames.append(np.rot90(image, frame.rotation % 360 // 90).astype(float))
+                times.append(frame.pts)
     except (av.error.FFmpegError, ValueError, IndexError):
         return None
-    return frames
+    if None in times:
+        return frames
+    return [frames[place] for place in sorted(range(len(frames)), key=times.__getitem__)]
 
 
 def _cut(frame: np.ndarray, box: np.ndarray, size: int) -> np.ndarray:
