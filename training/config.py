@@ -160,10 +160,10 @@ class TrainConfig:
                 f"attention={self.attention} does not add up in the same order every time: with deterministic=true,"
                 f" choose {', '.join(DETERMINISTIC)} or auto"
             )
-        if self.data.decoder == "dali":
+        if self.data.decoder not in ("auto", "pyav"):
             raise InputError(
-                "data.decoder=dali leaves to PyAV what it happens to fail at: with deterministic=true, set"
-                " data.decoder=pyav"
+                f"data.decoder={self.data.decoder} leaves to PyAV what it happens to fail at: with deterministic=true,"
+                " set data.decoder=pyav"
             )
         self.data = dataclasses.replace(self.data, decoder="pyav")
 
