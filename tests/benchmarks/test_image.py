@@ -45,19 +45,12 @@ def test_the_container_works_as_the_owner_of_what_is_mounted(started) -> None:
     runs, data = "/adamae/runs", "/data"
     assert started(training[2:], {runs: "1234:100"}) == [*as_user, *training]
     assert started(training[2:], {data: "77:77", runs: "1234:100"}) == [*as_user, *training], "it writes there"
-    assert started(["data.shards=/data", "steps=3"], {data: "1234:100"})[6:] == [
-        *training[:2],
-        "data.shards=/data",
-        "steps=3",
-    ]
+    settings = ["data.shards=/data", "steps=3"]
+    assert started(settings, {data: "1234:100"})[6:] == [*training[:2], *settings]
     made_by_docker = started(training[2:], {runs: "0:0", data: "77:77"})
     assert made_by_docker == training, "as root, whose folder it is"
     assert started(training[2:], {})[2] == "adamae"
     assert started(training[2:], {runs: "77:77"}, user="1234") == training, "--user has decided"
-    assert started(["torchrun", "--nproc-per-node", "2", "train.py"], {})[6:] == [
-        "torchrun",
-        "--nproc-per-node",
-        "2",
-        "train.py",
-    ]
+    several = ["torchrun", "--nproc-per-node", "2", "train.py"]
+    assert started(several, {})[6:] == several
     assert started([], {})[6:] == ["python", "train.py", "--help"]

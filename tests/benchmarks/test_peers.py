@@ -95,19 +95,7 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
     with pytest.raises(KeyboardInterrupt):
         train_throughput.main(
-            [
-                "--size",
-                "tiny",
-                "--output",
-                str(tmp_path),
-                "--rounds",
-                "1",
-                "--batch-size",
-                "1",
-                "2",
-                "--repetitions",
-                "1",
-            ]
+            [*"--size tiny --rounds 1 --batch-size 1 2 --repetitions 1 --output".split(), str(tmp_path)]
         )
     rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
     assert [(row["contender"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
