@@ -93,10 +93,9 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
         return train_throughput.Measurement([1000.0], 1000.0, 2.0, 3.0)
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
+    small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
     with pytest.raises(KeyboardInterrupt):
-        train_throughput.main(
-            [*"--size tiny --rounds 1 --batch-size 1 2 --repetitions 1 --output".split(), str(tmp_path)]
-        )
+        train_throughput.main([*small, "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
     assert [(row["contender"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
     ours = rows[1]
