@@ -8,7 +8,7 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 adamae \
- && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /data
+ && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /adamae/home /data
 
 # The pins alone decide this layer, so that editing the code does not download 4 GB again. Secrets are the building
 # host's package settings, where it has any: they are there during this step and in no layer.
@@ -24,15 +24,16 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
 COPY . /adamae/
 
 # video: NVDEC, without which DALI cannot decode on the GPU. PYTHONPATH instead of an editable install.
-# The caches lie where any `--user` may write, and a user without a name has one all the same (getpass).
+# Home and caches lie where any `--user` may write, and a user without a name has one all the same (getpass).
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,video,utility \
     PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/adamae \
     PYTHONUNBUFFERED=1 \
     USER=adamae \
+    HOME=/adamae/home \
+    XDG_CACHE_HOME=/adamae/cache \
     TRITON_CACHE_DIR=/adamae/cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/adamae/cache/torchinductor \
     MPLCONFIGDIR=/adamae/cache/matplotlib
-USER adamae
-ENTRYPOINT ["python", "train.py"]
+ENTRYPOINT ["/adamae/launch/entrypoint.sh"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from errors import InputError
@@ -34,8 +33,9 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def on_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Int64[Tensor, "..."]:
-    """From pinned memory: a copy from any other would wait until the GPU has done all that is queued."""
+def on_device(numbers: Sequence[float] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """In int64, or fp32 for floats. From pinned memory: a copy from any other would wait until the GPU has done all
+    that is queued."""
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 

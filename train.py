@@ -16,7 +16,7 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
 from training.cautions import cautions
-from training.compiling import compile_in_place
+from training.compiling import check_graphs, compile_in_place
 from training.config import TrainConfig
 from training.failures import failures_explained, way_back_explained
 from training.feed import Feed
@@ -25,6 +25,7 @@ from training.interrupt import StopRequest
 from training.memory import check_memory
 from training.metrics import SKIPPED, Metrics
 from training.milestones import Milestones
+from training.numerics import as_asked, described, execution
 from training.objective import Objective, Pretraining
 from training.optimizer import update
 from training.profiling import StepProfiler
@@ -38,6 +39,7 @@ from training.starting import begin_branch, configured
 @distributed.end_told()
 @way_back_explained
 @failures_explained()
+@as_asked
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device, config.distributed.timeout_s)
     dataset = ShardDataset.of(config.data)
@@ -46,9 +48,9 @@ def train(config: TrainConfig) -> None:
     optimizer = objective.optimizer()
     plan = make_plan(config, dataset, objective, process)
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
-    memory = check_memory(config, objective.model, plan.batch_size, process.device)
+    memory = check_memory(config, objective.model, plan.batch_size, process.device, dataset.info.codecs.values())
     contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-    start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
+    start = checkpoint.Place(0, horizon.global_batch, dataset.digest, execution(config, process))
     branched_at = begin_branch(config, contents, start, horizon.total_steps, process)
 
     with RunFolder(config, process.is_first) as folder:
@@ -64,7 +66,7 @@ def train(config: TrainConfig) -> None:
             Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
-            metrics.announce(config, [memory, *cautions(config, dataset)])
+            metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
             milestones.going_on(resumed_at)
             batches = loader.batches(first_step * plan.passes)
@@ -93,18 +95,20 @@ def make_objective(config: TrainConfig, dataset: ShardDataset, process: distribu
 
 
 def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Process) -> Plan:
-    return Plan(
+    plan = Plan(
         dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
         batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
         together=objective.together, rank=process.rank, world_size=process.world_size,
     )  # fmt: skip
+    check_graphs(config.compile, process.device.type, plan.passes)
+    return plan
 
 
 @distributed.others_awaited()
 def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
     """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
     if config.compile:
-        compile_in_place(model)
+        compile_in_place(model, config.compile)
     if process.world_size == 1:
         return model
     # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its objective shares.

@@ -21,14 +21,19 @@ import devices
 from benchmarks.step import PretrainingStep, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training.memory import CUBLAS_BYTES
 
 # In the order of the forward pass. What happens between two parts belongs to the part before; after the decoder comes
 # the loss. `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
 PARTS = ("tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
-# What else is alive when most is; `temporaries` are made by the backward pass or the update, and gone after it.
-AT_PEAK = ("weights", "optimizer", "clip", *PARTS, "gradients", "temporaries")
+# What else is alive when most is; `temporaries` are made by the backward pass or the update, and gone after it, also
+# what a kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt share.
+AT_PEAK = ("weights", "optimizer", "clip", "cublas", *PARTS, "gradients", "temporaries")
 
+# Operators that launch nothing: they allocate, or ask about what is there.
+IDLE = ("aten::empty", "aten::new_empty", "aten::detach", "prim::", "profiler::")
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
+MULTIPROCESSORS = 132  # of an H100 or H200
 
 
 @dataclass(frozen=True)
@@ -38,48 +43,81 @@ class Account:
     saved: dict[str, int]  # kept from the forward pass for the backward, by PARTS
     at_peak: dict[str, int]  # alive at the moment of the step when most is, by AT_PEAK
     flops: int
+    repeated_flops: int  # of these, the scores that attention makes once more in its backward pass
+    launches: int  # operators of forward and backward that do something: each at least one launch
 
     @property
     def peak_bytes(self) -> int:
         return sum(self.at_peak.values())
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Of these, what does not depend on the batch."""
+        return sum(self.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients", "cublas"))
 
-def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True) -> Account:
+
+def predict(
+    config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False, with_flops: bool = True
+) -> Account:
     """The account of a step as a GPU takes it in bf16, or as this CPU does, of tensors that have shapes but no memory.
 
-    It takes a few seconds, whatever the batch. Not in it: the CUDA context, the allocator's fragmentation, and what
-    CUDA's libraries allocate behind PyTorch.
+    in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. with_flops: count
+    the arithmetic too, in another step. It takes a few seconds, whatever the batch. Not in it: the CUDA context, NCCL's
+    own memory, the allocator's fragmentation.
     """
     with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
         model = AdaMAE(config)
-    live = LiveBytes("weights")
+    live = LiveBytes("weights", on_gpu)
     with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu() if on_gpu else nullcontext(), live:
         step = PretrainingStep(model.to_empty(device="cpu"))
         live.label = "clip"
         clip = noise_clip(config, batch_size, torch.device("cpu"))
-        return account(step, clip, live)
+        return account(step, clip, live, in_buckets, with_flops)
 
 
-def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes") -> Account:
-    """Take the first two steps under `live`, which is running and saw the weights being made; the second one counts."""
+def account(
+    step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False, with_flops: bool = True
+) -> Account:
+    """Take the first steps under `live`, which is running and saw the weights being made; the last one counts."""
     model = step.model
     live.label = "optimizer"  # the first update makes the optimizer's state
     # Not in the step whose bytes are counted: this mode keeps what is computed once more in a backward pass.
     with FlopCounterMode(display=False) as flops:
-        step(clip)
+        if with_flops:
+            step(clip)
+        else:
+            for parameter in model.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            step.update()
+    live.label = "gradients"
+    buckets = {p: torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
+
+    def keep_gradient(parameter: Tensor) -> None:
+        if in_buckets:  # a copy of its own is gone as soon as it has been copied there
+            parameter.grad = buckets[parameter]
+        live.relabel(parameter.grad, "gradients")
+
     live.label = "tokenizer"
     live.forget_peak()
+    live.launches = 0
     with ExitStack() as hooks:
         for parameter in model.parameters():
-            handle = parameter.register_post_accumulate_grad_hook(lambda p: live.relabel(p.grad, "gradients"))
-            hooks.callback(handle.remove)
+            hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         mark_copy = partial(live.relabel, label="weight_copies")
         with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
             loss = step.loss(clip)
         live.label = "temporaries"
         loss.backward()
+        launches = live.launches
         step.update()
-    return Account(saved, {label: live.at_peak[label] for label in AT_PEAK}, flops.get_total_flops())
+    at_peak = {label: live.at_peak[label] for label in AT_PEAK}
+    return Account(saved, at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
+
+
+def repeated_flops(flops: FlopCounterMode) -> int:
+    """Of the five products of a backward pass of PyTorch's attention, all alike in size, the first was made before."""
+    by_operator = flops.get_flop_counts()["Global"].items()
+    return sum(count for operator, count in by_operator if _is_attention_backward(str(operator))) // 5
 
 
 @contextmanager
@@ -136,25 +174,27 @@ def saved_bytes(
 
 def _origin(tensor: Tensor) -> int | None:
     """The storage of the leaf from which nothing but casts and views lead to this tensor, if there is one."""
-    node = tensor.grad_fn
-    while node is not None and node.name().startswith(("ToCopy", "T", "View", "UnsafeView", "Slice", "Split")):
-        node = node.next_functions[0][0]
+    node, output = tensor.grad_fn, tensor.output_nr
+    while node is not None and node.name().startswith(("ToCopy", "Cast", "T", "View", "UnsafeView", "Slice", "Split")):
+        node, output = node.next_functions[output if node.name().startswith("Cast") else 0]
     is_leaf = node is not None and node.name() == "torch::autograd::AccumulateGrad"
     return node.variable.untyped_storage()._cdata if is_leaf else None  # type: ignore[union-attr]
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages made in this block that are alive, by label: now, and when they were most.
+    """Counts the bytes of all storages made in this block that are alive, by label: now, and when they were most; and
+    the operators that do something.
 
     A storage made before counts from when an operation in this block returns a view of it. `label` says what the
-    storages made from then on are for.
+    storages made from then on are for. on_gpu: count what CUDA's libraries are lent, too.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, on_gpu: bool = False) -> None:
         super().__init__()
-        self.label = label
-        self.now: Counter[str] = Counter()
+        self.label, self.on_gpu = label, on_gpu
+        self.now: Counter[str] = Counter(cublas=CUBLAS_BYTES if on_gpu else 0)
         self.at_peak: Counter[str] = Counter()
+        self.launches = 0
         self._labels: dict[int, str] = {}
 
     def set_label(self, label: str) -> None:
@@ -175,7 +215,16 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
+        self.launches += not func.is_view and not func.name().startswith(IDLE)
+        if self.on_gpu and _is_attention_backward(func.name()):
+            self._pass_by(attention_workspace(args[1]))
         return out
+
+    def _pass_by(self, size: int) -> None:
+        """Bytes that are alive for a moment, with all that is now."""
+        if self.now.total() + size > self.at_peak.total():
+            self.at_peak = self.now.copy()
+            self.at_peak["temporaries"] += size
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, _allocated(storage)
@@ -188,6 +237,22 @@ class LiveBytes(TorchDispatchMode):
 
     def _free(self, key: int, size: int) -> None:
         self.now[self._labels.pop(key)] -= size
+
+
+def _is_attention_backward(operator: str) -> bool:
+    return "attention" in operator and "backward" in operator
+
+
+def attention_workspace(q: Tensor) -> int:
+    """Bytes that flash attention allocates for its backward pass over q [B, H, M, d], besides the gradients.
+
+    PyTorch's flash_api.cpp, mha_bwd: in fp32, a sum for each row, and q's gradient with rows a multiple of 128, and of
+    32 values; if it is to be deterministic, as many of these as it takes to give every multiprocessor a head.
+    """
+    batch, heads, rows, width = q.shape
+    rows, width = -(-rows // 128) * 128, -(-width // 32) * 32
+    splits = -(-MULTIPROCESSORS // (batch * heads)) if torch.are_deterministic_algorithms_enabled() else 1
+    return 4 * batch * heads * rows * (1 + splits * width)
 
 
 def _allocated(storage: torch.UntypedStorage) -> int:

@@ -1,4 +1,4 @@
-"""What this machine offers a training run: driver, what NVDEC decodes, rates of copies and matrix products, packages.
+"""What this machine offers a training run: driver, what NVDEC decodes, rates of copies, products and attention.
 
     python benchmarks/gpu_probe.py [--output FOLDER]
 
@@ -9,18 +9,24 @@ import argparse
 import os
 import shutil
 import subprocess
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from benchmarks.harness import Row, default_output, machine, matmul_tflops, time_calls, write_results
 from devices import choose_device, usable_precision
 from errors import run_command
 from pipeline.nvdec import NvdecError, read_limits
+from training.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
+HEADS = {"decoder": (6, 64), "sampler": (8, 96)}  # and their width, of ViT-Base's parts that see all tokens
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
     device = choose_device()
-    rows = [*driver(), *packages(), *rates(device), *nvdec(device)]
+    rows = [*driver(), *packages(), *rates(device), *attention(device), *nvdec(device)]
     folder = options.output or default_output(device)
     write_results(folder, "gpu_probe", rows, {**machine(device), "cores": len(os.sched_getaffinity(0))}, [])
     print((folder / "gpu_probe.md").read_text(encoding="utf-8"))
@@ -67,6 +73,27 @@ def rates(device: torch.device) -> list[Row]:
         found.append(row("copy from pinned memory", round(pinned.nbytes / up.median_ms / 1e6, 1), "GB/s"))
     precision = usable_precision(device, "bf16")
     return [*found, row(f"large matrix product, {precision}", round(matmul_tflops(device, precision), 2), "TFLOP/s")]
+
+
+def attention(device: torch.device) -> list[Row]:
+    """Forward and backward by each kernel that train.py's `attention` may name, 16 clips in bf16."""
+    found: list[Row] = []
+    for part, (heads, width) in HEADS.items() if device.type == "cuda" else ():
+        shape = (16, heads, 1568, width)
+        q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        for name, kernel in KERNELS.items():
+            what = f"attention of the {part}, {name}"
+            try:
+                with sdpa_kernel(kernel):
+                    timing = time_calls(partial(both_passes, q, k, v), device, warmup=3, repetitions=20)
+                found.append(row(what, round(timing.median_ms, 3), "ms"))
+            except RuntimeError as error:
+                found.append(row(what, str(error).splitlines()[0]))
+    return found
+
+
+def both_passes(*inputs: Tensor) -> None:
+    torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sum(), inputs)
 
 
 def nvdec(device: torch.device) -> list[Row]:

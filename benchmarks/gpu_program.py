@@ -188,7 +188,7 @@ def peak_of(config: ModelConfig, graphs: list[GraphModule], programs: list[str])
     """Bytes alive when most are, in a run of the programs without their kernels and of AdamW's moments beside it."""
     with torch.device("meta"):
         weights = list(AdaMAE(config).parameters())
-    live = LiveBytes("step")
+    live = LiveBytes("step", on_gpu=True)
     with FakeTensorMode(allow_non_fake_inputs=True), live, _kernels_left_out():
         forward, backward = (_entry(program) for program in programs)
         moments = [torch.empty_like(weight, device="cpu") for weight in weights for _ in range(2)]

@@ -14,6 +14,7 @@ checkpointing, and on a CPU the points that `measured_on_cpu` names. Each measur
 import argparse
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,18 +42,18 @@ from devices import choose_device, usable_precision
 from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
+from pipeline.config import DataConfig
 from progress import progress_bar
 from terminal import say
 from training.config import parse
-from training.memory import gib
+from training.memory import RESERVE_GPU, gib, loaded_bytes
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 FRAME_RATIOS = (0.75, 0.875)  # whole token frames: 2 and 1 of 8
 CAPACITIES_GB = (16, 24, 40, 80, 141)
 CPU_BATCH = 2
 AMPLE_BATCH = 64  # large enough for activations to rule the peak, so that memory is proportional to clips from there on
-# What a GPU holds that no tensor owns: CUDA context, library workspaces, the allocator's fragmentation.
-RESERVE_BYTES = 1.5e9
+STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, where videos of 342×256 were made into shards
 
 # SPEC §8: GB at batch 16, of ViT-Base on SSv2 (the paper does not say how it was read off).
 PAPER_GB = {
@@ -121,10 +122,9 @@ def is_default(point: Point) -> bool:
 
 def predicted_row(point: Point, batch_size: int) -> Row:
     config = point.config
-    account = predict(config, batch_size)
-    own_flops = account.flops
+    own = account = predict(config, batch_size)
     if config.activation_checkpointing:
-        own_flops = predict(replace(config, activation_checkpointing=False), batch_size).flops
+        own = predict(replace(config, activation_checkpointing=False), batch_size)
     row: Row = {
         "axis": point.axis,
         "masking": config.masking,
@@ -137,22 +137,37 @@ def predicted_row(point: Point, batch_size: int) -> Row:
         "paper_gb": point.paper_gb,
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
         "compiled_predicted_peak_gib": None,  # it takes a minute: later
+        "ddp_predicted_peak_gib": None,
     }
+    if is_default(point):
+        in_buckets = predict(config, batch_size, in_buckets=True, with_flops=False)
+        row["ddp_predicted_peak_gib"] = round(in_buckets.peak_bytes / 2**30, 3)
     row |= {f"saved_{part}_mib": round(size / 2**20, 1) for part, size in account.saved.items()}
     row["saved_mib"] = round(sum(account.saved.values()) / 2**20, 1)
     row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
-    ample = predict(config, AMPLE_BATCH)
-    row |= {f"largest_batch_{size}gb": largest_batch(ample, AMPLE_BATCH, size * 1e9) for size in CAPACITIES_GB}
-    row["gflop_per_clip"] = round(own_flops / batch_size / 1e9, 1)
-    row["recomputed_gflop_per_clip"] = round((account.flops - own_flops) / batch_size / 1e9, 1)
+    ample = predict(config, AMPLE_BATCH, with_flops=False)
+    row["loaded_mib"] = round(batch_size * loaded_per_clip(config) / 2**20, 1)
+    row |= {f"largest_batch_{size}gb": largest_batch(config, ample, size * 1e9) for size in CAPACITIES_GB}
+    row["gflop_per_clip"] = round(own.flops / batch_size / 1e9, 1)
+    row["repeated_gflop_per_clip"] = round(own.repeated_flops / batch_size / 1e9, 1)
+    row["recomputed_gflop_per_clip"] = round((account.flops - own.flops) / batch_size / 1e9, 1)
+    row["launches"] = account.launches
     return row
 
 
-def compiled_gib(point: Point, batch_size: int) -> float | None:
-    """Predicted too, in a minute, of the points that a GPU measures compiled; an interpreter has no program."""
-    if not is_default(point) or triton.knobs.runtime.interpret:
-        return None
-    return round(in_fresh_process(compiled_bytes, point.config, batch_size) / 2**30, 3)
+def compiled_places(table: list[Point], every: bool) -> list[int]:
+    """Of the points whose compiled step is predicted too, which takes a minute each; an interpreter has no program."""
+    if triton.knobs.runtime.interpret:
+        return []
+    return [
+        place
+        for place, point in enumerate(table)
+        if is_default(point) and (every or not point.config.activation_checkpointing)
+    ]
+
+
+def compiled_gib(config: ModelConfig, batch_size: int) -> float:
+    return round(in_fresh_process(compiled_bytes, config, batch_size) / 2**30, 3)
 
 
 def compiled_bytes(config: ModelConfig, batch_size: int) -> int:
@@ -169,11 +184,14 @@ def _sampler(config: ModelConfig) -> str:
     return f"{config.sampler} {config.sampler_depth}×{config.sampler_dimension} {dtype}"
 
 
-def largest_batch(account: Account, batch_size: int, capacity: float) -> int:
-    """Clips that fit into `capacity` bytes, from the account of a large batch."""
-    fixed = sum(account.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients"))
-    per_clip = (account.peak_bytes - fixed) / batch_size
-    return max(0, int((capacity - RESERVE_BYTES - fixed) / per_clip))
+def loaded_per_clip(config: ModelConfig) -> int:
+    return loaded_bytes(config, DataConfig.prefetch, STORED_PIXELS)
+
+
+def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
+    """Clips that fit into `capacity` bytes with what DALI holds of them, from the account of AMPLE_BATCH."""
+    per_clip = (ample.peak_bytes - ample.fixed_bytes) / AMPLE_BATCH + loaded_per_clip(config)
+    return max(0, int((capacity - RESERVE_GPU - ample.fixed_bytes) / per_clip))
 
 
 def measure_on_cpu(config: ModelConfig, repetitions: int) -> tuple[dict[str, int], Timing, float]:
@@ -197,18 +215,21 @@ def measure_on_gpu(config: ModelConfig, batch_size: int, repetitions: int, compi
     time_calls(take, device, warmup=3, repetitions=1)
     torch.cuda.reset_peak_memory_stats(device)
     timing = time_calls(take, device, warmup=0, repetitions=repetitions)
-    gib = {
-        "measured_peak_gib": torch.cuda.max_memory_allocated(device) / 2**30,
-        "reserved_peak_gib": torch.cuda.max_memory_reserved(device) / 2**30,
+    free, total = torch.cuda.mem_get_info(device)
+    found = {
+        "measured_peak_gib": torch.cuda.max_memory_allocated(device),
+        "reserved_peak_gib": torch.cuda.max_memory_reserved(device),
+        "driver_used_gib": total - free,
     }
-    return {name: round(value, 3) for name, value in gib.items()}, timing
+    return {name: round(size / 2**30, 3) for name, size in found.items()}, timing
 
 
 def fits(config: ModelConfig, batch_size: int, capacity_gb: float) -> bool:
-    """Whether two steps run where PyTorch may allocate `capacity_gb` less what a GPU holds besides."""
+    """Whether two steps run where PyTorch may allocate `capacity_gb` less what a GPU and DALI hold besides."""
     device = torch.device("cuda")
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((capacity_gb * 1e9 - RESERVE_BYTES) / total, device)
+    room = capacity_gb * 1e9 - RESERVE_GPU - batch_size * loaded_per_clip(config)
+    torch.cuda.set_per_process_memory_fraction(room / total, device)
     try:
         with device:
             step = PretrainingStep(AdaMAE(config))
@@ -221,22 +242,24 @@ def fits(config: ModelConfig, batch_size: int, capacity_gb: float) -> bool:
     return True
 
 
-def speed_columns(timing: Timing, batch_size: int, gflop_per_clip: float, matmul: float) -> Row:
-    """What is computed once more counts as time, not as work."""
-    tflops = gflop_per_clip * batch_size / timing.median_ms
-    return {**timing_columns(timing, batch_size), "tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3)}
+def speed_columns(timing: Timing, batch_size: int, row: Row, matmul: float) -> Row:
+    """What checkpointing computes once more counts as time, not as work; what attention repeats, in one of two MFUs."""
+    tflops = row["gflop_per_clip"] * batch_size / timing.median_ms
+    once = tflops - row["repeated_gflop_per_clip"] * batch_size / timing.median_ms
+    found = {"tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3), "mfu_once": round(once / matmul, 3)}
+    return {**timing_columns(timing, batch_size), **found}
 
 
 def cpu_columns(point: Point, row: Row, repetitions: int, matmul: float) -> Row:
     saved, timing, cpu_ms = in_fresh_process(measure_on_cpu, point.config, repetitions)
-    predicted = predict(point.config, CPU_BATCH, on_gpu=False).saved
+    predicted = predict(point.config, CPU_BATCH, on_gpu=False, with_flops=False).saved
     off = max(abs(saved[part] - predicted[part]) for part in saved)
     require(
         "the bytes that an actual step saves for its backward are those predicted without one",
         off <= 0.01 * sum(predicted.values()),
         f"{point.config.masking} {point.config.mask_ratio}: counted {saved}, predicted {predicted}",
     )
-    speed = speed_columns(timing, CPU_BATCH, row["gflop_per_clip"], matmul)
+    speed = speed_columns(timing, CPU_BATCH, row, matmul)
     return {"timed_batch_size": CPU_BATCH, **speed, "cpu_ms_per_clip": round(cpu_ms, 1)}
 
 
@@ -245,7 +268,7 @@ def gpu_columns(point: Point, row: Row, repetitions: int, matmul: float) -> Row:
     batch_size = row["batch_size"]
     for compiled in (False, True) if is_default(point) else (False,):
         columns, timing = in_fresh_process(measure_on_gpu, point.config, batch_size, repetitions, compiled)
-        columns |= speed_columns(timing, batch_size, row["gflop_per_clip"], matmul)
+        columns |= speed_columns(timing, batch_size, row, matmul)
         predicted = row["compiled_predicted_peak_gib" if compiled else "predicted_peak_gib"]
         columns["prediction_error"] = round(predicted / columns["measured_peak_gib"] - 1, 3)
         found |= {f"compiled_{name}": value for name, value in columns.items()} if compiled else columns
@@ -288,18 +311,24 @@ def main(arguments: list[str] | None = None) -> None:
         write_results(folder, "memory_vs_ratio", rows, about, notes(on_gpu))
         draw(rows, folder / "memory_vs_ratio.png", options.batch_size)
 
-    predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
-    for row in progress_bar(predicted, unit="point", desc="predicted", total=len(table)):
-        rows.append(row)
-        if len(rows) in (len(RATIOS), len(table)):
-            report()
+    compiled: dict[int, Future] = {}
+    with ThreadPoolExecutor(1) as beside:
+        predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
+        for row in progress_bar(predicted, unit="point", desc="predicted", total=len(table)):
+            rows.append(row)
+            if len(rows) in (len(RATIOS), len(table)):
+                report()
+            if len(rows) == len(RATIOS):  # the first ones are not to wait for it
+                for place in compiled_places(table, options.all or on_gpu):
+                    compiled[place] = beside.submit(compiled_gib, table[place].config, options.batch_size)
+    for place, found in compiled.items():
+        rows[place]["compiled_predicted_peak_gib"] = found.result()
     for point, row in progress_bar(list(zip(table, rows, strict=True)), unit="point", desc="measured"):
-        row["compiled_predicted_peak_gib"] = compiled_gib(point, options.batch_size)
         if on_gpu:
             row.update(gpu_columns(point, row, options.repetitions or 20, matmul))
         elif point.measured_on_cpu:
             row.update(cpu_columns(point, row, options.repetitions or 2, matmul))
-        if on_gpu or point.measured_on_cpu or is_default(point):
+        if on_gpu or point.measured_on_cpu:
             report()
     print(f"wrote {folder}/memory_vs_ratio.csv, .json, .md and .png")
 
@@ -312,7 +341,8 @@ def of_run(config: Path, overrides: list[str], batch_size: int) -> str:
     on_gpu = run.device != "cpu"
     account = predict(run.model, batch_size, on_gpu)
     parts = ", ".join(f"{label} {size / 2**30:.2f}" for label, size in account.at_peak.items() if size)
-    largest = {size: largest_batch(account, batch_size, size * 1e9) for size in CAPACITIES_GB}
+    ample = predict(run.model, AMPLE_BATCH, on_gpu, with_flops=False)
+    largest = {size: largest_batch(run.model, ample, size * 1e9) for size in CAPACITIES_GB}
     fit = ", ".join(f"{clips} in {size} GB" for size, clips in largest.items())
     where = "on a GPU" if on_gpu else "on this CPU"
     return f"a step of {batch_size} clips takes {gib(account.peak_bytes)} {where} ({parts}); the most that fit: {fit}"
@@ -321,16 +351,20 @@ def of_run(config: Path, overrides: list[str], batch_size: int) -> str:
 def notes(on_gpu: bool) -> list[str]:
     said = [
         "`saved_*`: bytes kept for the backward pass, by the part that keeps them. `at_peak_*`: what is alive at the"
-        " moment of the step when most is; they add up to `predicted_peak_gib`, which leaves out the CUDA context, the"
-        " allocator's fragmentation and what CUDA's libraries allocate behind PyTorch's back.",
-        "`compiled_predicted_peak_gib`: likewise, of the program that torch.compile makes for a GPU.",
-        f"`largest_batch_*`: predicted, with {RESERVE_BYTES / 1e9} GB held back for those.",
+        " moment of the step when most is; they add up to `predicted_peak_gib`, what PyTorch allocates. `launches`:"
+        " operators of its forward and backward passes.",
+        "`compiled_predicted_peak_gib`: likewise, of the program that torch.compile makes for a GPU;"
+        " `ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each of several processes.",
+        "`loaded_mib`: what DALI holds besides, of clips that are on their way, from shards of 342×256."
+        f" `largest_batch_*`: predicted, with that, and with {RESERVE_GPU / 1e9} GB held back for the CUDA context,"
+        " NCCL and the allocator's fragmentation.",
         "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2.",
         "`mfu`: the step's own arithmetic, without what checkpointing computes once more (`recomputed_gflop_per_clip`),"
-        " against the rate that one large matrix product sustained in the same run.",
+        " against the rate that one large matrix product sustained in the same run; `mfu_once`: also without the scores"
+        " that attention makes once more in its backward pass (`repeated_gflop_per_clip`).",
     ]
     if on_gpu:
-        return said
+        return [*said, "`driver_used_gib`: what the driver says is used of the GPU's memory, after the last step."]
     return [
         *said,
         "No GPU was at hand: GPU memory is predicted, and how far such a prediction errs on a GPU was not measured"

@@ -201,7 +201,10 @@ STAGES: dict[str, Stage] = {
     "step": Stage(
         "our step, eager and compiled, beside the peers'",
         lambda place: [
-            bench(place, "train_throughput", *place.sized("--size tiny --batch-size 1 --rounds 1 --repetitions 1", ""))
+            bench(
+                *(place, "train_throughput"),
+                *place.sized("--size tiny --batch-size 1 --rounds 1 --repetitions 1", "--rounds 1"),
+            )
         ],
         (
             Goal("times the published step", "train_throughput", 4, best("ours, compiled", "speed_up")),

@@ -3,7 +3,8 @@
     python benchmarks/resume_check.py SHARDS [section.key=value ...] [--steps 60] [--output FOLDER]
 
 The same small training is done undisturbed, killed (SIGKILL) and stopped (SIGTERM) in the middle, the last two started
-again. Compared are the weights at the end; on a CPU they must be equal, on a GPU the difference is told.
+again. Compared are the weights at the end. With deterministic=true they must be equal, and on a CPU without it, too; on
+a GPU both are tried, and the difference without it is told.
 """
 
 import argparse
@@ -41,17 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.steps < 6:
         raise InputError(f"--steps is {options.steps}: give at least 6, so that there is a middle")
     device = choose_device()
-    with tempfile.TemporaryDirectory() as folder:
-        commands = {
-            name: command(options.shards, Path(folder, name), options.steps, options.overrides) for name in ENDINGS
-        }
-        for name, ending in progress_bar(ENDINGS.items(), unit="run"):
-            if ending is not None:
-                interrupt(commands[name], Path(folder, name), options.steps // 2, ending)
-            complete(commands[name])
-        rows = [compared(name, Path(folder, name), Path(folder, "undisturbed"), options.steps) for name in ENDINGS]
-    if device.type == "cpu":
-        require("a resumed run is the undisturbed one", all(r["equal"] for r in rows), str(rows))
+    rows: list[Row] = []
+    for deterministic in (True, False) if device.type == "cuda" else (False,):
+        rows += tried(options, deterministic)
+        if deterministic or device.type == "cpu":
+            require("a resumed run is the undisturbed one", all(row["equal"] for row in rows), str(rows))
     about = {**machine(device), "steps": options.steps, "overrides": " ".join([*SMALL, *options.overrides])}
     output = options.output or default_output(device)
     write_results(output, "resume_check", rows, about, NOTES)
@@ -59,6 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_weight` beside it."]
+
+
+def tried(options: argparse.Namespace, deterministic: bool) -> list[Row]:
+    """A row for each ending of a run."""
+    overrides = [f"deterministic={str(deterministic).lower()}", *options.overrides]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: Path(folder, name) for name in ENDINGS}
+        commands = {name: command(options.shards, run, options.steps, overrides) for name, run in runs.items()}
+        for name, ending in progress_bar(ENDINGS.items(), unit="run"):
+            if ending is not None:
+                interrupt(commands[name], runs[name], options.steps // 2, ending)
+            complete(commands[name])
+        how = {"deterministic": deterministic}
+        return [how | compared(name, run, runs["undisturbed"], options.steps) for name, run in runs.items()]
 
 
 def command(shards: Path, run: Path, steps: int, overrides: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from devices import mixed_precision
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.compiling import compile_in_place
+from training.compiling import Compile, compile_in_place
 from training.optimizer import OptimizerConfig, make_optimizer, update
 
 
@@ -19,10 +19,10 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
 class PretrainingStep:
     """Callable on clips uint8 [B, 3, T, H, W] on the model's device."""
 
-    def __init__(self, model: AdaMAE, compiled: bool = False) -> None:
+    def __init__(self, model: AdaMAE, compiled: Compile = False) -> None:
         self.model = model
         if compiled:
-            compile_in_place(model)
+            compile_in_place(model, compiled)
         self.optimizer = make_optimizer(model, OptimizerConfig())
         device = next(model.parameters()).device
         self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))

@@ -5,12 +5,13 @@
 Same machine, size, ratio and AdamW, bf16 autocast (on a CPU without units for bf16, fp32). First, with the same
 weights, clips and masks, the losses must be equal; otherwise nothing is timed. Every contender gets a process of its
 own in every round, rounds alternate between them, and the quartiles are over all rounds. On a GPU each is timed at
-every batch size that fits, up to its best.
+every batch size that fits, and the table is written anew after each.
 """
 
 import argparse
 import resource
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import peers
-from benchmarks.accounting import predict
+from benchmarks.accounting import Account, predict
 from benchmarks.harness import (
     Row,
     Timing,
@@ -37,9 +38,12 @@ from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
 from progress import progress_bar
+from training.compiling import Compile
 
 GPU_BATCHES = (16, 32, 64, 128, 256)
 CPU_BATCHES = (2,)
+OURS: dict[str, Compile] = {"ours": False, "ours, compiled": True, "ours, graphs": "reduce-overhead"}
+LARGEST_BATCH_OF_GRAPHS = 32  # larger ones keep a GPU busy without
 GPU_WARM_UP, GPU_REPETITIONS, CPU_REPETITIONS = 10, 30, 4
 LOSS_TOLERANCE = 1e-4  # relative, in fp32
 
@@ -49,6 +53,7 @@ class Measurement:
     milliseconds: list[float]
     cpu_ms: float  # of one step, over all threads: what other programs on the machine disturb least
     peak_memory_gib: float  # GPU: most allocated; CPU: most resident of the whole process, Python included
+    driver_used_gib: float | None = None
 
 
 def check_losses(size: str, device: torch.device) -> None:
@@ -82,7 +87,9 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     except torch.OutOfMemoryError:
         return None
     if device.type == "cuda":
-        return Measurement(milliseconds, cpu_ms, torch.cuda.max_memory_allocated(device) / 2**30)
+        free, total = torch.cuda.mem_get_info(device)
+        peak = torch.cuda.max_memory_allocated(device) / 2**30
+        return Measurement(milliseconds, cpu_ms, peak, (total - free) / 2**30)
     return Measurement(milliseconds, cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 
@@ -93,22 +100,29 @@ def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> peers.Step
         return peers.hugging_face_step(config, clip)
     with clip.device:
         model = AdaMAE(config)
-    return partial(PretrainingStep(model, compiled=contender == "ours, compiled"), clip)
+    return partial(PretrainingStep(model, OURS[contender]), clip)
 
 
-def race(config: ModelConfig, contenders: list[str], batches: list[int], rounds: int, repetitions: int) -> list[Row]:
+def race(
+    config: ModelConfig, contenders: list[str], batches: list[int], rounds: int, repetitions: int
+) -> Iterator[list[Row]]:
+    """The rows so far, after every batch size."""
     found: dict[tuple[str, int], list[Measurement]] = {}
     too_large: set[str] = set()
     for batch_size in batches:
         for _ in range(rounds):
             for contender in contenders:
-                if contender in too_large:
+                if contender in too_large or (contender == "ours, graphs" and batch_size > LARGEST_BATCH_OF_GRAPHS):
                     continue
                 measured = in_fresh_process(measure, contender, config, batch_size, repetitions)
                 if measured is None:
                     too_large.add(contender)
                 else:
                     found.setdefault((contender, batch_size), []).append(measured)
+        yield described(config, found)
+
+
+def described(config: ModelConfig, found: dict[tuple[str, int], list[Measurement]]) -> list[Row]:
     rows = []
     for (contender, batch_size), measurements in found.items():
         timing = Timing.of([ms for measured in measurements for ms in measured.milliseconds])
@@ -117,6 +131,8 @@ def race(config: ModelConfig, contenders: list[str], batches: list[int], rounds:
         if not torch.cuda.is_available():
             row["cpu_ms_per_clip"] = round(min(measured.cpu_ms for measured in measurements) / batch_size, 1)
         row["peak_memory_gib"] = round(max(measured.peak_memory_gib for measured in measurements), 3)
+        if measurements[0].driver_used_gib is not None:
+            row["driver_used_gib"] = round(max(measured.driver_used_gib or 0 for measured in measurements), 3)
         rows.append(row)
     return rows
 
@@ -153,23 +169,26 @@ def main(arguments: list[str] | None = None) -> None:
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
 
     base = ModelConfig(size=options.size)
-    ours = ["ours", "ours, compiled"] if options.compile or on_gpu else ["ours"]
+    ours = list(OURS) if on_gpu else list(OURS)[: 2 if options.compile else 1]
     races = [(base, "naive AdaMAE"), (replace(base, masking="random", mask_ratio=0.9), "Hugging Face VideoMAE")]
+    folder = options.output or default_output(device)
     rows: list[Row] = []
     for config, baseline in progress_bar(races, unit="race"):
-        found = race(config, [*ours, baseline], batches, options.rounds, repetitions)
-        compare(found, baseline)
-        flops = predict(config, 1).flops
-        for row in found:
-            if (
-                row["contender"] != baseline
-            ):  # what we do not compute, such as the last block's unread tokens, is no work
-                row["tflops"] = round(flops * row["clips_per_second"] / 1e12, 3)
-                row["mfu"] = round(row["tflops"] / matmul, 3)
-        rows += found
-    folder = options.output or default_output(device)
-    write_results(folder, "train_throughput", rows, about, NOTES)
+        account, before = predict(config, 1), rows
+        for found in race(config, [baseline, *ours], batches, options.rounds, repetitions):
+            compare(found, baseline)
+            add_utilisation([row for row in found if row["contender"] != baseline], account, matmul)
+            rows = before + found
+            write_results(folder, "train_throughput", rows, about, NOTES)
     print(f"wrote {folder}/train_throughput.csv, .json and .md")
+
+
+def add_utilisation(rows: list[Row], account: Account, matmul: float) -> None:
+    """Of ours: what we do not compute and the others do, such as the last block's unread tokens, is no work."""
+    for row in rows:
+        row["tflops"] = round(account.flops * row["clips_per_second"] / 1e12, 3)
+        row["mfu"] = round(row["tflops"] / matmul, 3)
+        row["mfu_once"] = round(row["mfu"] * (1 - account.repeated_flops / account.flops), 3)
 
 
 NOTES = [
@@ -177,7 +196,8 @@ NOTES = [
     " Hugging Face's VideoMAE under random); on a CPU, clips a second of CPU time, by `cpu_ms_per_clip`, the least of"
     " all rounds over all threads: what other programs take disturbs the other columns of time. `memory_ratio`: peak"
     " memory against the baseline's at the same batch size; on a CPU that of the whole process, Python included.",
-    "`mfu`: of the rate that one large matrix product sustained in the same run.",
+    "`mfu`: of the rate that one large matrix product sustained in the same run; `mfu_once`: without the scores that"
+    " attention makes once more in its backward pass. `driver_used_gib`: what the driver says is used of the GPU.",
 ]
 
 

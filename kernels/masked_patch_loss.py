@@ -39,7 +39,10 @@ def masked_patch_loss(
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
     if runs_triton(pred):
         return masked_patch_loss_op(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)[0]
-    return Definition.apply(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)
+    given = pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize
+    if torch.compiler.is_compiling():  # which makes targets anew where that is cheaper than keeping them
+        return Definition.forward(*given)
+    return Definition.apply(*given)
 
 
 def difference(

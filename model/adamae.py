@@ -159,8 +159,9 @@ class AdaMAE(nn.Module):
             loss, sampling = reconstruction, torch.zeros_like(reconstruction)
         else:
             # P goes towards what is rewarded, in proportion (SPEC §4): errors that differ little leave it near uniform.
-            baseline = config.sampling_baseline * loss_per_token.detach().mean(dim=1, keepdim=True)
-            reward = (loss_per_token.detach() - baseline).clamp(min=0)
+            reward = loss_per_token.detach()
+            if config.sampling_baseline:
+                reward = (reward - config.sampling_baseline * reward.mean(dim=1, keepdim=True)).clamp(min=0)
             sampling = sampling_loss(draw.log_probs, draw.masked_ids, reward)
             loss = reconstruction + config.sampling_loss_weight * sampling
         return Output(

@@ -1,5 +1,7 @@
 """The transformer block of encoder, decoder and token sampler, with attention as VideoMAE has it."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -7,6 +9,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from kernels import attention
+from model.casting import cast, product_dtype
 from model.dropout import Dropout
 from model.mlp import Mlp
 
@@ -31,31 +34,40 @@ class Attention(nn.Module):
     A bias on keys would add the same to all scores of a query and so change nothing but Adam's state (SPEC §3).
     """
 
+    k_bias: Tensor
+
     def __init__(self, width: int, num_heads: int, qv_bias: bool, dropout: float) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
+        self.register_buffer("k_bias", torch.zeros(width) if qv_bias else None, persistent=False)
         self.proj = nn.Linear(width, width)
         self.proj_drop = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
+    def weights(self) -> list[Tensor | None]:
+        """What `forward` is to be given, perhaps in another dtype."""
+        bias = None
+        if self.q_bias is not None and self.v_bias is not None:
+            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        return [self.qkv.weight, bias, self.proj.weight, self.proj.bias]
+
+    def forward(
+        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None], num_silent: int = 0
+    ) -> Float[Tensor, "B N-num_silent D"]:
         """The first `num_silent` tokens are looked at, but get no output."""
-        width, weight, bias = x.shape[-1], self.qkv.weight, self._qkv_bias()
+        width, (weight, bias, proj_weight, proj_bias) = x.shape[-1], weights
+        assert weight is not None
+        assert proj_weight is not None
         if num_silent:
-            q = F.linear(x[:, num_silent:], weight[:width], self.q_bias)
+            q = F.linear(x[:, num_silent:], weight[:width], None if bias is None else bias[:width])
             k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         x = attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(x))
-
-    def _qkv_bias(self) -> Float[Tensor, "3*D"] | None:
-        if self.q_bias is None or self.v_bias is None:
-            return None
-        return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+        return self.proj_drop(F.linear(x, proj_weight, proj_bias))
 
 
 class Block(nn.Module):
@@ -79,8 +91,10 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
         """The first `num_silent` tokens are looked at, but get no output: for a last block that is not read whole."""
-        x = x[:, num_silent:] + self.drop_path(self.attn(self.norm1(x), num_silent))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        of_attn, of_mlp = self.attn.weights(), self.mlp.weights()
+        weights = cast([*of_attn, *of_mlp], product_dtype(x, self.mlp.fc1.weight))
+        x = x[:, num_silent:] + self.drop_path(self.attn(self.norm1(x), weights[: len(of_attn)], num_silent))
+        return x + self.drop_path(self.mlp(self.norm2(x), weights[len(of_attn) :]))
 
 
 def initialize(module: nn.Module) -> None:

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
-        return Drop.apply(input, self.p) if self.training and self.p else input
+        if not (self.training and self.p):
+            return input
+        if torch.compiler.is_compiling():
+            return drop(input, draw_kept(input, self.p), self.p)
+        return Drop.apply(input, self.p)
 
 
 class Drop(torch.autograd.Function):

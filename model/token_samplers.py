@@ -63,7 +63,7 @@ class AdaptiveSampler(nn.Module):
         # Logits and what follows are always fp32: for most of the training log-probabilities differ little (SPEC §4).
         device = tokens.device.type
         with torch.autocast(device, enabled=self.autocast and torch.is_autocast_enabled(device)):
-            x = self.body(self.projection(tokens.float() + self.positions))
+            x = self.body(self.projection(tokens + self.positions))  # fp32, as the positions are
         with torch.autocast(device, enabled=False):
             return self.logit(x.float()).squeeze(-1)
 

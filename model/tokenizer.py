@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from kernels import patchify
+from model.casting import product_dtype
 
 
 class Tokenizer(nn.Module):
@@ -23,10 +24,7 @@ class Tokenizer(nn.Module):
         self, clip: UInt8[Tensor, "B C T H W"], ids: Int[Tensor, "B K"] | None = None
     ) -> Float[Tensor, "B K D"]:
         """The tokens at `ids`, or all N of them in (t, h, w) order."""
-        device = clip.device.type
-        dtype = self.projection.weight.dtype
-        if torch.is_autocast_enabled(device):  # patches straight in the matmul's dtype: no fp32 copy of the clip
-            dtype = torch.get_autocast_dtype(device)
+        dtype = product_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 

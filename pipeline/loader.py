@@ -176,10 +176,9 @@ class Loader:
             return clips
         from pipeline.augment import augmented  # torchvision takes a second to import, and only fine-tuning needs it
 
-        changed = [
-            augmented(clip, row.changes, row.erased, row.position) for clip, row in zip(clips, rows, strict=True)
-        ]
-        return torch.stack(changed)
+        return augmented(
+            clips, [row.changes for row in rows], [row.erased for row in rows], [row.position for row in rows]
+        )
 
     def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
         """What DALI has made of a batch; raises RuntimeError if a video of it does not decode, or DALI hangs.

@@ -155,6 +155,7 @@ def _why_not(newest: Path, contents: Contents, start: Place, total_steps: int) -
         if manifest.place.step != step_of(newest.name):
             raise ValueError(f"its place.json is of step {manifest.place.step}")
         _refuse_other_clips(newest.parents[1], manifest.place, start)
+        _refuse_other_execution(newest.parents[1], manifest.place, start)
         if manifest.place.step > total_steps:
             raise ValueError(f"this run has {total_steps} steps")
         verify(newest, manifest, [*(f"{name}.safetensors" for name in contents.modules), "optimizer.pt"])
@@ -230,6 +231,14 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
         raise InputError(
             f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
             f" or begin a new run with branch={run}"
+        )
+
+
+def _refuse_other_execution(run: Path, place: Place, start: Place) -> None:
+    if place.execution != start.execution:
+        raise InputError(
+            f"{run} is deterministic and was computed on {place.execution}; now it would be on {start.execution}: put"
+            " back what differs, or choose another run="
         )
 
 

@@ -14,7 +14,9 @@ from devices import Precision
 from errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
+from training.compiling import Compile
 from training.distributed import DistributedConfig
+from training.numerics import DETERMINISTIC, Attention
 from training.optimizer import OptimizerConfig
 from yaml_files import parse_yaml, read_yaml
 
@@ -97,8 +99,12 @@ class TrainConfig:
     """auto: a GPU where there is one"""
     precision: Precision = "bf16"
     """of matrix products; on a CPU without units for bf16, fp32 is used"""
-    compile: bool = False
-    """torch.compile the model"""
+    compile: Compile = False
+    """torch.compile the model; reduce-overhead: and launch each pass's kernels as one CUDA graph, for small batches"""
+    attention: Attention = "auto"
+    """kernel on a GPU, where it takes the input; auto: PyTorch's choice, which is logged"""
+    deterministic: bool = False
+    """a GPU too gives the same bits every time, also to a run that was stopped; clips are decoded by PyAV"""
     profile: bool = False
     """watch three steps, then go on: trace and picture of memory in the run's profile/"""
     log_every: int = 10
@@ -143,8 +149,23 @@ class TrainConfig:
             raise InputError("data.validation_shards is for pre-training: give finetune.validation_shards instead")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
+        if self.deterministic:
+            self._check_deterministic()
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
+
+    def _check_deterministic(self) -> None:
+        if self.attention not in ("auto", *DETERMINISTIC):
+            raise InputError(
+                f"attention={self.attention} does not add up in the same order every time: with deterministic=true,"
+                f" choose {', '.join(DETERMINISTIC)} or auto"
+            )
+        if self.data.decoder not in ("auto", "pyav"):
+            raise InputError(
+                f"data.decoder={self.data.decoder} leaves to PyAV what it happens to fail at: with deterministic=true,"
+                " set data.decoder=pyav"
+            )
+        self.data = dataclasses.replace(self.data, decoder="pyav")
 
     def clips_per_step(self, world_size: int) -> int:
         """Clips per optimizer step, over all processes."""
@@ -154,10 +175,10 @@ class TrainConfig:
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
 # step's clips are split (batch_size, accumulate, processes) changes which random numbers meet them in dropout and
 # mixup. That a step has as many clips as before, and that shards, which may have moved, are the same ones, is seen from
-# the checkpoint (training/checkpoint.py).
+# the checkpoint (training/checkpoint.py); there, too, that a deterministic run is executed as before.
 FREE_KEYS = {
     "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
-    "compile", "model.activation_checkpointing",
+    "compile", "attention", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "metrics", "data.validation_shards",
     "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",

@@ -17,6 +17,7 @@ class Place:
     step: int  # optimizer steps done
     global_batch: int  # clips of the global stream per step
     videos: str  # ShardDataset.digest
+    execution: str = ""  # of a deterministic run, what decides about the last bits (training/numerics.py)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Manifest:
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"{name} in its place.json is {count}")
-        return cls(Place(**counts, videos=_field(place, "videos", str)), digests)
+        execution = _field(place, "execution", str) if "execution" in place else ""  # before there was such a thing
+        return cls(Place(**counts, videos=_field(place, "videos", str), execution=execution), digests)
 
 
 def _field(values: Any, name: str, kind: type) -> Any:

@@ -7,7 +7,8 @@ within 1; tiny models in fp32, within 12.
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
+from pipeline.shards import Sides
 from training.config import TrainConfig
 
 BYTES_PER_WEIGHT = 13.4  # fp32, AdamW's two moments, and the copies in bf16 that autocast keeps
@@ -26,7 +28,11 @@ SAMPLER, MORE_SAMPLER, MLP_SAMPLER = 34.1, 26.1, 6.0  # the first block with wha
 BLOCK_INPUT = 2.0  # what activation checkpointing keeps of a block
 FP32_SAMPLER, FP32 = 1.6, 1.6  # what is kept of products in fp32, as a multiple of that of bf16
 CLOSE = (0.85, 1.15)  # shares of what there is, between which the estimate does not decide
-RESERVE_GPU, RESERVE_SHARE_CPU = 1.5e9, 0.1  # CUDA's context and libraries, fragments; other programs
+# PyTorch's CublasHandlePool.cpp: by its own allocator, 32 MiB for each thread that multiplies, on GPUs of compute
+# capability 9, 10 and 12 (8 on others); cuBLASLt is lent the same. The forward pass has a thread, the backward another.
+CUBLAS_BYTES = 2 * 32 * 2**20
+# What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments; other programs.
+RESERVE_GPU, RESERVE_SHARE_CPU = 1.5e9, 0.1
 
 
 @dataclass(frozen=True)
@@ -39,22 +45,32 @@ class Need:
     def of(self, clips: int) -> float:
         return self.fixed + clips * self.per_clip
 
+    def with_more(self, per_clip: float) -> "Need":
+        return replace(self, per_clip=self.per_clip + per_clip)
+
     def largest(self, room: float) -> int:
         """The most clips that fit into `room` bytes."""
         return max(0, int((room - self.fixed) / self.per_clip))
 
 
-def check_memory(config: TrainConfig, model: nn.Module, batch_size: int, device: torch.device) -> str:
+def check_memory(
+    config: TrainConfig, model: nn.Module, batch_size: int, device: torch.device, videos: Iterable[Sides] = ()
+) -> str:
     """What a step of `batch_size` clips takes beside what this process may have, as a sentence.
 
-    "" for a probe, which learns little. Raises InputError, with the largest batch that fits, where it does not.
+    videos: the sides of all that may be decoded. "" for a probe, which learns little. Raises InputError, with the
+    largest batch that fits, where it does not.
     """
     if not isinstance(model, AdaMAE | VideoClassifier):
         return ""
-    need, room = estimated(model, config.precision, device), available_bytes(device)
+    loaded = 0
+    if device.type == "cuda" and config.data.decoder != "pyav":
+        most_pixels = max((sides.max_area for sides in videos), default=0)
+        loaded = loaded_bytes(config.model, config.data.prefetch, most_pixels)
+    need, room = estimated(model, config.precision, device).with_more(loaded), available_bytes(device)
     share, about = need.of(batch_size) / room, "about "
     if CLOSE[0] < share < CLOSE[1] and isinstance(model, AdaMAE) and not config.compile:
-        need, about = counted(config.model, batch_size, device), ""
+        need, about = counted(config.model, batch_size, device).with_more(loaded), ""
         share = need.of(batch_size) / room
     has = f"{gib(room)} of {'GPU memory' if device.type == 'cuda' else 'memory'} that this process may take"
     takes = f"{about}{gib(need.of(batch_size))}"
@@ -74,16 +90,22 @@ def estimated(model: AdaMAE | VideoClassifier, precision: str, device: torch.dev
         kept = _kept_by_pretraining(config, on_cpu=device.type == "cpu")
     else:
         kept = config.num_tokens * (_encoder_block(config) * config.dimensions.encoder_depth + 4 * config.patch_values)
-    return Need((12.0 if in_fp32 else BYTES_PER_WEIGHT) * parameters, clip + kept * (FP32 if in_fp32 else 1))
+    fixed = (12.0 if in_fp32 else BYTES_PER_WEIGHT) * parameters + (CUBLAS_BYTES if device.type == "cuda" else 0)
+    return Need(fixed, clip + kept * (FP32 if in_fp32 else 1))
+
+
+def loaded_bytes(config: ModelConfig, prefetch: int, stored_pixels: int) -> int:
+    """Bytes of GPU memory that DALI holds for a clip of a step: the frames, as they are stored, of the batch that it
+    decodes, and the clips of those that wait for their turn (pipeline/loader.py)."""
+    return config.num_frames * 3 * (stored_pixels + prefetch * math.prod(config.frame_size))
 
 
 def counted(config: ModelConfig, batch_size: int, device: torch.device) -> Need:
     """Byte by byte, in some seconds; exact for `batch_size`."""
     from benchmarks.accounting import predict
 
-    account = predict(config, batch_size, on_gpu=device.type == "cuda")
-    fixed = sum(account.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients"))
-    return Need(fixed, (account.peak_bytes - fixed) / batch_size)
+    account = predict(config, batch_size, on_gpu=device.type == "cuda", with_flops=False)
+    return Need(account.fixed_bytes, (account.peak_bytes - account.fixed_bytes) / batch_size)
 
 
 def available_bytes(device: torch.device) -> float:

@@ -8,13 +8,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.accounting import LiveBytes, account, predict, saved_bytes
+from benchmarks.accounting import (
+    LiveBytes,
+    account,
+    attention_workspace,
+    predict,
+    repeated_flops,
+    saved_bytes,
+)
 from benchmarks.harness import ROOT
-from benchmarks.memory_vs_ratio import RESERVE_BYTES, largest_batch, measure_on_gpu
+from benchmarks.memory_vs_ratio import AMPLE_BATCH, largest_batch, loaded_per_clip, measure_on_gpu
 from benchmarks.step import PretrainingStep, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training.memory import CUBLAS_BYTES, RESERVE_GPU
+from training.numerics import deterministic
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
@@ -91,10 +101,43 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step() -> Non
 
 
 def test_the_largest_batch_that_fits_is_followed_by_one_that_does_not() -> None:
-    capacity = 0.03e9
-    batch = largest_batch(predict(TINY, 16), 16, capacity + RESERVE_BYTES)
-    assert predict(TINY, batch).peak_bytes <= 1.01 * capacity
-    assert predict(TINY, batch + 2).peak_bytes > 0.99 * capacity
+    capacity = 0.03e9 + CUBLAS_BYTES
+    batch = largest_batch(TINY, predict(TINY, AMPLE_BATCH, with_flops=False), capacity + RESERVE_GPU)
+    loaded = loaded_per_clip(TINY)
+    assert loaded == 4 * 3 * (352 * 256 + 3 * 64 * 64)  # frames as they are stored, and three clips
+    assert predict(TINY, batch, with_flops=False).peak_bytes + batch * loaded <= 1.01 * capacity
+    assert predict(TINY, batch + 2, with_flops=False).peak_bytes + (batch + 2) * loaded > 0.99 * capacity
+
+
+def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
+    """Flash attention's, worked out by hand: 70 rows of 40 values are 128 of 64, in fp32, beside a sum for each row."""
+    assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 64)
+    with deterministic():  # a gradient for each of 22 groups of 6 heads that keep 132 multiprocessors busy
+        assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 22 * 64)
+    on_gpu, on_cpu = (LiveBytes("now", on_gpu=where) for where in (True, False))
+    q, k, v = (torch.randn(1, 2, 300, 32, requires_grad=True) for _ in range(3))
+    for live in (on_gpu, on_cpu):
+        with live:
+            torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+    assert on_gpu.at_peak["cublas"] == CUBLAS_BYTES
+    assert on_gpu.at_peak["temporaries"] == attention_workspace(q)
+    assert not on_cpu.at_peak["cublas"]
+    assert not on_cpu.at_peak["temporaries"]
+
+
+def test_gradients_in_buckets_are_there_all_the_time() -> None:
+    plain, in_buckets = (predict(TINY, 16, in_buckets=said, with_flops=False) for said in (False, True))
+    weights = plain.at_peak["weights"]
+    assert in_buckets.at_peak["gradients"] == pytest.approx(weights, rel=0.2)
+    assert plain.peak_bytes < in_buckets.peak_bytes <= plain.peak_bytes + 1.2 * weights
+
+
+def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
+    q, k, v = (torch.randn(1, 2, 30, 16, requires_grad=True) for _ in range(3))
+    with FlopCounterMode(display=False) as flops:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+    assert repeated_flops(flops) == 2 * 2 * 30 * 30 * 16
+    assert flops.get_total_flops() == 7 * repeated_flops(flops)
 
 
 def test_a_step_of_vit_base_stays_within_its_memory_and_arithmetic() -> None:
@@ -104,7 +147,7 @@ from benchmarks.accounting import predict
 from model.config import ModelConfig
 for changes in ({}, {"decoder_depth": 8}, {"activation_checkpointing": True}):
     account = predict(ModelConfig(**changes), 16)
-    print(account.peak_bytes / 2**30, account.flops)
+    print(account.peak_bytes / 2**30, account.flops, account.launches)
 """
     # In a process without Triton's interpreter, in which kernels need real memory and so cannot be predicted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -112,7 +155,8 @@ for changes in ({}, {"decoder_depth": 8}, {"activation_checkpointing": True}):
     plain, deep, checkpointed = ([float(x) for x in line.split()] for line in done.stdout.splitlines())
     assert plain[0] < 3.4  # the paper: 14.4
     assert deep[0] < 4.4  # the paper: 21.3
-    assert checkpointed[0] < 2.15
+    assert checkpointed[0] < 2.2
+    assert plain[2] < 850  # 1,088 with a cast for every weight
     assert 1.15 < checkpointed[1] / plain[1] < 1.23
 
 
@@ -122,4 +166,5 @@ def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
     measured, _ = measure_on_gpu(config, batch_size=16, repetitions=2, compiled=False)
     predicted = predict(config, 16).peak_bytes / 2**30
-    assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.1)
+    assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.05)  # what kernels allocate is counted
+    assert measured["measured_peak_gib"] < measured["driver_used_gib"]

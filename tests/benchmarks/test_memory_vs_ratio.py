@@ -76,8 +76,9 @@ def test_what_is_computed_again_is_no_work_of_the_step(predicted: tuple[Row, Acc
 
 
 def test_a_step_of_two_clips_of_250_gflop_in_a_second_is_half_a_teraflop_a_second() -> None:
-    columns = memory_vs_ratio.speed_columns(Timing.of([1000.0]), batch_size=2, gflop_per_clip=250, matmul=2.0)
-    assert (columns["tflops"], columns["mfu"], columns["clips_per_second"]) == (0.5, 0.25, 2)
+    row = {"gflop_per_clip": 250, "repeated_gflop_per_clip": 50}
+    columns = memory_vs_ratio.speed_columns(Timing.of([1000.0]), batch_size=2, row=row, matmul=2.0)
+    assert (columns["tflops"], columns["mfu"], columns["mfu_once"], columns["clips_per_second"]) == (0.5, 0.25, 0.2, 2)
 
 
 def test_the_picture_is_drawn(predicted: tuple[Row, Account], tmp_path: Path) -> None:

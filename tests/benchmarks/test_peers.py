@@ -1,5 +1,6 @@
 """The steps that ours is compared with: same loss as ours on the same weights, clips and masks, and they do learn."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,30 @@ def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
     with pytest.raises(InputError, match="nothing is reported, because a check is red: naive has our loss"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypatch, tmp_path) -> None:
+    """A stage on a GPU may be given up in the middle."""
+    monkeypatch.setattr(train_throughput, "check_losses", lambda *_: None)
+    monkeypatch.setattr(train_throughput, "matmul_tflops", lambda *_: 1.0)
+    measured: list[tuple[str, int]] = []
+
+    def measure(_: object, contender: str, config: ModelConfig, batch_size: int, *__: int):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append((contender, batch_size))
+        return train_throughput.Measurement([1000.0], 1000.0, 2.0, 3.0)
+
+    monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
+    small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
+    with pytest.raises(KeyboardInterrupt):
+        train_throughput.main([*small, "--output", str(tmp_path)])
+    rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
+    assert [(row["contender"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
+    ours = rows[1]
+    assert ours["driver_used_gib"] == 3
+    assert 0.8 * ours["mfu"] < ours["mfu_once"] < ours["mfu"]
+    assert "mfu" not in rows[0]
 
 
 def test_comparison_is_with_the_baseline_at_its_best() -> None:

@@ -129,7 +129,7 @@ def test_autocast_leaves_log_probs_and_losses_in_fp32(sampler_autocast, given_id
     given_ids(*random_ids(config))
     plain = model(random_clip(config), 0, 0)
     dtypes = []
-    model.token_sampler.body[0].attn.proj.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
+    model.token_sampler.body[0].attn.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         output = model(random_clip(config), 0, 0)
     assert output.pred.dtype == torch.bfloat16

@@ -1,15 +1,18 @@
 """RandAugment and random erasing: drawn in the plan, alike in all frames, with timm's strengths."""
 
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms.v2.functional as F
 from PIL import Image
 from timm.data import auto_augment as timm_augment
+from torch import Tensor
 
 from errors import InputError
-from pipeline.augment import OPERATIONS, augmented
+from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
 from pipeline.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
@@ -34,6 +37,11 @@ TIMM = {
 }
 
 
+def alone(clip: Tensor, changes: tuple[Change, ...], box: Box | None = None, seed: int = 0) -> Tensor:
+    """Of a batch of one clip [T, H, W, C]."""
+    return augmented(clip[None], [changes], [box], [seed])[0]
+
+
 def picture() -> np.ndarray:
     """Coloured, from dark to bright, with one sharp square: uint8 [64, 64, 3]."""
     down, across = np.mgrid[0:64, 0:64] / 63
@@ -49,7 +57,7 @@ def test_operations_are_timms(name: str) -> None:
     options |= {"fillcolor": (128,) * 3} if name.startswith("translate") else {}
     expected = np.asarray(function(Image.fromarray(picture()), *arguments, **options)).astype(int)
     clip = torch.from_numpy(picture()).expand(2, 64, 64, 3)
-    ours = augmented(clip, (Change(name, 0.5),), None, seed=0)
+    ours = alone(clip, (Change(name, 0.5),))
     assert torch.equal(ours[0], ours[1]), "all frames alike"
     difference = np.abs(ours[0].numpy() - expected)
     assert np.median(difference) <= 2
@@ -60,7 +68,7 @@ def test_operations_are_timms(name: str) -> None:
 @pytest.mark.parametrize("strength", [-1.0, 0.0, 0.55, 1.0])
 def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
     clip = torch.from_numpy(picture()).repeat(3, 1, 1, 1)
-    result = augmented(clip, (Change(name, strength),), None, seed=0)
+    result = alone(clip, (Change(name, strength),))
     assert result.shape == clip.shape
     assert result.dtype == torch.uint8
     if strength == 0 and name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast"):
@@ -68,6 +76,55 @@ def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
     if abs(strength) > 0.5:
         assert not torch.equal(result, clip)
     assert torch.equal(clip[0], torch.from_numpy(picture())), "the loader's memory is left alone"
+
+
+def by_torchvision(clip: Tensor, changes: tuple[Change, ...]) -> Tensor:
+    """One clip [T, H, W, C], by what torchvision does to one clip."""
+
+    def moved(angle: float = 0, x: float = 0, y: float = 0, shear: tuple[float, float] = (0, 0)) -> Tensor:
+        shift, degrees = [x * frames.shape[-1], y * frames.shape[-2]], [math.degrees(math.atan(part)) for part in shear]
+        return F.affine(frames, angle, shift, 1.0, degrees, F.InterpolationMode.BILINEAR, fill=[128.0])
+
+    frames = clip.permute(0, 3, 1, 2)
+    for name, s in changes:
+        if name in ("autocontrast", "equalize", "invert"):
+            frames = getattr(F, name)(frames)
+        elif name == "posterize":
+            frames = F.posterize(frames, max(1, 4 - int(4 * abs(s))))
+        elif name == "solarize":
+            frames = F.solarize(frames, 256 - int(256 * abs(s)))
+        elif name == "solarize_add":
+            lighter = (frames.int() + min(128, int(110 * abs(s)))).clamp(0, 255).to(torch.uint8)
+            frames = torch.where(frames < 128, lighter, frames)
+        elif name in ("color", "contrast", "brightness", "sharpness"):
+            adjust = getattr(F, f"adjust_{'saturation' if name == 'color' else name}")
+            frames = adjust(frames, max(0.1, 1 + 0.9 * s))
+        else:
+            by = {"rotate": ("angle", 30 * s), "translate_x": ("x", 0.45 * s), "translate_y": ("y", 0.45 * s)}
+            by |= {"shear_x": ("shear", (0.3 * s, 0)), "shear_y": ("shear", (0, 0.3 * s))}
+            frames = moved(**dict([by[name]]))
+    return frames.permute(0, 2, 3, 1)
+
+
+def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [drawn_changes(8, 9, rng.random(40).tolist()) for _ in range(2 * AT_ONCE)]
+    assert {change.name for changes in drawn for change in changes} == set(NAMES)
+    noise = torch.from_numpy(rng.integers(0, 256, (len(drawn), 3, 6, 5, 3), np.uint8)).float()
+    clips = torch.nn.functional.interpolate(noise.permute(0, 4, 1, 2, 3), (3, 48, 40)).permute(0, 2, 3, 4, 1).byte()
+    ours = augmented(clips, drawn, [None] * len(drawn), [0] * len(drawn))
+    assert ours.is_contiguous()
+    for clip, changes, found in zip(clips, drawn, ours, strict=True):
+        assert torch.equal(found, by_torchvision(clip, changes)), changes
+
+
+def test_what_is_alike_is_done_together_and_in_order() -> None:
+    changes = [(Change("rotate", 1), Change("invert", 1)), (Change("shear_x", 0.5),), (), (Change("invert", 1),)]
+    groups = grouped(changes, 40, 60)
+    assert [group.clips for group in groups] == [[0, 1], [3], [0]]
+    assert [len(group.numbers[0]) for group in groups] == [6, 0, 0]
+    many = grouped([(Change("invert", 1),)] * (AT_ONCE + 1), 40, 60)
+    assert [len(group.clips) for group in many] == [AT_ONCE, 1]
 
 
 def test_draws_follow_magnitude_and_share() -> None:
@@ -98,13 +155,13 @@ def test_erased_boxes_have_area_and_ratio() -> None:
 def test_erasing_fills_the_box_with_noise_and_nothing_else() -> None:
     clip = torch.full((2, 40, 40, 3), 7, dtype=torch.uint8)
     box = Box(0.25, 0.5, 0.5, 0.25)
-    result = augmented(clip, (), box, seed=3)
+    result = alone(clip, (), box, seed=3)
     inside = result[:, 10:30, 20:30]
     assert 110 < inside.float().mean() < 122
     assert inside.float().std() > 40
     result[:, 10:30, 20:30] = 7
     assert torch.equal(result, clip)
-    assert torch.equal(augmented(clip, (), box, seed=3), augmented(clip, (), box, seed=3))
+    assert torch.equal(alone(clip, (), box, seed=3), alone(clip, (), box, seed=3))
 
 
 def test_the_loader_does_what_the_plan_says(short: ShardDataset) -> None:
@@ -120,7 +177,7 @@ def test_the_loader_does_what_the_plan_says(short: ShardDataset) -> None:
     rows = [row for index in range(3) for row in plan.batch(index)]
     clips = zip(torch.cat(plain), torch.cat(changed), rows, strict=True)
     for before, after, row in clips:
-        expected = augmented(before.permute(1, 2, 3, 0), row.changes, row.erased, row.position)
+        expected = alone(before.permute(1, 2, 3, 0), row.changes, row.erased, row.position)
         assert torch.equal(after.permute(1, 2, 3, 0), expected)
     assert 0 < sum(row.erased is not None for row in rows) < 12
     with pytest.raises(InputError, match=r"data\.random_erasing is 2"):
