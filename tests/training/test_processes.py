@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def agent_only(job: torchrun.Job, number: int) -> None:
     ],
 )
 def test_whatever_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, send, number):
-    with torchrun.started([*arguments, "steps=1000"], log, slow_s=SLOW_S) as job:
+    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slowed, SLOW_S)) as job:
         until(lambda: len(figures(tmp_path / "run")) > 1, 120)
         send(job, number)
         assert job.gone(20), job.said()
@@ -104,7 +105,7 @@ def test_whatever_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path
 
 def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments, log, tmp_path):
     arguments = [*arguments, "steps=1000", "log_every=10", "batch_size=2"]
-    with torchrun.started(arguments, log, slow_s=4.0) as job:
+    with torchrun.started(arguments, log, before=partial(torchrun.slowed, 4.0)) as job:
         until((tmp_path / "run/tensorboard").exists, 120)
         time.sleep(4.0 + 4.2)  # DDP's buckets, and a little of the first step
         everybody(job, signal.SIGTERM)
@@ -113,7 +114,7 @@ def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments,
 
 
 def test_a_run_that_waits_for_clips_hears_signals(arguments, log, tmp_path):
-    with torchrun.started([*arguments, "steps=1000"], log, stuck_after=20) as job:
+    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.stuck_after, 20)) as job:
         until(lambda: len(figures(tmp_path / "run")) > 0, 120)
         before = -1
         while before != len(figures(tmp_path / "run")):
