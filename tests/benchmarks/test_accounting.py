@@ -17,7 +17,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 
 CPU = torch.device("cpu")
-TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
+TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
 
 
 class Stub(nn.Module):

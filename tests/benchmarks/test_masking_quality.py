@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
+import forked
 import pytest
 
 from benchmarks import masking_quality
@@ -25,7 +28,14 @@ def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
         "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0",
         "--strategies", "adaptive", "scratch", "--ratios", "0.75", "--output", str(folder), *TINY,
     ]  # fmt: skip
-    main(command)
+
+    def forking(command: list[str], stdout: IO[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        log = Path(stdout.name)
+        return SimpleNamespace(returncode=forked.ended(forked.started(command, log, log, env), 120))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masking_quality, "subprocess", SimpleNamespace(run=forking))
+        main(command)
     return folder, command
 
 
@@ -67,6 +77,17 @@ def test_a_fine_tuned_point_starts_from_its_own_pretraining(study):
     config = (folder / "points" / "adaptive-0.75-seed0" / "finetune" / "config.yaml").read_text()
     assert f"checkpoint: {folder}/points/adaptive-0.75-seed0/pretrain" in config
     assert "checkpoint: ''" in (folder / "points" / "scratch-seed0" / "finetune" / "config.yaml").read_text()
+
+
+def test_a_script_that_fails_is_said_with_its_log(tmp_path, monkeypatch):
+    """In a process of its own, as the study's are but in this test's fixture."""
+    (tmp_path / "fails.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(sys.argv[1])")
+    monkeypatch.setattr(masking_quality, "ROOT", tmp_path)
+    log = tmp_path / "a point" / "log"
+    log.parent.mkdir()
+    with pytest.raises(InputError, match=f"a point failed at fails.py: {log} says why"):
+        masking_quality.Study.call(None, ["fails.py", "it is broken"], {"OMP_NUM_THREADS": "7"}, log)
+    assert log.read_text().splitlines() == ["7", "it is broken"]
 
 
 def test_a_summary_has_means_and_deviations_over_seeds():

@@ -66,11 +66,17 @@ def test_a_resumed_run_ends_with_the_same_weights_however_its_processes_lie(argu
     ("processes", "overrides"), [(2, ["global_batch=null", "batch_size=2"]), (3, ["batch_size=2"])]
 )
 def test_a_run_goes_on_in_any_number_of_processes(arguments, log, tmp_path, processes, overrides):
-    arguments = [*arguments, "model.masking=random", "checkpoint_every=3"]
-    train(parse([*arguments, "global_batch=null", "batch_size=4"]))
+    """In more of them, and then in one again."""
+    checkpoints = tmp_path / "run/checkpoints"
+    arguments = [*arguments, "model.masking=random", "checkpoint_every=2"]
+    in_one = parse([*arguments, "global_batch=null", "batch_size=4"])
+    train(in_one)
     alone = figures(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    for step in (4, 6):
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
     torchrun.run([*arguments, *overrides], log, per_node=processes)
+    shutil.rmtree(checkpoints / "step-00000006")
+    train(in_one)
     for one, several in zip(alone, figures(tmp_path / "run"), strict=True):
         for name in ("loss", "grad_norm"):  # of the same four clips
             assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
