@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         export_huggingface(weights, output)
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
-        write_weights(output, convert(state, config.tubelet_size))
+        write_weights(output, convert(state, config.tubelet_size, config.in_channels))
     say(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
 
 
@@ -104,8 +104,8 @@ def write_weights(path: Path, state: StateDict) -> None:
 
 
 def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
-    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`, and
-    `AutoImageProcessor`, whose clips from raw frames are ours.
+    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`, and, of
+    RGB, `AutoImageProcessor`, whose clips from raw frames are ours.
 
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says, where ours and the authors' has 1e-6.
     """
@@ -119,7 +119,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        "num_channels": 3,
+        "num_channels": config.in_channels,
         "num_frames": config.num_frames,
         "tubelet_size": config.tubelet_size,
         "hidden_size": size.encoder_width,
@@ -139,8 +139,9 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", described)
-    write_json(folder / "preprocessor_config.json", preprocessor(config))
-    write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size))
+    if config.in_channels == 3:  # their processor makes RGB of every frame
+        write_json(folder / "preprocessor_config.json", preprocessor(config))
+    write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size, config.in_channels))
 
 
 def preprocessor(config: ModelConfig) -> dict[str, Any]:
@@ -174,6 +175,7 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
 def model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
     size = config.dimensions
     height, width = config.frame_size
+    channels = {3: "RGB", 1: "grey"}.get(config.in_channels, f"{config.in_channels} channels")
     parameters = sum(value.numel() for value in encoder.values()) / 1e6
     return f"""# AdaMAE encoder
 
@@ -184,7 +186,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 |---|---|
 | parameters | {parameters:.1f} M |
 | width, depth, heads | {size.encoder_width}, {size.encoder_depth}, {size.encoder_heads} |
-| input | {config.num_frames} frames of {height}×{width}, uint8 RGB |
+| input | {config.num_frames} frames of {height}×{width}, uint8, {channels} |
 | tokens | {config.num_tokens}, each {config.tubelet_size} frames of {config.patch_size}×{config.patch_size} pixels |
 | positions | {config.positions}, fixed, not in the file |
 | sha256 of encoder.safetensors | `{digest}` |
@@ -193,7 +195,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 from model.encoder import VideoEncoder
 
 encoder = VideoEncoder.from_pretrained("encoder.safetensors")
-features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {height}, {width}]
+features = encoder.encode(clip)  # uint8 [B, {config.in_channels}, {config.num_frames}, {height}, {width}]
 features.pooled  # [B, {size.encoder_width}]
 features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
 ```

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The first hour: own videos, in a folder for each class -> shards -> pre-training -> figures -> fine-tuning -> Hugging Face.
+# The first hour: own videos, in a folder for each class -> shards -> pre-training -> figures -> fine-tuning -> Hugging
+# Face, and from its weights on, with larger frames.
 #
 #   bash docs/first_hour.sh VIDEOS [OUT]
 #
@@ -41,3 +42,10 @@ size = model.config.image_size
 clip = torch.zeros(1, model.config.num_frames, 3, size, size)
 print("features of a clip in Hugging Face's model:", tuple(model(clip).last_hidden_state.shape))
 CODE
+
+# 5. The same from weights in Hugging Face's format, on clips of another size: pre-training goes on, and ends in features.
+"$PYTHON" train.py "${model[@]}" model.init="$OUT/huggingface" model.image_size=$((IMAGE + 16)) model.mask_ratio=0.85 \
+  data.shards="$OUT/shards" data.validation_shards="$OUT/shards" data.frame_stride=2 steps="$STEPS" \
+  global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2 optimizer.warmup_epochs=1 \
+  figure_every="$STEPS" run="$OUT/larger"
+"$PYTHON" -m model.features "$OUT/shards" "$OUT/larger_features" --model "$OUT/larger"

@@ -172,7 +172,9 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _pixels(clip: UInt8[Tensor, "C T H W"]) -> UInt8[np.ndarray, "T H W 3"]:
-    return clip.permute(1, 2, 3, 0).cpu().numpy()
+    """Grey as grey; of other channels than RGB's, the first three, or the first."""
+    shown = clip[:3] if len(clip) >= 3 else clip[:1].expand(3, -1, -1, -1)
+    return shown.permute(1, 2, 3, 0).cpu().numpy()
 
 
 def _map_cells(
@@ -191,4 +193,8 @@ def _over_time(tokens: UInt8[np.ndarray, "t h w 3"], num_frames: int) -> UInt8[n
 
 def note_on(config: ModelConfig) -> str:
     """What a reader of the figure has to know of its reconstructions."""
-    return OWN_STATISTICS if config.normalize_target else ""
+    notes = [OWN_STATISTICS] if config.normalize_target else []
+    if config.in_channels not in (1, 3):
+        shown = "first three, as red, green and blue" if config.in_channels > 3 else "first"
+        notes.append(f"Of {config.in_channels} channels, the frames show the {shown}.")
+    return " ".join(notes)

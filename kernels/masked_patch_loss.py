@@ -24,7 +24,7 @@ def masked_patch_loss(
     kind: Kind = "mse",
     normalize: bool = True,
 ) -> Tensor:
-    """pred [B, M, P], clip uint8 [B, 3, T, H, W] of any strides, masked_ids int64 [B, M] -> fp32 [B, M].
+    """pred [B, M, P], clip uint8 [B, C, T, H, W] of any strides, masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
     normalised by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. Saved for the
@@ -33,11 +33,11 @@ def masked_patch_loss(
     tokens = check_clip(clip, tubelet_size, patch_size)
     check_ids("masked_ids", masked_ids, clip, tokens)
     pixels = tubelet_size * patch_size**2
-    wanted = (*masked_ids.shape, pixels * 3)
+    wanted = (*masked_ids.shape, pixels * clip.shape[1])
     check(pred.shape == wanted, f"pred has shape {tuple(pred.shape)}: these ids and patches need {wanted}")
     check(kind in ("mse", "l1"), f"kind is {kind!r}: give mse or l1")
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
-    if runs_triton(pred):
+    if runs_triton(pred) and clip.shape[1] == 3:
         return masked_patch_loss_op(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)[0]
     given = pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize
     if torch.compiler.is_compiling():  # which makes targets anew where that is cheaper than keeping them
@@ -48,7 +48,7 @@ def masked_patch_loss(
 def difference(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, normalize: bool
 ) -> Tensor:
-    """target - pred in at least fp32, [B, M, 3, p_t·p_h·p_w]: channel by channel, which the CPU sums fastest."""
+    """target - pred in at least fp32, [B, M, C, p_t·p_h·p_w]: channel by channel, which the CPU sums fastest."""
     # In pixels of 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
     dtype = torch.promote_types(pred.dtype, torch.float32)
     pixels = gather_patches(clip, masked_ids, tubelet_size, patch_size).transpose(2, 3).contiguous()
@@ -60,7 +60,7 @@ def difference(
         target *= 1 / (deviation + EPSILON)
     else:
         target *= 1 / 255
-    return target.sub_(pred.to(dtype).unflatten(2, (-1, 3)).transpose(2, 3))
+    return target.sub_(pred.to(dtype).unflatten(2, (-1, clip.shape[1])).transpose(2, 3))
 
 
 class Definition(torch.autograd.Function):

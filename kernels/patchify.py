@@ -1,4 +1,7 @@
-"""The tokenizer's input: patches of the uint8 clip, scaled and normalised as ImageNet's."""
+"""The tokenizer's input: patches of the uint8 clip, scaled and normalised as ImageNet's.
+
+The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the definition.
+"""
 
 from typing import Any
 
@@ -17,19 +20,20 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def patchify(
     clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """clip uint8 [B, 3, T, H, W] of any strides, ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
+    """clip uint8 [B, C, T, H, W] of any strides, ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
 
     A patch's values are in the order (p_t, p_h, p_w, c).
     """
     tokens = check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
         check_ids("ids", ids, clip, tokens)
-    return (patchify_op if runs_triton(clip) else definition)(clip, ids, tubelet_size, patch_size, dtype)
+    patches = patchify_op if runs_triton(clip) and clip.shape[1] == 3 else definition
+    return patches(clip, ids, tubelet_size, patch_size, dtype)
 
 
 def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
     """The number of tokens of a clip that whole patches cover."""
-    check(clip.ndim == 5 and clip.shape[1] == 3, f"the clip has shape {tuple(clip.shape)}: give RGB, [B, 3, T, H, W]")
+    check(clip.ndim == 5, f"the clip has shape {tuple(clip.shape)}: give [B, C, T, H, W]")
     check(clip.dtype == torch.uint8, f"the clip is {clip.dtype}: give uint8")
     _, _, frames, height, width = clip.shape
     check(
@@ -44,10 +48,17 @@ def definition(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: 
     values = gather_patches(clip, ids, tubelet_size, patch_size).flatten(2).float()
     # Rows as long as a patch: on the CPU, broadcasting three channels takes several times as long.
     mean, std = (
-        torch.tensor(channels, device=clip.device).mul(255).repeat(values.shape[2] // 3)
-        for channels in (IMAGENET_MEAN, IMAGENET_STD)
+        torch.tensor(of_channel, device=clip.device).mul(255).repeat(values.shape[2] // len(of_channel))
+        for of_channel in statistics(clip.shape[1])
     )
     return values.sub_(mean).mul_(1 / std).to(dtype)
+
+
+def statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel: ImageNet's of RGB; of all others, the means of those."""
+    if channels == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (sum(IMAGENET_MEAN) / 3,) * channels, (sum(IMAGENET_STD) / 3,) * channels
 
 
 def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int) -> Tensor:

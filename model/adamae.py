@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
+from model.channels import of_channels
 from model.config import ModelConfig
 from model.encoder import Encoder, Features, encode
 from model.loading import load_weights
@@ -69,7 +70,7 @@ class AdaMAE(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokenizer = Tokenizer(config.dimensions.encoder_width, config.tubelet_size, config.patch_size)
+        self.tokenizer = Tokenizer(config)
         self.token_sampler = build_sampler(config)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -86,6 +87,7 @@ class AdaMAE(nn.Module):
         seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
+        clip = of_channels(clip, self.config.in_channels)
         draw, visible = self._sample(clip, seed, offset)
         pred = self.decoder(self.encoder(visible), draw.visible_ids, draw.masked_ids)
         return self._objective(clip, pred, draw)

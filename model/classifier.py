@@ -16,7 +16,7 @@ class VideoClassifier(nn.Module):
         super().__init__()
         width = config.dimensions.encoder_width
         self.config = config
-        self.tokenizer = Tokenizer(width, config.tubelet_size, config.patch_size)
+        self.tokenizer = Tokenizer(config)
         self.encoder = Encoder(config, drop_path)
         self.encoder.norm = nn.Identity()  # the features are normalised after pooling instead
         self.norm = LayerNorm(width, eps=1e-6)

@@ -1,7 +1,7 @@
 """What an AdaMAE is made of. Letters used for shapes everywhere in this project:
 
 B clips · C T H W pixels · N tokens · K visible tokens · M masked tokens · D encoder width · E decoder width
-P values of a patch (tubelet_size · patch_size² · 3)
+P values of a patch (tubelet_size · patch_size² · in_channels)
 """
 
 import math
@@ -35,6 +35,7 @@ SIZES = {
 
 # Of one part, far above any that was ever trained (ViT-22B: 6,144 wide, 48 deep), far below what fills a machine.
 MAX_WIDTH, MAX_DEPTH = 16_384, 256
+MAX_CHANNELS = 12
 MAX_TOKENS = 2**17  # of a clip: 64 frames of 1024 × 1024 pixels
 
 SAMPLER_HEADS = 8  # at every size, SPEC §3
@@ -56,6 +57,8 @@ class ModelConfig:
     """frames of a token"""
     patch_size: int = 16
     """height and width of a token, pixels"""
+    in_channels: int = 3
+    """of a clip: 3, RGB; 1, grey, made of RGB; up to 12 for clips of one's own, through Python only"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
     """flat-1d: sines of a token's number; separable-3d: of its time, row and column"""
     encoder_width: int | None = None
@@ -112,7 +115,7 @@ class ModelConfig:
                 f"model.sampling_loss_weight is {self.sampling_loss_weight}: give a finite number of at least 0"
             )
         self._check_image_size()
-        for name in ("num_frames", "tubelet_size", "patch_size", "sampler_depth"):
+        for name in ("num_frames", "tubelet_size", "patch_size", "in_channels", "sampler_depth"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
         for name, value in self.dimensions._asdict().items():
@@ -150,6 +153,8 @@ class ModelConfig:
             "sampler_width": self.sampler_width or 1,
             "sampler_depth": self.sampler_depth,
         }
+        if self.in_channels > MAX_CHANNELS:
+            raise InputError(f"model.in_channels is {self.in_channels}: give at most {MAX_CHANNELS}")
         for name, value in sizes.items():
             most = MAX_DEPTH if name.endswith("depth") else MAX_WIDTH
             if value > most:
@@ -203,7 +208,7 @@ class ModelConfig:
 
     @property
     def patch_values(self) -> int:
-        return self.tubelet_size * self.patch_size**2 * 3
+        return self.tubelet_size * self.patch_size**2 * self.in_channels
 
     @property
     def num_visible(self) -> int:

@@ -49,7 +49,7 @@ class VideoEncoder(nn.Module):
         """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
         super().__init__()
         self.config = config
-        self.tokenizer = Tokenizer(config.dimensions.encoder_width, config.tubelet_size, config.patch_size)
+        self.tokenizer = Tokenizer(config)
         self.encoder = Encoder(config)
         if not has_norm:
             self.encoder.norm = nn.Identity()
@@ -67,13 +67,15 @@ class VideoEncoder(nn.Module):
     def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
         """The encoder in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
 
-        `changes`: num_frames and image_size of other clips than it was trained with. Raises InputError where its
-        weights are not whole.
+        `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
+        where its weights are not whole.
         """
         from model.pretrained import load
+        from model.warm_start import resized
 
         state, config, _ = load(path)
         encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
+        state = resized(state, config, encoder.config)
         load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
         return encoder.eval()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from errors import InputError
 from kernels.gumbel_topk import NOTHING_TO_DRAW
 from model.adamae import AdaMAE
+from model.channels import of_channels
 from model.config import ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC §4)
@@ -51,13 +52,14 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) 
     `honest` predicts them from the visible patches around.
     """
     config = model.config
+    clip = of_channels(clip, config.in_channels)
     was_training = model.training
     try:
         output = model.eval()(clip, seed, 0)
     finally:
         model.train(was_training)
     patches = to_patches(clip, config.tubelet_size, config.patch_size)
-    pred = output.pred.float().unflatten(-1, (-1, 3))
+    pred = output.pred.float().unflatten(-1, (-1, config.in_channels))
     honest = None
     if config.normalize_target:
         rows = torch.arange(len(clip), device=clip.device)[:, None]

@@ -165,6 +165,7 @@ def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
         values = {ours: described[name] for ours, name in theirs.items()} | {name: described[name] for name in same}
     except KeyError as error:
         raise InputError(f"{where} does not say {error}") from error
+    values["in_channels"] = described.get("num_channels", 3)
     return _config({**values, "masking": "tube", "mask_ratio": 0.9}, where)
 
 

@@ -24,7 +24,7 @@ class Probe(nn.Module):
         super().__init__()
         size = config.dimensions
         self.config = config
-        self.tokenizer = Tokenizer(size.encoder_width, config.tubelet_size, config.patch_size).requires_grad_(False)
+        self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
         attentive = kind == "attentive"
         self.pool = AttentionPoolLatent(size.encoder_width, num_heads=size.encoder_heads) if attentive else None

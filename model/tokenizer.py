@@ -9,22 +9,26 @@ from torch import Tensor, nn
 
 from kernels import patchify
 from model.casting import product_dtype
+from model.channels import of_channels
+from model.config import ModelConfig
 
 
 class Tokenizer(nn.Module):
     """A 3-D convolution with kernel = stride, as patchify and a matmul."""
 
-    def __init__(self, width: int, tubelet_size: int, patch_size: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.tubelet_size = tubelet_size
-        self.patch_size = patch_size
-        self.projection = nn.Linear(tubelet_size * patch_size**2 * 3, width)
+        self.tubelet_size = config.tubelet_size
+        self.patch_size = config.patch_size
+        self.in_channels = config.in_channels
+        self.projection = nn.Linear(config.patch_values, config.dimensions.encoder_width)
 
     def forward(
         self, clip: UInt8[Tensor, "B C T H W"], ids: Int[Tensor, "B K"] | None = None
     ) -> Float[Tensor, "B K D"]:
         """The tokens at `ids`, or all N of them in (t, h, w) order."""
         dtype = product_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
+        clip = of_channels(clip, self.in_channels)
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 

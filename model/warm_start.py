@@ -15,7 +15,8 @@ from model.loading import load_weights, shapes
 StateDict = dict[str, Tensor]
 LEARNT_POSITIONS = "token_sampler.positions"
 ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
-CLIP = ("num_frames", "image_size", "positions")  # and what may be another one
+CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
+OF_PATCHES = ("tokenizer.projection.weight", "decoder.head.weight", "decoder.head.bias")
 # Taken as a whole or not at all. A classifier has the first two, and no more an encoder's last norm.
 NEEDED = ("tokenizer.", "encoder.blocks.")
 PARTS = (*NEEDED, "encoder.norm.", "decoder.", "token_sampler.")
@@ -46,6 +47,11 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     said = [f"weights of {path}: {', '.join(loaded)}"]
     if LEARNT_POSITIONS in taken and given.get(LEARNT_POSITIONS) is not state.get(LEARNT_POSITIONS):
         said.append(f"the sampler's positions interpolated from {_by(theirs.grid)} to {_by(model.config.grid)} tokens")
+    if theirs.in_channels != model.config.in_channels:
+        said.append(
+            f"the tokenizer's and the decoder's weights averaged over {theirs.in_channels} channels for"
+            f" {model.config.in_channels}"
+        )
     if fresh:
         said.append(f"fresh: {', '.join(fresh)}")
     if left_out:
@@ -54,10 +60,27 @@ def warm_start(model: AdaMAE, path: Path) -> str:
 
 
 def resized(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> StateDict:
-    """Weights of `theirs` for clips of the length and size of `ours`: only learnt positions depend on these."""
+    """Weights of `theirs` for clips of the length, size and channels of `ours`: only learnt positions depend on the
+    first two, and what reads and predicts patches on the last."""
+    if theirs.in_channels != ours.in_channels:
+        changed = {name: recoloured(name, state[name], theirs, ours) for name in OF_PATCHES if name in state}
+        state = state | changed
     if LEARNT_POSITIONS not in state or theirs.grid == ours.grid:
         return state
     return state | {LEARNT_POSITIONS: interpolated(state[LEARNT_POSITIONS], theirs.grid, ours.grid)}
+
+
+def recoloured(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig) -> Tensor:
+    """A weight of OF_PATCHES for another number of channels, alike in all of them: what is predicted is the mean over
+    theirs, and what is read their sum, shared out, so that a grey clip makes the tokens that it made before."""
+    axis = 1 if name.startswith("tokenizer.") else 0
+    by_channel = value.unflatten(axis, (-1, theirs.in_channels))  # the last within a patch's values
+    mean = by_channel.mean(dim=axis + 1, keepdim=True)
+    if axis:
+        mean = mean * (theirs.in_channels / ours.in_channels)
+    shape = [-1] * mean.ndim
+    shape[axis + 1] = ours.in_channels
+    return mean.expand(shape).flatten(axis, axis + 1).contiguous()
 
 
 def interpolated(table: Float[Tensor, "n D"], before: Grid, after: Grid) -> Float[Tensor, "N D"]:

@@ -9,6 +9,7 @@ at Hugging Face, in separate matrices for queries, keys and values. Nothing is r
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,10 +87,10 @@ def from_videomae(state_dict: StateDict) -> StateDict:
     return _checked(_translate(state_dict, _VIDEOMAE), has_sampler=False)
 
 
-def to_videomae(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
+def to_videomae(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
     """To VideoMAE's layout. It has no token sampler: an adaptive one is left out."""
     kept = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
-    return _translate_back(kept, _VIDEOMAE, tubelet_size)
+    return _translate_back(kept, _VIDEOMAE, tubelet_size, in_channels)
 
 
 def from_adamae(state_dict: StateDict) -> StateDict:
@@ -100,14 +101,14 @@ def from_adamae(state_dict: StateDict) -> StateDict:
     return _checked(state, has_sampler=_is_pretraining(state))
 
 
-def to_adamae(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
+def to_adamae(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
     """To the authors' layout; raises InputError where the token sampler is none that they publish."""
     if any(name.startswith("token_sampler.projection.") for name in state_dict):
         raise InputError("the authors' layout has no place for a token sampler with a width of its own")
     stages = {name.split(".")[2] for name in state_dict if name.startswith("token_sampler.body.")}
     if _is_pretraining(state_dict) and not stages:
         raise InputError("these weights have no token sampler, which the authors' layout asks for: use VideoMAE's")
-    return _translate_back(state_dict, _with_sampler(len(stages)), tubelet_size)
+    return _translate_back(state_dict, _with_sampler(len(stages)), tubelet_size, in_channels)
 
 
 def from_huggingface(state_dict: StateDict) -> StateDict:
@@ -124,10 +125,10 @@ def from_huggingface(state_dict: StateDict) -> StateDict:
     return _checked(_translate(state, _HUGGINGFACE), has_sampler=False)
 
 
-def to_huggingface(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
+def to_huggingface(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
     """To the layout of Hugging Face's saved VideoMAE models. An adaptive token sampler is left out."""
     kept = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
-    state = _translate_back(kept, _HUGGINGFACE, tubelet_size)
+    state = _translate_back(kept, _HUGGINGFACE, tubelet_size, in_channels)
     for name in [name for name in state if name.endswith("attention.qkv.weight")]:
         for part, weight in zip(_QKV, state.pop(name).chunk(3), strict=True):
             state[name.replace("qkv", part)] = weight.clone()
@@ -146,7 +147,8 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
         config = replace(config, encoder_heads=like.dimensions.encoder_heads)
     same_patches = like is not None and like.patch_values == config.patch_values
     if like is not None and same_patches and (learnt is None or len(learnt) == like.num_tokens):
-        names = ("num_frames", "image_size", "tubelet_size", "patch_size", "positions", "masking", "mask_ratio")
+        patches = ("tubelet_size", "patch_size", "in_channels")
+        names = ("num_frames", "image_size", *patches, "positions", "masking", "mask_ratio")
         return replace(config, **{name: getattr(like, name) for name in names})
     if learnt is None:
         return config
@@ -200,7 +202,8 @@ def _architecture(state_dict: StateDict) -> dict[str, Any]:
     encoder_heads = {size.encoder_width: size.encoder_heads for size in SIZES.values()}
     decoder_heads = {size.decoder_width: size.decoder_heads for size in SIZES.values()}
     adaptive = any(name.startswith("token_sampler.") for name in state_dict)
-    tubelet_size, patch_size = _patch(state_dict[_TOKENIZER].shape[-1] if _TOKENIZER in state_dict else 1536)
+    num_values = state_dict[_TOKENIZER].shape[-1] if _TOKENIZER in state_dict else 1536
+    tubelet_size, patch_size, in_channels = _patch(num_values)
     return {
         "encoder_width": width,
         "encoder_depth": max(1, count("encoder.blocks.")),
@@ -210,6 +213,7 @@ def _architecture(state_dict: StateDict) -> dict[str, Any]:
         "decoder_heads": decoder_heads.get(decoder_width, max(1, decoder_width // 64)),
         "tubelet_size": tubelet_size,
         "patch_size": patch_size,
+        "in_channels": in_channels,
         "image_size": 14 * patch_size,
         "masking": "adaptive" if adaptive else "tube",
         "mask_ratio": 0.95 if adaptive else 0.9,
@@ -219,13 +223,15 @@ def _architecture(state_dict: StateDict) -> dict[str, Any]:
     }
 
 
-def _patch(num_values: int) -> tuple[int, int]:
-    """Tubelet and patch size that `num_values` allow; the usual tubelets first."""
-    for tubelet_size in (2, 4, 1, 3, 8):
-        side = math.isqrt(num_values // (3 * tubelet_size))
-        if side and 3 * tubelet_size * side**2 == num_values:
-            return tubelet_size, side
-    raise InputError(f"these weights are for patches of {num_values} values: those are not square patches in colour")
+def _patch(num_values: int) -> tuple[int, int, int]:
+    """Tubelet size, patch size and channels that `num_values` allow; colour and the usual tubelets first."""
+    for channels, tubelet_size in product((3, 1), (2, 4, 1, 3, 8)):
+        side = math.isqrt(num_values // (channels * tubelet_size))
+        if side and channels * tubelet_size * side**2 == num_values:
+            return tubelet_size, side, channels
+    raise InputError(
+        f"these weights are for patches of {num_values} values: those are not square patches in colour or grey"
+    )
 
 
 def _with_sampler(logit_stage: int) -> Layout:
@@ -255,17 +261,17 @@ def _without_ones(value: Tensor, count: int) -> Tensor:
     return value.reshape(value.shape[count:]) if value.shape[:count] == (1,) * count else value
 
 
-def _translate_back(state_dict: StateDict, layout: Layout, tubelet_size: int) -> StateDict:
+def _translate_back(state_dict: StateDict, layout: Layout, tubelet_size: int, in_channels: int) -> StateDict:
     names = layout.pretraining if _is_pretraining(state_dict) else layout.classifier
     names = {ours: theirs for theirs, ours in names.items()}
     in_block = {ours: theirs for theirs, ours in layout.in_block.items()}
     state = {}
     for ours, value in state_dict.items():
         if ours == _TOKENIZER:
-            side = math.isqrt(value.shape[1] // (3 * tubelet_size))
-            if value.shape[1] != 3 * tubelet_size * side**2:
+            side = math.isqrt(value.shape[1] // (in_channels * tubelet_size))
+            if value.shape[1] != in_channels * tubelet_size * side**2:
                 raise InputError(f"patches of {value.shape[1]} values are not {tubelet_size} square frames deep")
-            value = value.unflatten(1, (tubelet_size, side, side, 3)).permute(0, 4, 1, 2, 3)
+            value = value.unflatten(1, (tubelet_size, side, side, in_channels)).permute(0, 4, 1, 2, 3)
         elif ours == "token_sampler.positions":
             value = value[None]
         elif ours == "decoder.mask_token":

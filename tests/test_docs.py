@@ -114,7 +114,7 @@ def test_every_figure_of_a_run_is_explained() -> None:
         assert f"`{name}`" in text, name
 
 
-def test_the_first_hour(synthetic_videos: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_first_hour(synthetic_videos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """The script's own commands, noted by a stand-in for Python, then run here one by one, with small numbers."""
     monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests
     noted, code = tmp_path / "commands", tmp_path / "code.py"
@@ -147,3 +147,6 @@ def test_the_first_hour(synthetic_videos: Path, tmp_path: Path, monkeypatch) -> 
     assert len(list((out / "figures").glob("*.png"))) == 2
     assert (out / "finetune/evaluation/results.json").is_file()
     assert (out / "features/features-00000.safetensors").is_file()
+    assert "image_size: 48\n" in (out / "larger/config.yaml").read_text()
+    assert f"weights of {out}/huggingface: tokenizer, encoder's blocks" in capsys.readouterr().err
+    assert (out / "larger_features/features-00000.safetensors").is_file()

@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from PIL import Image
@@ -82,19 +82,14 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    out = [tmp_path / "said by 0", tmp_path / "said by 1"]
     processes = [
-        subprocess.Popen(
-            [str(part) for part in command],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **group, "RANK": rank},
-        )
-        for rank in "01"
+        forked.started(command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)})
+        for rank in (0, 1)
     ]
-    said = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert said[0].startswith("top-1")
-    assert not said[1]
+    assert [forked.ended(process, 240) for process in processes] == [0, 0]
+    assert out[0].read_text().startswith("top-1")
+    assert not out[1].read_text()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums of matrix products depend on it
     try:

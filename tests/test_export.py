@@ -163,7 +163,7 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
     card = (tmp_path / "encoder/README.md").read_text()
     count = sum(value.numel() for value in encoder.parameters()) / 1e6
     assert f"| parameters | {count:.1f} M |" in card
-    assert "| input | 4 frames of 32×32, uint8 RGB |" in card
+    assert "| input | 4 frames of 32×32, uint8, RGB |" in card
     assert str(tmp_path) not in card  # says nothing of the machine it was made on
 
 

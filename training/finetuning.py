@@ -14,7 +14,7 @@ from errors import InputError
 from model import pretrained
 from model.classifier import VideoClassifier
 from model.probe import Probe
-from model.warm_start import check_encoder
+from model.warm_start import check_encoder, resized
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from training.checkpoint import existing
@@ -159,5 +159,5 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
     if settings.checkpoint and not config.branch and not existing(local_path(config.run) / "checkpoints"):
         state_dict, theirs, _ = pretrained.load(local_run(settings.checkpoint), like=config.model)
         check_encoder(config.model, theirs, settings.checkpoint)
-        model.load_encoder(state_dict)
+        model.load_encoder(resized(state_dict, theirs, config.model))
     return model

@@ -172,7 +172,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(value: float) -> str:
-    return rounded(value) if value == 0 or abs(value) >= 0.01 else f"{value:.2e}"
+    return rounded(value) if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
 
 
 def _embedded(file: Path) -> str:
@@ -191,13 +191,15 @@ PAGE = """<!doctype html>
   figure { margin: 0; } svg { width: 100%; height: auto; border-left: 1px solid #888; border-bottom: 1px solid #888; }
   polyline { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; }
   .axis { display: flex; justify-content: space-between; font-size: 13px; color: #555; }
-  img { width: 100%; } table { border-collapse: collapse; } td { padding: 2px 1em 2px 0; vertical-align: top; }
+  .picture { overflow-x: auto; } img { width: 100%; min-width: 800px; } table { border-collapse: collapse; }
+  td { padding: 2px 1em 2px 0; vertical-align: top; }
   td, li, pre { overflow-wrap: anywhere; white-space: pre-wrap; }
+  .number { overflow-wrap: normal; white-space: nowrap; }
 </style>
 <h1>{{ title }}</h1>
 <p><strong>{{ stands }}</strong>; drawn {{ written }}</p>
 <h2>Now</h2>
-<table>{% for name, value in now %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
+<table>{% for name, value in now %}<tr><td>{{ name }}</td><td class="number">{{ value }}</td></tr>{% endfor %}</table>
 <h2>So far</h2>
 <div class="charts">
 {% for chart in charts %}<figure>
@@ -213,7 +215,7 @@ PAGE = """<!doctype html>
 </div>
 {% if pictures %}<h2>What it makes of clips</h2>{% endif %}
 {% for name, picture in pictures %}<h3>{{ name }}</h3>
-<img src="{{ picture }}" alt="rows of frames and maps">{% endfor %}
+<div class="picture"><img src="{{ picture }}" alt="rows of frames and maps"></div>{% endfor %}
 <h2>Videos that did not decode: {{ num_bad }}</h2>
 {% if bad %}<table>{% for video in bad %}<tr>
 <td>{{ video.key }}</td><td>{{ video.reason }}</td><td>{{ video.where }}</td></tr>{% endfor %}</table>{% endif %}

@@ -27,7 +27,7 @@ from training.memory import CUBLAS_BYTES, RESERVE_GPU
 from training.numerics import deterministic
 
 CPU = torch.device("cpu")
-TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
+TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
 
 
 class Stub(nn.Module):

@@ -22,6 +22,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(end_to_end, "in_fresh_process", in_this_process)
+        patch.setattr(end_to_end, "WARM_UP_STEPS", 1)
         work, few = ["--work", str(folder / "work")], ["--batch-size", "2", "--steps", "1", "--rounds", "2"]
         output = ["--encodes", "h264", "--output", str(folder / "results")]
         end_to_end.main([str(synthetic_videos), "--size", "tiny", *few, *work, *output])

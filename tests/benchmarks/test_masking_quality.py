@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
+import forked
 import pytest
 
 from benchmarks import masking_quality
@@ -25,7 +28,14 @@ def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
         "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0",
         "--strategies", "adaptive", "scratch", "--ratios", "0.75", "--output", str(folder), *TINY,
     ]  # fmt: skip
-    main(command)
+
+    def forking(command: list[str], stdout: IO[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        log = Path(stdout.name)
+        return SimpleNamespace(returncode=forked.ended(forked.started(command, log, log, env), 120))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masking_quality, "subprocess", SimpleNamespace(run=forking))
+        main(command)
     return folder, command
 
 
@@ -69,6 +79,17 @@ def test_a_fine_tuned_point_starts_from_its_own_pretraining(study):
     assert "checkpoint: ''" in (folder / "points" / "scratch-seed0" / "finetune" / "config.yaml").read_text()
 
 
+def test_a_script_that_fails_is_said_with_its_log(tmp_path, monkeypatch):
+    """In a process of its own, as the study's are but in this test's fixture."""
+    (tmp_path / "fails.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(sys.argv[1])")
+    monkeypatch.setattr(masking_quality, "ROOT", tmp_path)
+    log = tmp_path / "a point" / "log"
+    log.parent.mkdir()
+    with pytest.raises(InputError, match=f"a point failed at fails.py: {log} says why"):
+        masking_quality.Study.call(None, ["fails.py", "it is broken"], {"OMP_NUM_THREADS": "7"}, log)
+    assert log.read_text().splitlines() == ["7", "it is broken"]
+
+
 def test_a_summary_has_means_and_deviations_over_seeds():
     rows = [
         {"strategy": name, "mask_ratio": ratio, "seed": seed, "finetune_top1": top1, "error_moving": 1.0}
@@ -84,8 +105,9 @@ def test_a_summary_has_means_and_deviations_over_seeds():
 
 def test_equal_seconds_gives_the_slower_point_fewer_steps():
     common = [*TINY, "data.shards=none", "model.size=tiny", "model.patch_size=8", "model.mask_ratio=0.5", "steps=100"]
+    common.append("model.encoder_depth=1")
     shallow = parse([*common, "model.decoder_depth=1"])
-    deep = parse([*common, "model.decoder_depth=12"])
+    deep = parse([*common, "model.decoder_depth=6"])
     first, second = Point("random", 0.5, 0), Point("tube", 0.5, 0)
     steps = steps_of_equal_time({first: shallow, second: deep, Point("tube", 0.5, 1): deep}, choose_device())
     assert steps[first] == 100
@@ -100,7 +122,7 @@ def test_scratch_is_trained_once_whatever_the_ratios():
 
 
 def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
-    seeds = map(str, range(20))  # many, so that the first point fails while the last are still being given out
+    seeds = map(str, range(8))  # many, so that the first point fails while the last are still being given out
     options = parse_arguments(["--preset", "cpu", "--shards", "here", "--validation", "there", "--seeds", *seeds])
     begun: list[Point] = []
 

@@ -8,11 +8,9 @@ from faults import (
     FAULTS,
     NEEDS,
     PASSES,
-    RANDOM_MASKING,
     Campaign,
     in_a_row,
     make_shards,
-    order_in_one_process,
 )
 
 
@@ -23,15 +21,14 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
         yield campaign
 
 
-def test_a_struck_run_ends_as_an_undisturbed_one_and_goes_on_in_fewer_processes(campaign: Campaign) -> None:
-    names = ["kill -9 of a node"]  # signals, and processes that end alone, are tests/training/test_processes.py's
-    rows, differs, undisturbed = in_a_row(campaign, names, 0, *RANDOM_MASKING)
+def test_a_struck_run_ends_as_an_undisturbed_one(campaign: Campaign) -> None:
+    names = ["kill -9 of a node"]  # signals, and processes that end alone, or are fewer: training/test_processes.py
+    rows, differs, _ = in_a_row(campaign, names, 0)
     assert differs == ""
     assert [row["fault"] for row in rows] == names
     assert all(row["losses_equal"] for row in rows)
     assert all(row["happens"] == "ends, goes on" for row in rows), "something was left running"
     assert rows[0]["steps_lost"] <= CHECKPOINT_EVERY
-    assert order_in_one_process(campaign, undisturbed) < 1e-5
 
 
 def test_every_name_is_a_fault() -> None:

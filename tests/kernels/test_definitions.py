@@ -86,7 +86,7 @@ MISUSES = {
         torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(12, 4), IDS, IDS
     ),
     "the clip is torch.float32": lambda: patchify(CLIP.float(), None, 2, 8),
-    "give RGB": lambda: patchify(CLIP[:, :1], None, 2, 8),
+    r"give \[B, C, T, H, W\]": lambda: patchify(CLIP[0], None, 2, 8),
     "whole patches": lambda: patchify(CLIP, None, 3, 8),
     "pred has shape": lambda: masked_patch_loss(torch.zeros(2, 3, 383), CLIP, IDS, 2, 8),
     "kind is 'l2'": lambda: masked_patch_loss(torch.zeros(2, 3, 384), CLIP, IDS, 2, 8, "l2"),

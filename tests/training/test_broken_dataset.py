@@ -1,11 +1,10 @@
 """One video in twenty goes bad after the shards were made: the run ends, names them, and learns what the plan says."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import made_videos
 import pytest
 import torch
@@ -68,8 +67,7 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     intact: Path, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, str(ROOT / "train.py"), *TINY, f"data.shards={broken}", f"run={tmp_path / 'run'}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = forked.run(command)
     assert done.returncode == 0, done.stderr
 
     entries = [json.loads(line) for line in (tmp_path / "run/quarantine.jsonl").read_text().splitlines()]

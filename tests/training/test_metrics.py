@@ -5,16 +5,16 @@ import gc
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torchrun
 
 from errors import run_command
 from pipeline.config import DataConfig
@@ -26,7 +26,6 @@ from training.metrics import SKIPPED, Metrics, figures_of, forget_after
 from training.ranks import ForwardClock, Ranks, Spread
 from training.sinks import TensorBoard
 
-ROOT = Path(__file__).parents[2]
 ALONE = Process(0, 1, torch.device("cpu"))
 COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
 
@@ -189,35 +188,15 @@ def test_one_process_compares_nothing(tmp_path: Path) -> None:
     assert "ranks" not in figures
 
 
-SLOWED = """
-import os, sys, time
-import torch
-import train
-from model.adamae import AdaMAE
-from pipeline.making import ClipMaker
-from training.config import parse
-if os.environ["RANK"] == "1":
-    make, forward = ClipMaker.make, AdaMAE.forward
-    ClipMaker.make = lambda *given: (time.sleep(0.2), make(*given))[1]
-    AdaMAE.forward = lambda *given: (time.sleep(0.2), forward(*given))[1]
-train.train(parse(sys.argv[1:]))
-"""
-
-
 def test_a_slow_process_is_seen_in_the_log_and_said_once(tmp_path: Path, synthetic_shards: Path) -> None:
-    (tmp_path / "slowed.py").write_text(SLOWED)
     arguments = [
         "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
         "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "device=cpu", "log_every=3",
         "data.num_threads=1", "figure_every=null", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}",
     ]  # fmt: skip
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "slowed.py"), *arguments], capture_output=True, text=True, timeout=240, check=False,
-        env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_process_1, 0.2)) as job:
+        assert job.wait() == [0], job.said()
+        said = job.said()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     for name in ("forward_ms", "wait_ms"):
         spread = lines[-1]["ranks"][name]
@@ -225,6 +204,6 @@ def test_a_slow_process_is_seen_in_the_log_and_said_once(tmp_path: Path, synthet
         assert spread["worst_host"] == os.uname().nodename
         assert spread["max"] > 150 > spread["median"]
     assert lines[-1]["ranks"]["step_ms"]["max"] < 1.3 * lines[-1]["ranks"]["step_ms"]["min"], "all wait for it"
-    assert done.stderr.count("process 1 on ") == 2
-    assert "holds up the others: its forward pass takes" in done.stderr
-    assert "holds up the others: it waits" in done.stderr
+    assert said.count("process 1 on ") == 2
+    assert "holds up the others: its forward pass takes" in said
+    assert "holds up the others: it waits" in said

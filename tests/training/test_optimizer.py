@@ -10,7 +10,8 @@ from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
 
 
 def tiny_model() -> AdaMAE:
-    return AdaMAE(ModelConfig(size="tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5))
+    blocks = {"encoder_depth": 1, "decoder_depth": 1}
+    return AdaMAE(ModelConfig("tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5, **blocks))
 
 
 def test_schedule_warms_up_linearly_then_follows_half_a_cosine():

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,17 @@ def test_a_resumed_run_ends_with_the_same_weights_however_its_processes_lie(argu
     ("processes", "overrides"), [(2, ["global_batch=null", "batch_size=2"]), (3, ["batch_size=2"])]
 )
 def test_a_run_goes_on_in_any_number_of_processes(arguments, log, tmp_path, processes, overrides):
-    arguments = [*arguments, "model.masking=random", "checkpoint_every=3"]
-    train(parse([*arguments, "global_batch=null", "batch_size=4"]))
+    """In more of them, and then in one again."""
+    checkpoints = tmp_path / "run/checkpoints"
+    arguments = [*arguments, "model.masking=random", "checkpoint_every=2"]
+    in_one = parse([*arguments, "global_batch=null", "batch_size=4"])
+    train(in_one)
     alone = figures(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    for step in (4, 6):
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
     torchrun.run([*arguments, *overrides], log, per_node=processes)
+    shutil.rmtree(checkpoints / "step-00000006")
+    train(in_one)
     for one, several in zip(alone, figures(tmp_path / "run"), strict=True):
         for name in ("loss", "grad_norm"):  # of the same four clips
             assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
@@ -95,7 +102,7 @@ def agent_only(job: torchrun.Job, number: int) -> None:
     ],
 )
 def test_whatever_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, send, number):
-    with torchrun.started([*arguments, "steps=1000"], log, slow_s=SLOW_S) as job:
+    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slowed, SLOW_S)) as job:
         until(lambda: len(figures(tmp_path / "run")) > 1, 120)
         send(job, number)
         assert job.gone(20), job.said()
@@ -104,7 +111,7 @@ def test_whatever_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path
 
 def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments, log, tmp_path):
     arguments = [*arguments, "steps=1000", "log_every=10", "batch_size=2"]
-    with torchrun.started(arguments, log, slow_s=4.0) as job:
+    with torchrun.started(arguments, log, before=partial(torchrun.slowed, 4.0)) as job:
         until((tmp_path / "run/tensorboard").exists, 120)
         time.sleep(4.0 + 4.2)  # DDP's buckets, and a little of the first step
         everybody(job, signal.SIGTERM)
@@ -113,7 +120,7 @@ def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments,
 
 
 def test_a_run_that_waits_for_clips_hears_signals(arguments, log, tmp_path):
-    with torchrun.started([*arguments, "steps=1000"], log, stuck_after=20) as job:
+    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.stuck_after, 20)) as job:
         until(lambda: len(figures(tmp_path / "run")) > 0, 120)
         before = -1
         while before != len(figures(tmp_path / "run")):

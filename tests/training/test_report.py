@@ -42,9 +42,9 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
 def test_it_says_what_was_run_and_where_it_stands(run: Path) -> None:
     text = (run / "report.html").read_text()
     assert "step 1,000 of 2,000 (50%), about 8 min 20 s left" in text
-    assert re.search(r"<td>share of the time spent waiting for data</td><td>0\.25</td>", text)
+    assert re.search(r'<td>share of the time spent waiting for data</td><td class="number">0\.25</td>', text)
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
-    assert "<td>validation/knn_top1 (held out)</td><td>0.5</td>" in text
+    assert '<td>validation/knn_top1 (held out)</td><td class="number">0.5</td>' in text
     assert "Videos that did not decode: 60" in text
     assert text.count("cut off") == 50
     assert "step-00001000" in text

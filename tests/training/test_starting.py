@@ -18,6 +18,9 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.pretrained import about, run_config, save
 from model.weights import to_adamae
+from pipeline.dataset import ShardDataset
+from pipeline.loader import Loader
+from pipeline.plan import Plan
 from train import train
 from training.config import TrainConfig
 from training.starting import configured, find_checkpoint
@@ -135,6 +138,19 @@ def test_pretraining_starts_from_weights(source, synthetic_shards, tmp_path, cap
     assert f"weights of {source}: tokenizer, encoder's blocks" in capsys.readouterr().err
     before = losses(source)
     assert losses(run)[1] < (before[1] + before[6]) / 2
+
+
+def test_the_first_loss_from_weights_is_the_source_runs_own(source, synthetic_shards, tmp_path):
+    """Of the same clips under the same masks, what the source's last weights lose; far from what it began with."""
+    run = tmp_path / "run"
+    config = trained(*TINY, f"data.shards={synthetic_shards}", f"run={run}", f"model.init={source}", "steps=1")
+    dataset = ShardDataset.open(synthetic_shards)
+    plan = Plan(dataset, config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
+    with Loader(dataset, plan, torch.device("cpu"), config.data, None) as loader, torch.no_grad():
+        clip = next(loader.batches(0)).clip
+        theirs = AdaMAE.from_pretrained(source)(clip, config.seed, 0).reconstruction_loss.item()
+    assert losses(run)[1] == pytest.approx(theirs, rel=1e-5)
+    assert losses(source)[1] - theirs > 0.5 * (losses(source)[1] - losses(source)[6])
 
 
 def labelled(shards: Path, run: Path, checkpoint: Path, *overrides: str) -> list[str]:

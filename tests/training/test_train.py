@@ -1,18 +1,17 @@
-"""The loop as users run it: as a process of its own, on shards made from drawn videos."""
+"""The loop as users run it: `python train.py …` in a process of its own, on shards made from drawn videos."""
 
 import dataclasses
 import json
-import os
-import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
+import torchrun
 from safetensors.torch import load_file
 
 from errors import InputError
@@ -32,8 +31,7 @@ def command(shards: Path, run: Path, *overrides: str) -> list[str]:
 
 
 def run(arguments: list[str], code: int = 0) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    done = forked.run(arguments)
     assert done.returncode == code, done.stderr
     assert code == 0 or "Traceback" not in done.stderr, done.stderr
     return done.stderr
@@ -88,16 +86,14 @@ def test_the_learning_rate_is_the_schedules_and_epochs_count_videos(whole_run):
 def test_killed_at_any_moment_a_run_ends_with_the_same_weights(tmp_path, synthetic_shards, whole_run):
     folder = tmp_path / "run"
     arguments = command(synthetic_shards, folder, "checkpoint_every=1")
-    process = subprocess.Popen(
-        arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = forked.started(arguments, tmp_path / "said", tmp_path / "said")
     deadline = time.monotonic() + 120
     while not (folder / "checkpoints/step-00000002").exists():
         assert time.monotonic() < deadline
-        assert process.poll() is None
+        assert process.exitcode is None
         time.sleep(0.002)
     process.kill()
-    process.wait()
+    process.join()
     assert not (folder / "checkpoints/step-00000006").exists(), "killed too late to prove anything"
     run(arguments)
     assert_same_weights(folder, whole_run, 6)
@@ -108,14 +104,14 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_weights(tmp_path, synthet
 def test_sigterm_saves_stops_and_goes_on(tmp_path, synthetic_shards, whole_run):
     folder = tmp_path / "run"
     arguments = command(synthetic_shards, folder, "checkpoint_every=1")  # which makes steps long enough to interrupt
-    process = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    process = forked.started(arguments, tmp_path / "out", tmp_path / "err")
     deadline = time.monotonic() + 120
     while not (folder / "tensorboard").exists():  # made when signals are listened to and no step was taken
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    process.terminate()
+    code, said = forked.ended(process, 60), (tmp_path / "err").read_text()
+    assert code == 130, said
     assert "Traceback" not in said
     assert "goes on from there" in said
     run(arguments)
@@ -159,9 +155,10 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(tmp_path, synthet
 
 
 def test_of_several_processes_the_one_that_failed_has_the_last_word(tmp_path, synthetic_shards):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = command(synthetic_shards, tmp_path / "run", "finetune.mixup=0.8", "objective=finetune", "batch_size=3")
-    said = subprocess.run([*launcher, *arguments[1:]], capture_output=True, text=True, timeout=240, check=False).stderr
+    with torchrun.started(arguments[2:], tmp_path / "log") as job:
+        assert job.wait() == [1]
+        said = job.said()
     assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
 
 
@@ -169,12 +166,11 @@ def test_machines_that_do_not_share_the_run_folder_are_noticed(tmp_path, synthet
     run(command(synthetic_shards, tmp_path / "0/run", "steps=2", "batch_size=8", "checkpoint_every=1"))
     shutil.rmtree(tmp_path / "0/run/checkpoints/step-00000002")
     (tmp_path / "1").mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     arguments = command(synthetic_shards, Path("run"), "steps=2", "batch_size=4", "checkpoint_every=1")
-    script = f"cd {tmp_path}/$RANK && exec {shlex.join(arguments)}"
-    done = subprocess.run([*launcher, "bash", "-c", script], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode != 0
-    assert "error: the processes of this run find different checkpoints in run" in done.stderr
+    apart = partial(torchrun.in_folder_of_its_own, tmp_path)
+    with torchrun.started(arguments[2:], tmp_path / "log", before=apart) as job:
+        assert job.wait() == [1]
+        assert "error: the processes of this run find different checkpoints in run" in job.said()
     assert not (tmp_path / "0/run/checkpoints/step-00000002").exists(), "it went on"
 
 

@@ -1,26 +1,75 @@
-"""torchrun's agents and workers on this machine, forked from a process that has imported everything: no 6 s each."""
+"""torchrun's agents and workers on this machine, forked as `forked` does it."""
 
 import ctypes
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["train", "torch.distributed.launcher.api"])
+from forked import SERVER
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from errors import run_command
+from model.adamae import AdaMAE
+from pipeline.groups import Cut
+from pipeline.making import ClipMaker
+from pipeline.reader import Reader
+from train import train
+from training.config import parse
+from training.objective import Pretraining, StepResult
+
+
+def as_it_is() -> None:
+    """What a worker does before it trains, if nothing is to ail it."""
+
+
+def slowed(seconds: float) -> None:
+    """Every forward pass takes so much longer."""
+    forward = Pretraining.__call__
+
+    def slowly(self: Pretraining, *inputs: Any) -> StepResult:
+        time.sleep(seconds)
+        return forward(self, *inputs)
+
+    Pretraining.__call__ = slowly  # type: ignore[method-assign]
+
+
+def stuck_after(videos: int) -> None:
+    """The disk of process 1 hangs when so many have been read from it."""
+    clip, readings = Reader.clip, iter(range(10**9))
+
+    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> Cut:
+        if next(readings) >= videos and os.environ["RANK"] == "1":
+            time.sleep(10**6)
+        return clip(self, sample, frames)
+
+    Reader.clip = at_first  # type: ignore[method-assign]
+
+
+def in_folder_of_its_own(folder: Path) -> None:
+    """A worker stands in the folder named by its rank, as on machines that share no disk."""
+    os.chdir(folder / os.environ["RANK"])
+
+
+def slow_process_1(seconds: float) -> None:
+    """In process 1, every clip and every forward pass of the model take so much longer."""
+    if os.environ["RANK"] == "1":
+        make, forward = ClipMaker.make, AdaMAE.forward
+        ClipMaker.make = lambda *given: (time.sleep(seconds), make(*given))[1]  # type: ignore[method-assign]
+        AdaMAE.forward = lambda *given: (time.sleep(seconds), forward(*given))[1]  # type: ignore[method-assign]
 
 
 class Job:
     """A run of several nodes, each an agent with its workers; all write to the file `log`."""
 
-    def __init__(self, arguments: list[str], log: Path, size: tuple[int, int], faults: tuple[float, int]) -> None:
+    def __init__(self, arguments: list[str], log: Path, size: tuple[int, int], before: Callable[[], None]) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -29,7 +78,7 @@ class Job:
             file.touch()
         self.agents: list[ForkServerProcess] = []
         for _ in range(size[0]):
-            agent = SERVER.Process(target=_agent, args=(arguments, endpoint, size, faults, str(log), str(self.pids)))
+            agent = SERVER.Process(target=_agent, args=(arguments, endpoint, size, before, str(log), str(self.pids)))
             agent.start()
             self.agents.append(agent)
 
@@ -66,13 +115,10 @@ class Job:
 
 @contextmanager
 def started(
-    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, slow_s: float = 0, stuck_after: int = 10**9
+    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, before: Callable[[], None] = as_it_is
 ) -> Iterator[Job]:
-    """A job; at the end of the block nothing of it is left.
-
-    slow_s: what a forward pass takes longer; stuck_after: the videos that process 1 reads before its disk hangs.
-    """
-    job = Job(arguments, log, (nodes, per_node), (slow_s, stuck_after))
+    """A job, whose workers call `before` before they train; at the end of the block nothing of it is left."""
+    job = Job(arguments, log, (nodes, per_node), before)
     try:
         yield job
     finally:
@@ -86,11 +132,8 @@ def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> N
 
 
 def _agent(
-    arguments: list[str], endpoint: str, size: tuple[int, int], faults: tuple[float, int], log: str, pids: str
+    arguments: list[str], endpoint: str, size: tuple[int, int], before: Callable[[], None], log: str, pids: str
 ) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     nodes, per_node = size
     config = LaunchConfig(
@@ -98,36 +141,17 @@ def _agent(
         start_method="fork", local_addr="127.0.0.1", monitor_interval=0.1,
     )  # fmt: skip
     try:
-        elastic_launch(config, _worker)(arguments, faults, pids)
+        elastic_launch(config, _worker)(arguments, before, pids)
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
 
 
-def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
-    from errors import run_command
-    from pipeline.groups import Cut
-    from pipeline.reader import Reader
-    from train import train
-    from training.config import parse
-    from training.objective import Pretraining, StepResult
-
+def _worker(arguments: list[str], before: Callable[[], None], pids: str) -> None:
     ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
-    slow_s, stuck_after = faults
-    forward, clip, readings = Pretraining.__call__, Reader.clip, iter(range(10**9))
-
-    def slowly(self: Pretraining, *inputs: Any) -> StepResult:
-        time.sleep(slow_s)
-        return forward(self, *inputs)
-
-    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> Cut:
-        if next(readings) >= stuck_after and os.environ["RANK"] == "1":
-            time.sleep(10**6)
-        return clip(self, sample, frames)
-
-    Pretraining.__call__, Reader.clip = slowly, at_first  # type: ignore[method-assign]
+    before()
     run_command(lambda: train(parse(arguments)), goes_on=True)
 
 

@@ -1,0 +1,148 @@
+"""Clips of other numbers of channels than RGB's: grey from videos, anything up to twelve from arrays."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from material import random_clip, randomize, small
+from PIL import Image
+from safetensors.torch import save_file
+
+import export
+from errors import InputError
+from figures import drawing
+from kernels import masked_patch_loss, patchify
+from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+from model import pretrained
+from model.adamae import AdaMAE
+from model.channels import of_channels
+from model.encoder import VideoEncoder
+from model.warm_start import warm_start
+from model.weights import from_huggingface, to_huggingface
+from train import train
+from training.config import parse
+
+FIVE = torch.randint(0, 256, (2, 5, 4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IDS = torch.tensor([[0, 3, 6], [1, 2, 7]])
+
+
+def test_grey_is_the_luma_of_bt_601() -> None:
+    colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
+    clip = colours.to(torch.uint8).T.reshape(1, 3, 1, 1, 6)
+    assert of_channels(clip, 1).shape == (1, 1, 1, 1, 6)
+    assert of_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
+    clip = random_clip(small())
+    by_pillow = [Image.fromarray(frame.permute(1, 2, 0).numpy()).convert("L").tobytes() for frame in clip[0].unbind(1)]
+    theirs = torch.frombuffer(bytearray(b"".join(by_pillow)), dtype=torch.uint8)
+    assert (of_channels(clip, 1)[0].flatten().int() - theirs.int()).abs().max() <= 1
+
+
+def test_a_clip_of_its_own_channels_is_itself() -> None:
+    assert of_channels(FIVE, 5) is FIVE
+
+
+@pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
+def test_other_channels_are_one_sentence(has: int, wants: int) -> None:
+    with pytest.raises(InputError, match=f"the clip has {has} channels, and the model is for {wants}"):
+        AdaMAE(small(in_channels=wants))(torch.zeros(1, has, 4, 32, 32, dtype=torch.uint8), 0, 0)
+
+
+def test_values_of_five_channels_are_scaled_alike() -> None:
+    values = patchify(FIVE, None, 2, 8).view(2, 8, 2, 8, 8, 5)
+    mean, deviation = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
+    expected = (FIVE[0, :, 2:, 8:, :8].permute(1, 2, 3, 0) / 255 - mean) / deviation  # of token (1, 1, 0)
+    torch.testing.assert_close(values[0, 6], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool) -> None:
+    pred = torch.randn(2, 3, 128 * 5, requires_grad=True)
+    loss = masked_patch_loss(pred, FIVE, IDS, 2, 8, normalize=normalize)
+    by_channel = [
+        masked_patch_loss(pred.unflatten(2, (-1, 5))[..., c], FIVE[:, c : c + 1], IDS, 2, 8, normalize=normalize)
+        for c in range(5)
+    ]
+    expected = torch.stack(by_channel).mean(dim=0)
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(found.sum(), pred)[0] for found in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_model_for_grey_makes_rgb_grey() -> None:
+    model = AdaMAE(small(in_channels=1)).eval()
+    clip = random_clip(model.config)
+    grey = of_channels(clip, 1)
+    assert torch.equal(model(clip, 0, 0).loss_per_token, model(grey, 0, 0).loss_per_token)
+    assert torch.equal(model.encode(clip).tokens, model.encode(grey).tokens)
+
+
+@pytest.mark.parametrize(("channels", "note"), [(1, None), (2, "the first."), (5, "the first three, as red")])
+def test_figures_show_what_can_be_shown(channels: int, note: str | None) -> None:
+    config = small(in_channels=channels)
+    clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, channels, 4, 32, 32)).byte()
+    maps = AdaMAE(config).reconstruct(clip)
+    assert maps.reconstruction.shape == maps.honest.shape == (1, channels, 4, 32, 32)
+    shown = of_channels(clip, channels)[0, [0, 1, 2] if channels >= 3 else [0, 0, 0]]
+    assert torch.equal(torch.from_numpy(drawing.frames_row(maps).cells), shown.permute(1, 2, 3, 0))
+    said = drawing.note_on(config)
+    assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_weights_of_rgb_start_models_of_other_channels(channels: int, tmp_path: Path) -> None:
+    theirs = AdaMAE(small())
+    randomize(theirs)
+    file = tmp_path / "rgb.safetensors"
+    pretrained.save(file, theirs.state_dict(), pretrained.about(theirs.config))
+    ours = AdaMAE(small(in_channels=channels))
+    assert f"weights averaged over 3 channels for {channels}" in warm_start(ours, file)
+    # Tokens of patches that are alike in all channels are what they were, however many channels there are.
+    value = torch.randn(1, 128, 1)
+    before, after = (
+        model.tokenizer.projection(value.expand(-1, -1, model.config.in_channels).flatten(1))
+        for model in (theirs, ours)
+    )
+    torch.testing.assert_close(after, before)
+    features = torch.randn(1, 32)
+    before, after = (
+        model.decoder.head(features).unflatten(1, (-1, model.config.in_channels)) for model in (theirs, ours)
+    )
+    torch.testing.assert_close(after, before.mean(dim=2, keepdim=True).expand_as(after))
+    wide = VideoEncoder.from_pretrained(file, in_channels=channels)
+    assert torch.equal(wide.tokenizer.projection.weight, ours.tokenizer.projection.weight)
+
+
+def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
+    model = AdaMAE(small(in_channels=1, masking="tube", mask_ratio=0.5))
+    randomize(model)
+    state = model.state_dict()
+    back = from_huggingface(to_huggingface(state, in_channels=1))
+    assert all(torch.equal(back[name], value) for name, value in state.items())
+    save_file(state, tmp_path / "grey.safetensors", pretrained.about(model.config))
+    export.main(["export", str(tmp_path / "grey.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"])
+    assert json.loads((tmp_path / "hf/config.json").read_text())["num_channels"] == 1
+    assert not (tmp_path / "hf/preprocessor_config.json").exists()
+    assert pretrained.load(tmp_path / "hf").config.in_channels == 1
+
+
+def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
+    tmp_path: Path, synthetic_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [
+        "model.size=tiny", "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4",
+        "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75", "data.frame_stride=2", "batch_size=4",
+        "steps=2", "device=cpu", "precision=fp32", "data.num_threads=1", "figure_every=2",
+        f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}",
+    ]  # fmt: skip
+    rgb = AdaMAE(parse(settings).model)
+    pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.about(rgb.config))
+    start = f"model.init={tmp_path / 'rgb.safetensors'}"
+    train(parse([*settings, "model.in_channels=1", start, f"run={tmp_path / 'run'}"]))
+    assert "averaged over 3 channels for 1" in capsys.readouterr().err
+    assert AdaMAE.from_pretrained(tmp_path / "run").config.in_channels == 1
+    assert list((tmp_path / "run").rglob("*.png"))
+    with pytest.raises(InputError, match="in_channels is 5: videos give 3"):
+        parse([*settings, "model.in_channels=5"])
+    with pytest.raises(InputError, match="in_channels is 13: give at most 12"):
+        small(in_channels=13)
