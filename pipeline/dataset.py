@@ -87,17 +87,21 @@ class ShardOf:
     """The shard of every sample, found when it is asked for: `[i]` for a number or an array of such."""
 
     def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
-        self._first, self._num_samples = first_of_shard, num_samples
+        self.first_of_shard, self._num_samples = first_of_shard, num_samples
+
+    @property
+    def counts(self) -> Int[np.ndarray, " shards"]:
+        """Samples of each shard."""
+        return np.diff(self.first_of_shard, append=self._num_samples)
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __getitem__(self, samples: Any) -> Any:
-        return np.searchsorted(self._first, samples, side="right") - 1
+        return np.searchsorted(self.first_of_shard, samples, side="right") - 1
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Int[np.ndarray, " samples"]:
-        counts = np.diff(np.append(self._first, self._num_samples))
-        return np.repeat(np.arange(len(counts), dtype=dtype), counts)
+        return np.repeat(np.arange(len(self.first_of_shard), dtype=dtype), self.counts)
 
     def tolist(self) -> list[int]:
         return np.asarray(self).tolist()
@@ -110,7 +114,7 @@ class ShardDataset:
     folder: Path  # of the first dataset
     info: DatasetInfo  # of all together; shards carry their own names
     samples: Sequence[Sample]
-    shard_of: Int[np.ndarray, " samples"] | ShardOf
+    shard_of: ShardOf
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
