@@ -68,9 +68,10 @@ class Samples(Sequence[Sample]):
         part, number = self._place(index)
         return part.tables.groups(number)
 
-    def column(self, name: str) -> Shaped[np.ndarray, " samples"]:
-        """A copy of one column of the rows, of all parts; labels are those of the mix."""
-        columns = [part.tables.rows[name] for part in self._parts]
+    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
+        """A copy of one column of the rows, of all parts, or of the first `most` of each; labels are those of the
+        mix."""
+        columns = [part.tables.rows[name][:most] for part in self._parts]
         if name == "label":
             columns = [_relabelled(column, part.labels) for column, part in zip(columns, self._parts, strict=True)]
         return np.concatenate(columns)
@@ -177,14 +178,20 @@ class ShardDataset:
             said = [[part.tables.content, part.tables.info.classes] for part in self.parts]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards lie in an object store."""
+        return any(is_remote(part.place) for part in self.parts)
+
     def groups(self, sample: int) -> Groups | None:
         """The groups of pictures of a sample, None if its video can only be read whole."""
         return self.samples.groups(sample) if isinstance(self.samples, Samples) else None
 
-    def column(self, name: str) -> Shaped[np.ndarray, " samples"]:
-        """One column of shards.SAMPLE over all samples, as it stands in the tables, with labels of the mix."""
+    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
+        """One column of shards.SAMPLE over all samples, or the first `most` of each dataset, as it stands in the
+        tables, with labels of the mix."""
         assert isinstance(self.samples, Samples)
-        return self.samples.column(name)
+        return self.samples.column(name, most)
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""

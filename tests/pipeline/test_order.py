@@ -121,7 +121,7 @@ def test_a_run_that_began_with_the_first_order_keeps_it(monkeypatch) -> None:
     plan.keep_order(1)
     assert [plan.row(position).sample for position in range(60)] == former
     in_lanes = plan_of(dataset, DataConfig(frame_stride=1, shards=["a", "b"], lanes=2))
-    with pytest.raises(InputError, match=r"data\.lanes is 2, and this run goes on in an order of clips that was made be"):
+    with pytest.raises(InputError, match=r"data\.lanes is 2, and this run goes on in an order of clips that was made"):
         in_lanes.keep_order(1)
 
 
@@ -162,7 +162,8 @@ def test_each_lane_reads_shards_of_its_own() -> None:
     assert [len(lane) for lane in per_lane] == [10] * 12
     assert all(len(set(shards[row : row + 80].T[0])) == 4 for row in (0, 80)), "a window at a time"
     uneven = bare(np.array([7, 30, 20, 11, 25, 27] * 20))
-    shards = np.array([int(uneven.shard_of[sample]) for sample in shown(order_of(uneven, config), 2400)]).reshape(-1, 12)
+    stream = shown(order_of(uneven, config), 2400)
+    shards = np.array([int(uneven.shard_of[sample]) for sample in stream]).reshape(-1, 12)
     assert sum(len(set(lane.tolist())) for lane in shards.T) <= 120 + 11, "at the cuts alone, two share one"
 
 
@@ -170,9 +171,8 @@ def test_lanes_do_not_depend_on_the_number_of_processes() -> None:
     dataset, config = table([5, 3, 8, 6, 1, 9]), DataConfig(frame_stride=1, lanes=4, shuffle_shards=2, repeats=2)
     alone = [row for index in range(9) for row in plan_of(dataset, config, batch_size=24).batch(index)]
     for world in (2, 3, 4):
-        ranks = [
-            plan_of(dataset, config, batch_size=6, global_batch=24, world_size=world, rank=rank) for rank in range(world)
-        ]
+        shape = {"batch_size": 6, "global_batch": 24, "world_size": world}
+        ranks = [plan_of(dataset, config, rank=rank, **shape) for rank in range(world)]
         rows = [row for plan in ranks for index in range(9 * plan.passes) for row in plan.batch(index)]
         assert sorted(rows, key=lambda row: row.position) == alone
 
@@ -221,7 +221,7 @@ def test_a_hundred_million_clips_are_not_laid_out() -> None:
 
 
 def test_neighbours_come_from_one_shard_no_more_often_than_in_a_full_shuffle_of_the_window() -> None:
-    """And which places a shard's videos have in its window is even: chi-square, 10 places, 9 degrees of freedom each."""
+    """And the places of a shard's videos in its window are even: chi-square, 10 places, 9 degrees of freedom each."""
     dataset = bare(np.full(96, 50))
     for lanes in (1, 4):
         config = replace(DataConfig(), lanes=lanes, shuffle_shards=8)
