@@ -227,13 +227,14 @@ def make(folder: Path, clips: int) -> None:
 
 def name_lines(numbers: np.ndarray) -> np.ndarray:
     """`["key", "source"]` of each, as rows of bytes of one length."""
-    hashes = numbers * 2654435761 % 2**40
-    parts = [b'["video_', digits(numbers, 10, 9), b"-", digits(hashes, 16, 10), b'", "', digits(numbers, 10, 9)]
-    wide = [
-        np.broadcast_to(np.frombuffer(part, np.uint8), (len(numbers), len(part))) if isinstance(part, bytes) else part
-        for part in [*parts, b'.mp4"]\n']
-    ]
-    return np.concatenate(wide, axis=1)
+    count, decimal = len(numbers), digits(numbers, 10, 9)
+    hashes = digits(numbers * 2654435761 % 2**40, 16, 10)
+    key = [letters('["video_', count), decimal, letters("-", count), hashes]
+    return np.concatenate([*key, letters('", "', count), decimal, letters('.mp4"]\n', count)], axis=1)
+
+
+def letters(text: str, count: int) -> np.ndarray:
+    return np.tile(np.frombuffer(text.encode(), np.uint8), (count, 1))
 
 
 def digits(numbers: np.ndarray, base: int, width: int) -> np.ndarray:
