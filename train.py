@@ -4,6 +4,7 @@ The run folder can always be started again with the same command: it goes on fro
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +51,16 @@ def train(config: TrainConfig) -> None:
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
     memory = check_memory(config, objective.model, plan.batch_size, process.device, dataset.info.codecs.values())
     contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-    start = checkpoint.Place(0, horizon.global_batch, dataset.digest, execution(config, process))
-    branched_at = begin_branch(config, contents, start, horizon.total_steps, process)
+    start = checkpoint.Place(0, horizon.global_batch, dataset.digest, execution=execution(config, process))
+    branched = begin_branch(config, contents, start, horizon.total_steps, process)
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
         folder.fetch()
-        resumed_at = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
-        first_step = resumed_at or branched_at
+        resumed = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
+        begun = resumed if resumed.step else branched
+        first_step = begun.step
+        plan.keep_order(begun.order)
         model = wrapped(objective.model, config, process)
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
@@ -67,8 +70,9 @@ def train(config: TrainConfig) -> None:
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])
+            start = replace(start, order=begun.order)
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
-            milestones.going_on(resumed_at)
+            milestones.going_on(resumed.step)
             batches = loader.batches(first_step * plan.passes)
             feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
             # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.

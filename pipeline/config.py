@@ -44,6 +44,8 @@ class DataConfig:
     """clips cut from one decode, with the same frames and crops of their own"""
     shuffle_shards: int = 16
     """shards whose videos are shuffled together"""
+    lanes: int = 1
+    """pieces of a step that read shards of their own; many nodes on an object store: see docs/clusters.md"""
 
     decoder: Decoder = "auto"
     """auto: DALI where it knows the codec on this device, else PyAV"""
@@ -69,7 +71,7 @@ class DataConfig:
     """a decode that takes longer counts as hung"""
 
     def __post_init__(self) -> None:
-        for name in ("frame_stride", "repeats", "shuffle_shards", "prefetch", "prefetch_mib"):
+        for name in ("frame_stride", "repeats", "shuffle_shards", "lanes", "prefetch", "prefetch_mib"):
             self._require(name, getattr(self, name) >= 1, "give a whole number of at least 1")
         for name in ("subset", "num_threads"):
             value = getattr(self, name)

@@ -68,9 +68,10 @@ class Samples(Sequence[Sample]):
         part, number = self._place(index)
         return part.tables.groups(number)
 
-    def column(self, name: str) -> Shaped[np.ndarray, " samples"]:
-        """A copy of one column of the rows, of all parts; labels are those of the mix."""
-        columns = [part.tables.rows[name] for part in self._parts]
+    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
+        """A copy of one column of the rows, of all parts, or of the first `most` of each; labels are those of the
+        mix."""
+        columns = [part.tables.rows[name][:most] for part in self._parts]
         if name == "label":
             columns = [_relabelled(column, part.labels) for column, part in zip(columns, self._parts, strict=True)]
         return np.concatenate(columns)
@@ -87,17 +88,21 @@ class ShardOf:
     """The shard of every sample, found when it is asked for: `[i]` for a number or an array of such."""
 
     def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
-        self._first, self._num_samples = first_of_shard, num_samples
+        self.first_of_shard, self._num_samples = first_of_shard, num_samples
+
+    @property
+    def counts(self) -> Int[np.ndarray, " shards"]:
+        """Samples of each shard."""
+        return np.diff(self.first_of_shard, append=self._num_samples)
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __getitem__(self, samples: Any) -> Any:
-        return np.searchsorted(self._first, samples, side="right") - 1
+        return np.searchsorted(self.first_of_shard, samples, side="right") - 1
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Int[np.ndarray, " samples"]:
-        counts = np.diff(np.append(self._first, self._num_samples))
-        return np.repeat(np.arange(len(counts), dtype=dtype), counts)
+        return np.repeat(np.arange(len(self.first_of_shard), dtype=dtype), self.counts)
 
     def tolist(self) -> list[int]:
         return np.asarray(self).tolist()
@@ -110,7 +115,7 @@ class ShardDataset:
     folder: Path  # of the first dataset
     info: DatasetInfo  # of all together; shards carry their own names
     samples: Sequence[Sample]
-    shard_of: Int[np.ndarray, " samples"] | ShardOf
+    shard_of: ShardOf
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
@@ -173,14 +178,20 @@ class ShardDataset:
             said = [[part.tables.content, part.tables.info.classes] for part in self.parts]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards lie in an object store."""
+        return any(is_remote(part.place) for part in self.parts)
+
     def groups(self, sample: int) -> Groups | None:
         """The groups of pictures of a sample, None if its video can only be read whole."""
         return self.samples.groups(sample) if isinstance(self.samples, Samples) else None
 
-    def column(self, name: str) -> Shaped[np.ndarray, " samples"]:
-        """One column of shards.SAMPLE over all samples, as it stands in the tables, with labels of the mix."""
+    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
+        """One column of shards.SAMPLE over all samples, or the first `most` of each dataset, as it stands in the
+        tables, with labels of the mix."""
         assert isinstance(self.samples, Samples)
-        return self.samples.column(name)
+        return self.samples.column(name, most)
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""

@@ -157,7 +157,7 @@ class Trial:
         from pipeline.plan import Plan
 
         assert self.dataset is not None
-        data, model = replace(self.config.data, decoder=decoder), self.config.model
+        data, model = replace(self.config.data, decoder=decoder, lanes=1), self.config.model
         plan = Plan(
             self.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=self.config.seed,
             batch_size=self.batch_size * data.repeats,

@@ -18,7 +18,6 @@ from pipeline.dataset import ShardDataset
 from pipeline.graph import Graph, frames_decoded, in_plan_order
 from pipeline.making import ClipMaker, Group, notice
 from pipeline.plan import ClipPlan, PlanRow
-from pipeline.store import is_remote
 from pipeline.workers import Task, Workers
 
 DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
@@ -60,7 +59,7 @@ class Loader:
         """
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
-        self._remote = any(is_remote(shard) for shard in dataset.shards)
+        self._remote = dataset.is_remote
         self._workers = Workers(config.threads, "clips")
         self._dali_waiter = Workers(1, "dali")
         self._graph: Graph | None = None

@@ -8,19 +8,16 @@ world size sees the same steps, and going on after a restart takes nothing but s
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
-from jaxtyping import Int
-
 from errors import InputError
-from pipeline import changes, crops, draws
+from pipeline import changes, crops, draws, order
 from pipeline.changes import Box, Change
 from pipeline.config import DataConfig
 from pipeline.crops import Crop, FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.draws import Purpose
+from pipeline.order import Order, subset
 from pipeline.split import passes
 
 
@@ -92,17 +89,27 @@ class Plan:
         self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
-        self._mix = _Mix(dataset, config, seed)
-        self._order = lru_cache(maxsize=2)(self._mix.order)  # this epoch's and the next one's
+        self._order = self._in_order(order.VERSION)
 
     @property
     def clips_per_epoch(self) -> int:
-        return self._mix.per_epoch * self.views
+        return self._order.per_epoch * self.views
 
     @property
     def passes(self) -> int:
         """Batches of this rank that make up its part of a step."""
         return len(self._passes)
+
+    def keep_order(self, version: int) -> None:
+        """Go on in the order that a run began with, which its checkpoints name: see order.VERSION."""
+        if version != order.VERSION:
+            self._order = self._in_order(version)
+
+    def _in_order(self, version: int) -> Order:
+        step, views = self.global_batch // self.views, self.views
+        lane = step // self._config.lanes or 1
+        served = len({place // views // lane for part in self._passes for place in part})
+        return Order(self._dataset, self._config, self._seed, step=step, served=served, version=version)
 
     def batch(self, index: int) -> list[PlanRow]:
         step, number = divmod(index, self.passes)
@@ -110,13 +117,12 @@ class Plan:
 
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
-        epoch, place = divmod(draw, self._mix.per_epoch)
-        return self._cut(position, epoch, int(self._order(epoch)[place]), attempt=0)
+        return self._cut(position, draw // self._order.per_epoch, self._order.sample(draw), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
         """Another video of the same dataset, drawn for this position and attempt."""
         share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (row.position // self.views, attempt, 0), 1)[0]
-        sample = self._mix.other(row.sample, share)
+        sample = self._order.other(row.sample, share)
         return self._cut(row.position, row.epoch, sample, attempt)
 
     def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
@@ -176,7 +182,7 @@ class ViewPlan:
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         self._strides = stored_strides(dataset, config)
-        self._chosen = subset(dataset, np.arange(len(dataset.samples)), config.subset)
+        self._chosen = subset(dataset, range(len(dataset.samples)), config.subset)
 
     def __len__(self) -> int:
         """Clips of all ranks together."""
@@ -230,74 +236,3 @@ def strided_frames(available: int, wanted: int, stride: int, share: float) -> tu
 def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
     """One frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
     return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))
-
-
-def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], count: int | None) -> Int[np.ndarray, " m"]:
-    """`count` of the samples in their order, chosen by content: the same videos however they were sharded, and nested.
-
-    Raises InputError if there are fewer.
-    """
-    if count is None:
-        return samples
-    if count > len(samples):
-        raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
-    hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
-    order = np.lexsort(hashes.T[::-1])
-    # Copies of one video are told apart by their keys.
-    same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
-    order[same] = sorted(order[same].tolist(), key=lambda place: dataset.samples[int(samples[place])].key)
-    return np.sort(samples[order[:count]])
-
-
-class _Mix:
-    """Order of the samples of one or several datasets, epoch by epoch.
-
-    In each epoch of the mix, a dataset has a fixed number of places; it fills them from its own endless shuffled
-    stream, so that a small dataset comes round more often than the mix, and each of its own rounds is complete.
-    """
-
-    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int) -> None:
-        self._dataset, self._config, self._seed = dataset, config, seed
-        part_of_sample = dataset.part_of[dataset.shard_of]
-        members = [np.flatnonzero(part_of_sample == part) for part in range(int(dataset.part_of.max()) + 1)]
-        if config.subset is not None and len(members) > 1:
-            raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
-        self._members = [subset(dataset, part, config.subset) for part in members]
-        sizes = np.array([len(part) for part in self._members])
-        weights = np.array(config.weights or sizes, dtype=np.float64)
-        # Rounding up gives every dataset at least one place.
-        self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
-        self.per_epoch = int(self._places.sum())
-        self._round = lru_cache(maxsize=2 * len(members))(self._shuffled)
-
-    def order(self, epoch: int) -> Int[np.ndarray, " per_epoch"]:
-        """Sample at every place of an epoch; 40 ms for 240,000 samples."""
-        parts = np.repeat(np.arange(len(self._members)), self._places)
-        if len(self._members) > 1:
-            parts = parts[draws.order(self._seed, Purpose.MIX_ORDER, (epoch, 0, 0), self.per_epoch)]
-        samples = np.empty(self.per_epoch, dtype=np.int64)
-        for part, places in enumerate(self._places.tolist()):
-            samples[parts == part] = self._stream(part, epoch * places, (epoch + 1) * places)
-        return samples
-
-    def other(self, sample: int, share: float) -> int:
-        """Sample number `share` in [0, 1) of the dataset that `sample` is in."""
-        members = self._members[self._dataset.part_of[self._dataset.shard_of[sample]]]
-        return int(members[int(share * len(members))])
-
-    def _stream(self, part: int, first: int, end: int) -> Int[np.ndarray, " n"]:
-        size = len(self._members[part])
-        rounds = range(first // size, (end - 1) // size + 1)
-        return np.concatenate([self._round(part, number) for number in rounds])[first - rounds[0] * size :][
-            : end - first
-        ]
-
-    def _shuffled(self, part: int, number: int) -> Int[np.ndarray, " size"]:
-        """Shards in random order, and within every `shuffle_shards` of them the samples in random order."""
-        members = self._members[part]
-        shards, shard_of = np.unique(self._dataset.shard_of[members], return_inverse=True)
-        place = (number, part, 0)
-        turn = np.empty(len(shards), dtype=np.int64)
-        turn[draws.order(self._seed, Purpose.SHARD_ORDER, place, len(shards))] = np.arange(len(shards))
-        window = turn[shard_of] // self._config.shuffle_shards
-        return members[np.lexsort((draws.raw(self._seed, Purpose.SAMPLE_ORDER, place, len(members)), window))]

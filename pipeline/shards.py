@@ -175,6 +175,7 @@ class DatasetInfo:
     num_unlabelled: Bytes = 0
     tables: dict[str, TableInfo] = field(default_factory=dict)
     upgrade: Upgrade | None = None
+    content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:

@@ -84,6 +84,11 @@ class Cache:
         has the file open may go on reading it when another process removes it. Raises InputError if the file cannot be
         had after several tries, or is another one; CancelledError soon after `given_up` says that nobody waits.
         """
+        if size is not None and size > self._max_bytes:
+            raise InputError(
+                f"{url} has {size / 2**30:.3g} GiB, and data.cache_gib is {self._max_bytes / 2**30:.3g}: raise it to"
+                " hold the shards that are shuffled together"
+            )
         parent, name = url.rsplit("/", 1)
         copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
         copy.parent.mkdir(parents=True, exist_ok=True)

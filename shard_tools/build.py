@@ -2,9 +2,9 @@
 
 While a run is under way its state lies in OUTPUT/.work:
 
-    plan.json            the settings, the classes, and which source goes into which shard: written first, never changed
-    items/<key>.json, …  staged results, removed when their shards are whole
-    shards/<name>.json   a shard that is whole, with the rejects among its inputs
+    plan.json                    settings, classes, which source goes into which shard: written first, never changed
+    items/<shard>/<key>.json, …  staged results, by the first shard that they go into; removed when all are whole
+    shards/<name>.json           a shard that is whole, with the rejects among its inputs
 
 so that a run that was killed redoes only what is missing, and ends with the same bytes as one that was not.
 """
@@ -198,6 +198,7 @@ class Build:
             missing = set(self._missing(plan))
             for stem, source in sources.items():
                 staged = self._staged(plan, source, missing)
+                stem.parent.mkdir(exist_ok=True)
                 if staged is None and source not in locations:
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
@@ -236,7 +237,8 @@ class Build:
         return load_outcome(self._stem(plan, source), lambda piece: plan.shard_of(source, piece) in shards)
 
     def _stem(self, plan: Plan, source: str) -> Path:
-        return self.work_folder / "items" / plan.keys[source]
+        # A folder of its own for each shard: what is staged is looked for by name, in as long as its folder is full.
+        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.keys[source]
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
@@ -261,11 +263,12 @@ class Build:
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")
         staging = self.work_folder / "items"
-        for path in [path for _, path in samples if path.parent == staging]:
+        for path in [path for _, path in samples if staging in path.parents]:
             path.unlink(missing_ok=True)
         for source in outcomes:
             if all(self._marker(other).exists() for other in plan.places[source]):
-                for path in staging.glob(f"{plan.keys[source]}[-.]*"):
+                stem = self._stem(plan, source)
+                for path in stem.parent.glob(f"{stem.name}[-.]*"):
                     path.unlink(missing_ok=True)
 
     def finish(self, plan: Plan) -> int | None:

@@ -62,12 +62,11 @@ def publish(folder: Path, info: DatasetInfo, upgraded_from: int | None = None) -
             writers["names"].bytes(made.names, len(made.samples))
         tables = {name: writer.finish() for name, writer in writers.items()}
     new = replace(
-        maker.describe(info), num_samples=maker.num_samples, shards=shards, tables=tables, upgrade=None,
+        maker.describe(info), num_samples=maker.num_samples, shards=shards, tables=tables, upgrade=None, content="",
         schema_version=SCHEMA_VERSION,
     )  # fmt: skip
-    if upgraded_from is not None:
-        content = Tables.open(new, folder, lambda table: folder / table.file).content
-        new = replace(new, upgrade=Upgrade(upgraded_from, content))
+    content = Tables.open(new, folder, lambda table: folder / table.file).content
+    new = replace(new, content=content, upgrade=Upgrade(upgraded_from, content) if upgraded_from is not None else None)
     write_description(folder, new)
     for name, kind in KINDS.items():
         for path in folder.glob(f"{name}-*.{kind}"):

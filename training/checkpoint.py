@@ -111,9 +111,9 @@ def step_of(name: str) -> int | None:
     return int(digits) if is_ours and name == f"step-{int(digits):08d}" else None
 
 
-def load_newest(folder: Path, contents: Contents, start: Place, total_steps: int) -> int:
-    """Put the newest checkpoint into place, if there is one; returns the number of steps done. All processes call it,
-    and one of each machine checks the files: hashing takes longer than reading.
+def load_newest(folder: Path, contents: Contents, start: Place, total_steps: int) -> Place:
+    """Put the newest checkpoint into place, if there is one; returns where that is, `start` if there is none. All
+    processes call it, and one of each machine checks the files: hashing takes longer than reading.
 
     Raises InputError if it does not fit, if a step from `start` would take other clips than its steps took, or if the
     processes find different ones.
@@ -133,12 +133,12 @@ def load_newest(folder: Path, contents: Contents, start: Place, total_steps: int
             " the same files, or, if they do, start again in a minute"
         )
     if not found:
-        return 0
+        return start
     try:
         _put_into_place(found[-1], contents)
+        return Manifest.read(found[-1]).place
     except UNUSABLE as error:
         raise InputError(_unusable(found[-1], error)) from error
-    return int(steps[0] or 0)
 
 
 # What damaged files make json, safetensors, pickle and torch raise.

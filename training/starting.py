@@ -54,15 +54,15 @@ def configured(arguments: list[str]) -> TrainConfig:
     return replace(config, model=replace(config.model, **taken))
 
 
-def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_steps: int, process: Process) -> int:
-    """Put what fits of the checkpoint that `branch` names into place; returns the number of steps done.
+def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_steps: int, process: Process) -> Place:
+    """Put what fits of the checkpoint that `branch` names into place; returns where the run then is.
 
     Weights fit as those of model.init do. The optimizer's state is kept if it is of these weights, the place if a step
     takes as many clips of the same videos. A run with checkpoints of its own goes on from them: nothing is done. All
     processes call it; raises InputError.
     """
     if not config.branch or checkpoint.existing(local_path(config.run) / "checkpoints"):
-        return 0
+        return start
     source = find_checkpoint(config.branch)
     place = _verified(source).place
     theirs = pretrained.run_config(source.parents[1])
@@ -81,7 +81,7 @@ def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_st
     said.append(f"from the first step: {why_anew}" if why_anew else f"from its step {place.step}")
     if process.is_first:
         say("; ".join(said), sys.stderr)
-    return 0 if why_anew else place.step
+    return start if why_anew else place
 
 
 def _why_anew(place: Place, start: Place) -> str:

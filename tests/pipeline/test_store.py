@@ -111,6 +111,8 @@ def test_an_object_of_another_size_is_not_kept(store: Proxy, uploaded: str, tmp_
         Cache(tmp_path).fetch(f"{uploaded}/{SHARD}", size=7)
     assert not list(tmp_path.rglob(SHARD))
     assert Cache(tmp_path).fetch(f"{uploaded}/{SHARD}").stat().st_size > 7
+    with pytest.raises(InputError, match=r"has 1 GiB, and data\.cache_gib is 0\.5: raise it to hold the shards"):
+        Cache(tmp_path, max_gib=0.5).fetch(f"{uploaded}/{SHARD}", size=2**30)
 
 
 def test_a_copy_that_was_damaged_here_is_downloaded_again(store: Proxy, uploaded: str, tmp_path: Path) -> None:

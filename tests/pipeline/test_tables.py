@@ -12,6 +12,7 @@ import torch
 from made_videos import as_version_1, encode, write_shards
 
 from errors import InputError
+from pipeline import index
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
@@ -210,6 +211,22 @@ def test_an_upgrade_keeps_the_digest_until_a_label_changes(copied: Path, tmp_pat
     assert ShardDataset.open(copied).digest == old
     change_row(copied, 5, label=0)
     assert ShardDataset.open(copied).digest != old
+
+
+def test_the_digest_of_large_tables_is_that_of_when_they_were_made(copied: Path, monkeypatch) -> None:
+    """Reading them would be most of what opening costs."""
+    digest = ShardDataset.open(copied).digest
+    monkeypatch.setattr(index, "HASHED_ROWS", 0)
+    monkeypatch.setattr(index.Tables, "_hash_of_rows", lambda _: pytest.fail("it reads all rows"))
+    assert ShardDataset.open(copied).digest == digest
+
+
+def test_one_of_several_datasets_without_a_video_is_refused(copied: Path, tmp_path: Path) -> None:
+    empty = Path(shutil.copytree(copied, tmp_path / "empty"))
+    said = json.loads((empty / "dataset.json").read_bytes())
+    (empty / "dataset.json").write_text(json.dumps({**said, "num_samples": 0}))
+    with pytest.raises(InputError, match=r"empty holds no video: see its rejected\.jsonl"):
+        ShardDataset.open([copied, empty])
 
 
 def test_a_mix_of_versions_is_one_list(copied: Path, tmp_path: Path) -> None:

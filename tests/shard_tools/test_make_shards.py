@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(videos: Path, dataset:
     command = [sys.executable, make_shards.__file__, str(videos), str(tmp_path / "out")]
     command += ["--samples-per-shard", "3", "--workers", "2", "--max-rejects", "1"]
     # Before the first result, in the middle of the first shard, and after it.
-    moments = [".work/plan.json", ".work/items/*.json", "shard-000000.tar"]
+    moments = [".work/plan.json", ".work/items/*/*.json", "shard-000000.tar"]
     for moment in moments:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not any((tmp_path / "out").glob(moment)):
@@ -131,8 +132,9 @@ def test_a_torn_staged_result_is_made_again(videos: Path, dataset: Path, tmp_pat
         patch.setattr("shard_tools.build.write_shard", cut)
         with pytest.raises(PowerCutError):
             make(videos, tmp_path / "out", "--samples-per-shard", "3")
-    staged = sorted((tmp_path / "out" / ".work" / "items").glob("*.mp4"))
+    staged = sorted((tmp_path / "out" / ".work" / "items").glob("*/*.mp4"))
     assert len(staged) >= 3
+    assert max(Counter(path.parent for path in staged).values()) <= 3, "a folder a shard"
     staged[0].write_bytes(staged[0].read_bytes()[:-7])
     staged[1].unlink()
     make(videos, tmp_path / "out", "--samples-per-shard", "3")

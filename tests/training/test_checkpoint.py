@@ -13,6 +13,7 @@ from errors import InputError
 from model import pretrained
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from pipeline.order import VERSION
 from training import checkpoint
 from training.checkpoint import Contents, Place
 from training.optimizer import OptimizerConfig, make_optimizer, update
@@ -57,10 +58,25 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, adamae):
     checkpoint.save(tmp_path, replace(PLACE, step=3), adamae.state())
     other = AdaMAE(model.config)
     other_optimizer = make_optimizer(other, OptimizerConfig())
-    assert checkpoint.load_newest(tmp_path, Contents({"model": other}, other_optimizer, {}), PLACE, 6) == 3
+    assert checkpoint.load_newest(tmp_path, Contents({"model": other}, other_optimizer, {}), PLACE, 6).step == 3
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(adamae.optimizer.state[a]["exp_avg_sq"], other_optimizer.state[b]["exp_avg_sq"])
+
+
+def test_a_checkpoint_says_in_which_order_its_run_takes_clips(two, trained):
+    def order_of(**said: int) -> int:
+        file = two / "step-00000002/place.json"
+        described = json.loads(file.read_bytes())
+        described["place"] = {**{k: v for k, v in described["place"].items() if k != "order"}, **said}
+        file.write_text(json.dumps(described))
+        return checkpoint.load_newest(two, trained, PLACE, 6).order
+
+    assert checkpoint.load_newest(two, trained, PLACE, 6).order == VERSION
+    assert order_of() == 1, "what was saved before there were several"
+    assert order_of(order=1) == 1
+    with pytest.raises(InputError, match="its clips stand in order 9, and this code knows 1 to 2"):
+        order_of(order=9)
 
 
 def test_a_checkpoint_carried_elsewhere_says_what_model_it_is(tmp_path, adamae):
@@ -173,7 +189,7 @@ def test_what_has_another_name_is_said_and_left_alone(two, trained, capsys):
     strays = ["step-backup", "step-00000001 (copy)", "step-3", "step--0000005", "step-٣"]
     for name in strays:
         shutil.copytree(two / "step-00000001", two / name)
-    assert checkpoint.load_newest(two, trained, PLACE, 6) == 2
+    assert checkpoint.load_newest(two, trained, PLACE, 6).step == 2
     said = capsys.readouterr().err
     assert all(f"{name}' is none of this run's checkpoints, and is left alone" in said for name in strays)
     checkpoint.remove_old(two, keep=1)
@@ -211,7 +227,7 @@ def test_one_process_a_machine_reads_the_files_twice(tmp_path, trained, monkeypa
     hashed: list[Path] = []
     monkeypatch.setattr(checkpoint, "_sha256s", lambda files: hashed.extend(files) or {})
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert checkpoint.load_newest(tmp_path, trained, PLACE, 6) == 1
+    assert checkpoint.load_newest(tmp_path, trained, PLACE, 6).step == 1
     assert not hashed
 
 

@@ -85,7 +85,7 @@ def test_a_deterministic_run_goes_on_only_as_it_was_executed(tmp_path: Path) -> 
     assert len(ways) == 1 + len(others)
     model = nn.Linear(2, 3)
     contents = Contents({"model": model}, torch.optim.AdamW(model.parameters()), {})
-    place = Place(3, 16, "these", as_before)
+    place = Place(3, 16, "these", execution=as_before)
     checkpoint.save(tmp_path / "checkpoints", place, contents.state())
     assert checkpoint.load_newest(tmp_path / "checkpoints", contents, replace(place, step=0), 6) == 3
     changed = replace(place, step=0, execution=execution(config("deterministic=true", "compile=true"), process))

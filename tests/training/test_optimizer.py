@@ -109,6 +109,7 @@ def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
     trained(model, optimizer, range(3, 6))
     other = tiny_model()
     other_optimizer = make_optimizer(other, OptimizerConfig(state_bits=8))
-    assert checkpoint.load_newest(tmp_path, checkpoint.Contents({"model": other}, other_optimizer, {}), place, 6) == 3
+    contents = checkpoint.Contents({"model": other}, other_optimizer, {})
+    assert checkpoint.load_newest(tmp_path, contents, place, 6).step == 3
     trained(other, other_optimizer, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -94,7 +94,7 @@ def train(contents: Contents, *steps: int, keep: int = 2) -> int:
     """What train.py does with a run folder; returns the step that was gone on from."""
     with RunFolder(CONFIG, is_first=True) as run:
         run.fetch()
-        first = checkpoint.load_newest(run.checkpoints, contents, START, 100)
+        first = checkpoint.load_newest(run.checkpoints, contents, START, 100).step
         with Saver(run, contents, keep) as saver:
             for step in steps:
                 with run.metrics.open("a") as log:
