@@ -9,7 +9,7 @@ from typing import Literal
 from errors import InputError
 from pipeline.store import Cache
 
-Decoder = Literal["auto", "dali", "pyav"]
+Decoder = Literal["auto", "hybrid", "dali", "pyav"]
 
 
 @dataclass
@@ -30,10 +30,13 @@ class DataConfig:
     repeats: int = 1  # clips cut from one decode, with the same frames and crops of their own
     shuffle_shards: int = 16  # shards whose videos are shuffled together
 
-    decoder: Decoder = "auto"  # auto: DALI where it knows the codec on this device, else PyAV
+    # auto: hybrid on a GPU, PyAV on a CPU; hybrid: DALI and PyAV at once, in the ratio of their speeds, which a run
+    # finds out in its first seconds (outside of one: DALI what it takes); dali, pyav: that one alone.
+    decoder: Decoder = "auto"
     # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
     # (benchmarks/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
     num_threads: int | None = None  # None: this process's share of the cores
+    dali_threads: int | None = None  # of DALI beside those; None: as many as the GPU has decoders, on a CPU num_threads
     prefetch: int = 3  # batches ready or in the making beyond the one in use: reading, decoding, done
     prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
     cache: str = ""  # folder for shards of an object store, "": the user's own, ~/.cache/adamae
@@ -46,7 +49,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("frame_stride", "repeats", "shuffle_shards", "prefetch", "prefetch_mib"):
             self._require(name, getattr(self, name) >= 1, "give a whole number of at least 1")
-        for name in ("subset", "num_threads"):
+        for name in ("subset", "num_threads", "dali_threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
         for name in ("cache_gib", "download_timeout_s", "decode_timeout_s"):

@@ -125,8 +125,8 @@ FREE_KEYS = {
     "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
     "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
-    "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
-    "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
+    "data.decoder", "data.num_threads", "data.dali_threads", "data.prefetch", "data.prefetch_mib",
+    "data.cache", "data.cache_gib", "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 

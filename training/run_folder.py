@@ -1,4 +1,4 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, tensorboard/, quarantine.jsonl, profile/`.
+"""The folder of a run: `config.yaml, checkpoints/, tensorboard/, {metrics,quarantine,decoders}.jsonl, profile/`.
 
 A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
 """
@@ -32,6 +32,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
+        self.decoders = self.path / "decoders.jsonl"
         self.profile = self.path / "profile"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -106,6 +106,7 @@ def _agent(
 
 def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     from errors import run_command
+    from pipeline.groups import Cut
     from pipeline.reader import Reader
     from train import parse, train
     from training.objective import Pretraining, StepResult
@@ -114,18 +115,18 @@ def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
     slow_s, stuck_after = faults
-    forward, read, readings = Pretraining.__call__, Reader.read, iter(range(10**9))
+    forward, read, readings = Pretraining.__call__, Reader.clip, iter(range(10**9))
 
     def slowly(self: Pretraining, *inputs: Any) -> StepResult:
         time.sleep(slow_s)
         return forward(self, *inputs)
 
-    def at_first(self: Reader, sample: int) -> bytes:
+    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> Cut:
         if next(readings) >= stuck_after and os.environ["RANK"] == "1":
             time.sleep(10**6)
-        return read(self, sample)
+        return read(self, sample, frames)
 
-    Pretraining.__call__, Reader.read = slowly, at_first  # type: ignore[method-assign]
+    Pretraining.__call__, Reader.clip = slowly, at_first  # type: ignore[method-assign]
     run_command(lambda: train(parse(arguments)), goes_on=True)
 
 
