@@ -1,5 +1,6 @@
-"""Files that exist whole or not at all: written aside, flushed to the disk, renamed."""
+"""Files that exist whole or not at all: written aside, flushed to the disk, renamed. What tells two files apart."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with a closing newline, atomically and durably."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -12,19 +12,12 @@ from pathlib import Path
 
 from terminal import say, written_out
 
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(
-        errno.EEXIST,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-    ),  # a file for a folder, and such
-)
-
-
+# Packages that only some commands need, as pip knows them: without one, the others work.
+PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# A file for a folder, and such.
+OTHER_KIND = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+DISK_ERRORS = (*FULL, *OTHER_KIND, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class InputError(Exception):
@@ -36,7 +29,8 @@ class LeftAloneError(InputError):
 
 
 def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> None:
-    """Run a command's `main` and exit: 0 or its return value, 2 on bad input, 130 on Ctrl-C, 74 on a failing disk.
+    """Run a command's `main` and exit: 0 or its return value, 2 on bad input or where a package that it needs is not
+    installed, 130 on Ctrl-C, 74 on a failing disk.
 
     `goes_on`: whether the command, started again, does only what is missing.
     """
@@ -44,6 +38,11 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
         sys.exit(main() or 0)
     except InputError as error:
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, LeftAloneError))
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PACKAGES:
+            raise
+        _exit(f"error: this needs the package {module}, which is not installed: pip install {PACKAGES[module]}", 2)
     except KeyboardInterrupt:
         _exit(
             f"interrupted{': what was finished is kept; the same command goes on from there' if goes_on else ''}", 130
@@ -55,8 +54,15 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
-        _exit(f"error: cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}", 74)
+        _exit(f"error: {sentence_on(error)}", 74)
+
+
+def sentence_on(error: InputError | OSError) -> str:
+    """What is wrong, where, and what to do."""
+    if isinstance(error, InputError):
+        return str(error)
+    where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
+    return f"cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}"
 
 
 @contextmanager

@@ -27,9 +27,10 @@ from model.config import ModelConfig
 from model.probe import classifier_of
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
-from pipeline.video import decode_frames
+from pipeline.store import is_remote
 from terminal import say, written_out
 from training import distributed
+from training.cautions import shared_videos
 from training.config import TrainConfig, parse
 from training.evaluation import (
     Predictions,
@@ -47,6 +48,7 @@ from training.remote.folder import local_run
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
 MOST_TICKS = 40  # class names beside the confusion matrix
+MOST_COUNTS = 25  # classes whose numbers of videos can be read in it
 OVERRIDES = (
     *("data.frame_stride", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib"),
     *("data.cache", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
@@ -61,6 +63,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     dataset = ShardDataset.of(config.data)
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
+    if process.is_first and (caution := _caution(weights, config, dataset)):
+        say(caution, sys.stderr)
     views = Views(arguments.clips, arguments.crops, arguments.batch_size)
     started = time.perf_counter()
     found = predict(model.to(process.device), dataset, config.data, shape, views, process, config.precision)
@@ -76,6 +80,16 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def _weights(checkpoint: Path) -> Path:
     best = checkpoint / "checkpoints" / BEST
     return pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
+
+
+def _caution(weights: Path, config: TrainConfig, dataset: ShardDataset) -> str:
+    """A warning where the best weights of a run were chosen on what they are judged by."""
+    chosen_on = config.finetune.validation_shards
+    if weights.parent.name != BEST or not chosen_on or not (is_remote(chosen_on) or Path(chosen_on).exists()):
+        return ""
+    both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data.shard_cache))
+    judged = f"warning: on {both} of these {len(dataset.samples)} videos, the run chose its best weights"
+    return f"{judged} (finetune.validation_shards): the accuracy is on the kind side" if both else ""
 
 
 def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:
@@ -175,8 +189,14 @@ def _confusion_figure(results: dict[str, Any], names: list[str]) -> Figure:
     side = min(14.0, 3 + 0.35 * len(names))
     figure = Figure(figsize=(side, side))
     axes = figure.subplots()
-    picture = axes.imshow(table / np.maximum(1, table.sum(1, keepdims=True)), vmin=0, vmax=1, cmap="Blues")
-    axes.set(xlabel="taken for", ylabel="class", title=f"top-1 {results['top1']:.3f}, share of each class")
+    shares = table / np.maximum(1, table.sum(1, keepdims=True))
+    picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    title = f"top-1 {results['top1']:.3f} of {table.sum():.0f} videos, share of each class"
+    axes.set(xlabel="taken for", ylabel="class", title=title)
+    if len(names) <= MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(table):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=colour, fontsize=8)
     if len(names) <= MOST_TICKS:
         ticks = list(map(_plain, names))
         axes.set_xticks(range(len(names)), ticks, rotation=90)
@@ -199,12 +219,9 @@ def _calibration_figure(results: dict[str, Any]) -> Figure:
 
 def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
     mistakes = results["mistakes"]
-    rows = -(-len(mistakes) // 2)
-    figure = Figure(figsize=(14, 1.6 * rows))
-    axes = figure.subplots(rows, 2, squeeze=False)
-    for place in axes.flat:
+    figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")
+    for place, mistake in zip(figure.subplots(len(mistakes), squeeze=False).flat, mistakes, strict=True):
         place.axis("off")
-    for place, mistake in zip(axes.flat, mistakes, strict=False):
         place.imshow(_strip(dataset, mistake["sample"]))
         place.set_title(
             _plain(
@@ -217,6 +234,8 @@ def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
 
 def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Frames from all over a video, side by side."""
+    from pipeline.video import decode_frames  # PyAV, which may be missing where DALI decodes all
+
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
     return np.concatenate(decode_frames(Reader(dataset).read(sample), numbers), axis=1)
 

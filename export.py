@@ -13,12 +13,14 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from durable import write_aside, write_json, write_text
 from errors import InputError, run_command
+from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model import pretrained
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise InputError(f"{output} is no safetensors file: give a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
         pretrained.save(output, state, pretrained.about(config, weights.classes))
+        say_what_was_assumed(source, state, config)
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
     elif options.to == "huggingface":
@@ -80,6 +83,14 @@ def check(state: StateDict, config: ModelConfig) -> None:
     check_keys(shapes(model.state_dict()), shapes(state))
 
 
+def say_what_was_assumed(source: Path, state: StateDict, config: ModelConfig) -> None:
+    """What stands in the new file and not in the old one, and what is in neither."""
+    if assumed := pretrained.taken_for_granted(source, config):
+        say(f"{source} does not say these, which the new file does: {', '.join(assumed)}", sys.stderr)
+    if "head.weight" not in state and config.masking != "adaptive":
+        say("there is no token sampler in it: with model.masking=adaptive, one starts fresh", sys.stderr)
+
+
 def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
@@ -93,7 +104,8 @@ def write_weights(path: Path, state: StateDict) -> None:
 
 
 def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
-    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`.
+    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`, and
+    `AutoImageProcessor`, whose clips from raw frames are ours.
 
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says, where ours and the authors' has 1e-6.
     """
@@ -102,7 +114,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
     size = config.dimensions
     is_classifier = "head.weight" in state
-    described = {
+    described: dict[str, Any] = {
         "model_type": "videomae",
         "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
         "image_size": config.image_size,
@@ -127,7 +139,26 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", described)
+    write_json(folder / "preprocessor_config.json", preprocessor(config))
     write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size))
+
+
+def preprocessor(config: ModelConfig) -> dict[str, Any]:
+    """How their image processor makes of raw frames what this model was trained on: the middle square, scaled."""
+    height, width = config.frame_size
+    return {
+        "image_processor_type": "VideoMAEImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": height} if height == width else {"height": height, "width": width},
+        "resample": 2,  # bilinear
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(IMAGENET_MEAN),
+        "image_std": list(IMAGENET_STD),
+    }
 
 
 def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: Path) -> None:
@@ -142,6 +173,7 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
 
 def model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
     size = config.dimensions
+    height, width = config.frame_size
     parameters = sum(value.numel() for value in encoder.values()) / 1e6
     return f"""# AdaMAE encoder
 
@@ -152,7 +184,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 |---|---|
 | parameters | {parameters:.1f} M |
 | width, depth, heads | {size.encoder_width}, {size.encoder_depth}, {size.encoder_heads} |
-| input | {config.num_frames} frames of {config.image_size}×{config.image_size}, uint8 RGB |
+| input | {config.num_frames} frames of {height}×{width}, uint8 RGB |
 | tokens | {config.num_tokens}, each {config.tubelet_size} frames of {config.patch_size}×{config.patch_size} pixels |
 | positions | {config.positions}, fixed, not in the file |
 | sha256 of encoder.safetensors | `{digest}` |
@@ -161,7 +193,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 from model.encoder import VideoEncoder
 
 encoder = VideoEncoder.from_pretrained("encoder.safetensors")
-features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {config.image_size}, {config.image_size}]
+features = encoder.encode(clip)  # uint8 [B, 3, {config.num_frames}, {height}, {width}]
 features.pooled  # [B, {size.encoder_width}]
 features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
 ```

@@ -29,3 +29,31 @@ def written_out(text: str) -> str:
 def say(sentence: str, file: TextIO | None = None) -> None:
     """Print one line, on stdout unless `file` says otherwise: all that commands say to people goes through here."""
     print(written_out(sentence), file=file or sys.stdout)
+
+
+def rounded(number: float) -> str:
+    """Three digits, with commas between thousands."""
+    value = float(f"{number:.3g}")
+    return f"{value:,.0f}" if value >= 100 else f"{value:g}"
+
+
+def in_bytes(number: float) -> str:
+    """Like 1.23 GB: units of 1,000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{rounded(number)} {unit}"
+        number /= 1000
+    return f"{rounded(number)} TB"
+
+
+def in_time(seconds: float) -> str:
+    """Like 45 s, 3 min 20 s, 2 h 5 min or 3 days 4 h: the two largest units, and no fractions above 10 s."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    units = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    first = next(i for i, (_, length) in enumerate(units) if whole >= length)
+    parts = [(whole // units[first][1], units[first][0])]
+    if first + 1 < len(units):
+        parts.append((whole % units[first][1] // units[first + 1][1], units[first + 1][0]))
+    return " ".join(f"{count} {unit if count != 1 or unit != 'days' else 'day'}" for count, unit in parts if count)

@@ -15,12 +15,14 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 from training import checkpoint, distributed
+from training.cautions import cautions
 from training.compiling import compile_in_place
-from training.config import TrainConfig, parse
+from training.config import TrainConfig
 from training.failures import failures_explained, way_back_explained
 from training.feed import Feed
 from training.finetuning import Classification
 from training.interrupt import StopRequest
+from training.memory import check_memory
 from training.metrics import SKIPPED, Metrics
 from training.milestones import Milestones
 from training.objective import Objective, Pretraining
@@ -29,8 +31,11 @@ from training.profiling import StepProfiler
 from training.run_folder import RunFolder
 from training.saving import Saver
 from training.schedule import Horizon, seed_step
+from training.sinks import sinks_of
+from training.starting import begin_branch, configured
 
 
+@distributed.end_told()
 @way_back_explained
 @failures_explained()
 def train(config: TrainConfig) -> None:
@@ -41,24 +46,27 @@ def train(config: TrainConfig) -> None:
     optimizer = objective.optimizer()
     plan = make_plan(config, dataset, objective, process)
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
+    memory = check_memory(config, objective.model, plan.batch_size, process.device)
+    contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
+    start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
+    branched_at = begin_branch(config, contents, start, horizon.total_steps, process)
 
     with RunFolder(config, process.is_first) as folder:
         distributed.wait_for_all()
-        contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-        start = checkpoint.Place(0, horizon.global_batch, dataset.digest)
         folder.fetch()
-        first_step = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
+        resumed_at = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
+        first_step = resumed_at or branched_at
         model = wrapped(objective.model, config, process)
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
-            Metrics(folder, process, horizon, first_step) as metrics,
+            Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
             Loader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
-            metrics.announce(config)
+            metrics.announce(config, [memory, *cautions(config, dataset)])
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
-            milestones.going_on(first_step)
+            milestones.going_on(resumed_at)
             batches = loader.batches(first_step * plan.passes)
             feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
             # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.
@@ -80,7 +88,7 @@ def train(config: TrainConfig) -> None:
 
 def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Process) -> Objective:
     if config.objective == "pretrain":
-        return Pretraining(config, process.device)
+        return Pretraining(config, process)
     return Classification(config, dataset, process)
 
 
@@ -132,4 +140,4 @@ def train_step(
 
 
 if __name__ == "__main__":
-    run_command(lambda: train(parse(sys.argv[1:])), goes_on=True)
+    run_command(lambda: train(configured(sys.argv[1:])), goes_on=True)

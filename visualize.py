@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from PIL import Image
 
 from durable import write_aside, write_text
@@ -43,21 +44,21 @@ def main(arguments: list[str] | None = None) -> None:
     )
     report = []
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        write_figure(output / clip.name, drawing.five_rows(reconstruct(model, clip, options.seed)), config)
+        rows = drawing.figure_rows(reconstruct(model, clip, options.seed))
+        write_figure(output / clip.name, rows, config, clip)
         if options.strategies:
             rows = strategy_rows(model, clip, options.seed)
-            write_picture(output / f"{clip.name}.strategies.png", rows, config)
+            write_picture(output / f"{clip.name}.strategies.png", rows, config, clip)
         if options.checkpoints:
             rows = checkpoint_rows(run, config, clip, options.seed)
-            write_picture(output / f"{clip.name}.checkpoints.png", rows, config)
+            write_picture(output / f"{clip.name}.checkpoints.png", rows, config, clip)
         if options.beside:
-            write_picture(
-                output / f"{clip.name}.runs.png", run_rows([run, *options.beside], model, clip, options), config
-            )
+            rows = run_rows([run, *options.beside], model, clip, options)
+            write_picture(output / f"{clip.name}.runs.png", rows, config, clip)
         if options.html:
             report.append((clip.name, list(sheets(model, clip, options.seed))))
     if report:
-        write_text(output / "report.html", page(f"AdaMAE: {run}", report))
+        write_text(output / "report.html", page(f"AdaMAE: {run}", report, drawing.note_on(config)))
     say(f"figures are in {output}")
 
 
@@ -94,17 +95,25 @@ def reconstruct(model: AdaMAE, clip: Clip, seed: int) -> Maps:
 
 
 def strategy_rows(model: AdaMAE, clip: Clip, seed: int) -> list[Row]:
-    """One model under each way of masking, at the model's ratio."""
-    rows = [drawing.frames_row(reconstruct(model, clip, seed))]
+    """One model under each way of masking, at the model's ratio; ways that hide the same tokens share their rows."""
+    ratio = model.config.mask_ratio
+    found: dict[str, Maps] = {}
     for masking in ("adaptive", "random", "tube", "frame"):
         if masking == "adaptive" and not model.token_sampler.looks:
             continue
-        ratio = model.config.mask_ratio
-        if masking == "frame":  # at least one token frame has to stay
-            ratio = min(ratio, 1 - 1 / model.config.grid[0])
-        maps = reconstruct(model.remasked(masking=masking, mask_ratio=ratio), clip, seed)
-        shown = [drawing.mask_row(maps), drawing.reconstruction_row(maps), drawing.error_row(maps)]
-        rows += labelled(masking, shown)
+        # Of frames, at least one token frame has to stay.
+        share = min(ratio, 1 - 1 / model.config.grid[0]) if masking == "frame" else ratio
+        maps = reconstruct(model.remasked(masking=masking, mask_ratio=share), clip, seed)
+        same = next((title for title, other in found.items() if torch.equal(other.is_masked, maps.is_masked)), None)
+        if same is None:
+            found[masking] = maps
+        else:
+            found = {f"{title} = {masking}" if title == same else title: other for title, other in found.items()}
+    rows = [drawing.frames_row(next(iter(found.values())))]
+    for title, maps in found.items():
+        rows += labelled(
+            title, [drawing.mask_row(maps), drawing.reconstruction_rows(maps)[-1], drawing.error_row(maps)]
+        )
     return rows
 
 
@@ -119,7 +128,7 @@ def checkpoint_rows(run: Path, config: ModelConfig, clip: Clip, seed: int) -> li
         shown = [] if maps.probability is None else [drawing.probability_row(maps)]
         step = int(folder.name.removeprefix("step-"))
         rows = rows or [drawing.frames_row(maps)]
-        rows += labelled(f"step {step}", [*shown, drawing.reconstruction_row(maps)])
+        rows += labelled(f"step {step}", [*shown, drawing.reconstruction_rows(maps)[-1]])
     return rows
 
 
@@ -129,11 +138,11 @@ def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Name
     for run in runs:
         changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
         other = AdaMAE.from_pretrained(run, **changes)
-        if (other.config.num_frames, other.config.image_size) != (model.config.num_frames, model.config.image_size):
+        if (other.config.num_frames, other.config.frame_size) != (model.config.num_frames, model.config.frame_size):
             raise InputError(f"{run} is for clips of another shape than {runs[0]}: they cannot be shown side by side")
         maps = reconstruct(other, clip, options.seed)
         shown = [] if maps.probability is None else [drawing.probability_row(maps)]
-        rows += labelled(run.name, [*shown, drawing.mask_row(maps), drawing.reconstruction_row(maps)])
+        rows += labelled(run.name, [*shown, drawing.mask_row(maps), drawing.reconstruction_rows(maps)[-1]])
     return rows
 
 
@@ -148,18 +157,18 @@ def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:
             replace(model.config, mask_ratio=ratio)
         except InputError:  # too few tokens, or token frames, for this ratio
             continue
-        yield Sheet(ratio, drawing.five_rows(reconstruct(model.remasked(mask_ratio=ratio), clip, seed)))
+        yield Sheet(ratio, drawing.figure_rows(reconstruct(model.remasked(mask_ratio=ratio), clip, seed)))
 
 
-def write_figure(stem: Path, rows: list[Row], config: ModelConfig) -> None:
-    write_picture(stem.with_name(stem.name + ".png"), rows, config)
+def write_figure(stem: Path, rows: list[Row], config: ModelConfig, clip: Clip) -> None:
+    write_picture(stem.with_name(stem.name + ".png"), rows, config, clip)
     first, *others = drawing.animation(rows)
     with write_aside(stem.with_name(stem.name + ".gif")) as aside:
         first.save(aside, "GIF", save_all=True, append_images=others, duration=160, loop=0)
 
 
-def write_picture(path: Path, rows: list[Row], config: ModelConfig) -> None:
-    picture: Image.Image = drawing.picture(rows, config.tubelet_size)
+def write_picture(path: Path, rows: list[Row], config: ModelConfig, clip: Clip) -> None:
+    picture: Image.Image = drawing.picture(rows, config.tubelet_size, clip.times, drawing.note_on(config))
     with write_aside(path) as aside:
         picture.save(aside, "PNG")
 

@@ -25,7 +25,7 @@ from benchmarks.loader_baselines import NUM_FRAMES, SIDE
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.groups import Groups
 from pipeline.loader import Batch, Loader
@@ -50,7 +50,7 @@ class Uncut(ShardDataset):
 class AtPlace:
     """Endless plan of clips at one place of their videos."""
 
-    num_frames, image_size, batch_size, views = NUM_FRAMES, SIDE, BATCH, 1
+    num_frames, frame_size, batch_size, views = NUM_FRAMES, FrameSize.of(SIDE), BATCH, 1
 
     def __init__(self, place: float) -> None:
         start = round(place * (LENGTH - NUM_FRAMES))

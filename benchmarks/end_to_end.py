@@ -122,14 +122,14 @@ def config_of(source: Source, work: Path, size: str, batch_size: int, compiled: 
 @full_memory_explained("lower --batch-size")
 def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """One round of one contender; called in a process of its own."""
-    device = choose_device()
-    objective = Pretraining(config, device)
+    process = Process(0, 1, device := choose_device())
+    objective = Pretraining(config, process)
     if config.compile:
         compile_in_place(objective.model)
     optimizer = objective.optimizer()
     stop, agreement = StopRequest(device), Agreement(config.distributed.timeout_s)
     with batches_of(source, config, device) as (batches, loader), stop.at_once():
-        feed = Feed(batches, 1, config.batch_size, config.model, Process(0, 1, device), stop, agreement)
+        feed = Feed(batches, 1, config.batch_size, config.model, process, stop, agreement)
         take = partial(train_step, objective.model, objective, feed, optimizer, 1e-4, config)
         for _ in range(WARM_UP_STEPS):
             take()

@@ -24,12 +24,11 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
-from durable import write_aside
+from durable import file_hash, write_aside
 from errors import InputError, run_command
 from pipeline.dataset import ShardDataset
 from pipeline.groups import GROUP
 from pipeline.shards import SAMPLE, SHARD, DatasetInfo, Sample, ShardInfo, Sides, TableInfo, sample_line
-from shard_tools.encode import file_hash
 from shard_tools.tables import write_description
 
 matplotlib.use("Agg")

@@ -32,13 +32,13 @@ from matplotlib.figure import Figure
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
 from benchmarks.step import PretrainingStep, noise_clip
+from benchmarks.study_progress import Stage, StudyProgress
 from devices import choose_device
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from figures.clips import read_clips
 from model import pretrained
 from model.adamae import AdaMAE
-from progress import progress_bar
 from training.checkpoint import existing
 from training.config import TrainConfig, parse
 from training.metrics import figures_of
@@ -72,6 +72,10 @@ class Point:
         if self.mask_ratio is None:
             return [f"seed={self.seed}"]
         return [f"model.masking={self.strategy}", f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
+
+
+def stages_of(point: Point) -> tuple[str, ...]:
+    return ("finetune",) if point.mask_ratio is None else ("pretrain", PROBE, "finetune")
 
 
 class Study:
@@ -114,10 +118,14 @@ class Study:
                 failures.append(failure)
                 raise
 
-        try:
-            return list(progress_bar(pool.map(run, self.points), unit="point", total=len(self.points)))
-        finally:
-            pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
+        with StudyProgress(
+            sum(self.steps_of(point, stage) for point in self.points for stage in stages_of(point))
+        ) as bar:
+            self.progress = bar
+            try:
+                return list(pool.map(run, self.points))
+            finally:
+                pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
 
     def run(self, point: Point) -> Row:
         """The row of a point: read, if it is there, else made."""
@@ -130,10 +138,13 @@ class Study:
                 write_json(file, {"settings": settings, "row": self.made(point, runs, place)})
             finally:
                 self.places.put(place)
+        else:
+            self.progress.done(sum(self.steps_of(point, stage) for stage in stages_of(point)))
         result = json.loads(file.read_text(encoding="utf-8"))
         if result["settings"] != settings:
             raise InputError(f"{file} was made with other settings: put them back, or choose another --output")
         row: Row = result["row"]
+        self.progress.row(point.name, row)
         return row
 
     def made(self, point: Point, runs: Path, place: dict[str, str]) -> Row:
@@ -151,7 +162,8 @@ class Study:
     def train(self, point: Point, stage: str, runs: Path, place: dict[str, str], *more: str) -> None:
         runs.mkdir(parents=True, exist_ok=True)
         command = ["train.py", *self.overrides(point, stage), *more, f"run={runs / stage}"]
-        self.call(command, place, runs / f"{stage}.log")
+        with self.progress.stage(Stage(point.name, stage, runs / stage / "metrics.jsonl", self.steps_of(point, stage))):
+            self.call(command, place, runs / f"{stage}.log")
 
     def judged(self, point: Point, stage: str, runs: Path, place: dict[str, str]) -> float:
         """Top-1 of a classifier's last weights."""
@@ -187,6 +199,10 @@ class Study:
             "finetune.validate_every=1000000000",
         ]
         return [f"objective={stage}", f"data.shards={self.shards}", *labels, *given]
+
+    def steps_of(self, point: Point, stage: str) -> int:
+        """Optimizer steps; 0, which the bar passes over, where a recipe counts epochs."""
+        return self.config(point, stage).steps or 0
 
     def config(self, point: Point, stage: str) -> TrainConfig:
         return parse(self.overrides(point, stage))

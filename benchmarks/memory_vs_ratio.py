@@ -1,7 +1,9 @@
 """Masking ratio against GPU memory and speed, with the paper's figures beside ours.
 
     python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--all] [--output FOLDER]
+    python benchmarks/memory_vs_ratio.py --config configs/x.yaml [--batch-size 16] [section.key=value ...]
 
+With --config: what a pre-training step of that run takes, on a GPU, or here with device=cpu; nothing else is done.
 Every point's memory is predicted for a GPU at --batch-size, byte by byte and by part of the model. With a GPU every
 point is then measured there, and the paper's also compiled; without one, the paper's is measured at batch 2, and the
 predicted bytes saved for backward must equal the counted ones. Table and plot are there as soon as the paper's ratios
@@ -40,6 +42,9 @@ from errors import InputError, run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
 from progress import progress_bar
+from terminal import say
+from training.config import parse
+from training.memory import gib
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 FRAME_RATIOS = (0.75, 0.875)  # whole token frames: 2 and 1 of 8
@@ -256,12 +261,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--batch-size", type=int, default=16, help="clips that memory is predicted for")
+    parser.add_argument("--config", type=Path, help="of a run, whose one step is predicted instead of the table")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as of train.py")
     parser.add_argument("--repetitions", type=int, help="timed steps of a point; default 20 on a GPU, 2 on a CPU")
     parser.add_argument("--all", action="store_true", help="also what takes long: on 2 CPU cores some minutes more")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
     if options.batch_size < 1:
         raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
+    if options.overrides and options.config is None:
+        raise InputError(f"{options.overrides[0]} changes a run: say which one, --config configs/x.yaml")
+    if options.config is not None:
+        say(of_run(options.config, options.overrides, options.batch_size))
+        return
 
     device = choose_device()
     on_gpu = device.type == "cuda"
@@ -290,6 +302,20 @@ def main(arguments: list[str] | None = None) -> None:
         if on_gpu or point.measured_on_cpu or is_default(point):
             report()
     print(f"wrote {folder}/memory_vs_ratio.csv, .json, .md and .png")
+
+
+def of_run(config: Path, overrides: list[str], batch_size: int) -> str:
+    """What a step takes, by part and as train.py says it before its first one; and the largest batch that fits."""
+    run = parse(["--config", str(config), "data.shards=none", *overrides])
+    if run.objective != "pretrain":
+        raise InputError(f"{config} is of objective={run.objective}, and what is predicted here is pre-training")
+    on_gpu = run.device != "cpu"
+    account = predict(run.model, batch_size, on_gpu)
+    parts = ", ".join(f"{label} {size / 2**30:.2f}" for label, size in account.at_peak.items() if size)
+    largest = {size: largest_batch(account, batch_size, size * 1e9) for size in CAPACITIES_GB}
+    fit = ", ".join(f"{clips} in {size} GB" for size, clips in largest.items())
+    where = "on a GPU" if on_gpu else "on this CPU"
+    return f"a step of {batch_size} clips takes {gib(account.peak_bytes)} {where} ({parts}); the most that fit: {fit}"
 
 
 def notes(on_gpu: bool) -> list[str]:

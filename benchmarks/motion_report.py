@@ -27,6 +27,7 @@ from errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.maps import damage_explained
 from model.pretrained import find_file, run_of, trained_stride
 
 
@@ -53,6 +54,7 @@ def main() -> None:
     print(describe(report))
 
 
+@damage_explained()
 @torch.no_grad()
 def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
     """The three figures; clips in which nothing moves count for the loss only."""
@@ -106,7 +108,7 @@ def true_motion(clip: Clip, config: ModelConfig) -> Motion:
                 slice(max(0, round(a - o)), max(0, round(b - o))) for a, b, o in ((y0, y1, top), (x0, x1, left))
             )
             moving[frame, rows, columns] = 1
-    amount = per_token(torch.nn.functional.interpolate(moving[None], (config.image_size,) * 2, mode="area")[0], config)
+    amount = per_token(torch.nn.functional.interpolate(moving[None], config.frame_size, mode="area")[0], config)
     return Motion(amount, amount > 0)
 
 

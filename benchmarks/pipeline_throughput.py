@@ -9,6 +9,7 @@ where they can be imported. Clips per CPU-second is the figure that other progra
 
 import argparse
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import av
 import numpy as np
 import torch
 from PIL import Image
@@ -29,6 +31,7 @@ from benchmarks.pipeline_plot import draw
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
+from pipeline.containers import open_video
 from pipeline.dataset import ShardDataset
 from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.loader import Loader
@@ -121,14 +124,28 @@ def prepare(videos: Path, folder: Path, encode: str) -> None:
     for index, sample in enumerate(dataset.samples):
         path = files / f"{sample.key.replace('/', '_')}.{sample.container}"
         if not path.exists():
-            path.write_bytes(reader.read(index))
+            data = reader.read(index)
+            path.write_bytes(unfragmented(data) if sample.container == "mp4" else data)
+
+
+def unfragmented(data: bytes) -> bytes:
+    """The same packets in an MP4 with one table of them at its end: decord reads no fragments."""
+    plain = io.BytesIO()
+    with open_video(data) as source, av.open(plain, "w", format="mp4") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:  # the demuxer's last one is empty
+                packet.stream = stream
+                target.mux(packet)
+    return plain.getvalue()
 
 
 def can_take_part(decoder: str) -> bool:
     """Whether it is installed and finds its libraries; if it does not find them, say that it is left out."""
     if importlib.util.find_spec(decoder) is None:
         return False
-    tried = subprocess.run([sys.executable, "-c", f"import {decoder}"], capture_output=True, text=True)
+    module = "torchcodec.decoders" if decoder == "torchcodec" else decoder  # torchcodec itself loads no library yet
+    tried = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
     if tried.returncode:
         reason = tried.stderr.strip().splitlines()[-1]
         print(f"{decoder} is left out: it is installed, but cannot be imported ({reason})", file=sys.stderr)

@@ -3,8 +3,8 @@
     python benchmarks/pixel_formats.py
 
 A picture whose colours change evenly is put into each format, and boxes are cut out of it at even and odd places and
-scaled to half: by `pipeline.cutting.Scaler` from the planes, and from the whole picture after FFmpeg has made it RGB.
-Of even colours every filter makes the same, so what differs is an error in grey levels.
+scaled to half by `pipeline.cutting.Scaler`: from the planes, and from the whole picture after FFmpeg has made it RGB.
+What differs is an error in grey levels. (tests/pipeline/test_pixel_formats.py holds RGB against arithmetic.)
 """
 
 import argparse
@@ -36,11 +36,8 @@ CASES: dict[str, list[tuple[Crop, bool]]] = {
 
 
 NOTES = [
-    "Grey levels, the worst pixel of a kind of place. Up to 2 is rounding: a chroma sample's is .9 of a level of blue.",
-    "8-bit 4:2:0 is cut as FFmpeg cuts it, at odd places with colours half a sample off: up to 5 in colours that change"
-    " by two levels a pixel. Where the size stays, FFmpeg gives pixels of 8-bit 4:2:0 and 4:2:2 a neighbour's colour.",
-    "A pixel of a Bayer pattern has one of three colours. Formats of 8 levels a colour and fewer are dithered, and"
-    " of 16 and 32 are filled up to 256 in two ways by FFmpeg.",
+    "Grey levels, the worst pixel of a kind of place, without the border. Both results are rounded, the whole picture's"
+    " twice: a chroma sample's level is 1.8 levels of blue.",
 ]
 
 
@@ -103,32 +100,22 @@ def _planes(frame: VideoFrame) -> list[UInt8[np.ndarray, "H W"]]:
     ]
 
 
-def converted(frame: VideoFrame) -> Float[np.ndarray, "H W 3"]:
+def converted(frame: VideoFrame) -> VideoFrame:
     """The whole frame, made RGB by FFmpeg; planar, since its short cuts to packed RGB read some formats wrongly."""
     graph = Graph()
     size = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
     steps = [("buffer", size), BT601, ("scale", "flags=bilinear+full_chroma_int+accurate_rnd")]
     graph.link_nodes(*(graph.add(*step) for step in [*steps, ("format", "gbrp")]), graph.add("buffersink")).configure()
     graph.vpush(frame)
-    return graph.vpull().to_ndarray().astype(float)
+    return graph.vpull()
 
 
-def error(frame: VideoFrame, whole: Float[np.ndarray, "H W 3"], crop: Crop, flip: bool) -> float:
-    """Grey levels between a cut of `frame` and the same of the `whole` RGB picture, without the border of a pixel,
-    where filters see more of the one than of the other."""
-    cut = Scaler(crop, flip, SIDE, (WIDTH, HEIGHT))(frame)
-    box = whole[crop.y : crop.y + crop.height, crop.x : crop.x + crop.width]
-    box = box[:, ::-1] if flip else box
-    down, across = ((np.arange(SIDE) + 0.5) * length / SIDE - 0.5 for length in box.shape[:2])
-    rows = np.stack([_between(box, place) for place in down])
-    expected = np.stack([_between(rows.swapaxes(0, 1), place) for place in across], 1)
-    return float(np.abs(cut - expected)[1:-1, 1:-1].max())
-
-
-def _between(lines: Float[np.ndarray, "N ..."], place: float) -> Float[np.ndarray, "..."]:
-    """The line at a place between two."""
-    first, share = int(place), place % 1
-    return lines[first] * (1 - share) + lines[min(first + 1, len(lines) - 1)] * share
+def error(frame: VideoFrame, whole: VideoFrame, crop: Crop, flip: bool) -> float:
+    """Grey levels between a cut of `frame` and the same cut of the `whole` picture in RGB, without the border of a
+    pixel, where the one sees colours that the other has been cut from."""
+    scaler = Scaler(crop, flip, SIDE, (WIDTH, HEIGHT))
+    apart = np.abs(scaler(frame).astype(int) - scaler(whole))
+    return float(apart[1:-1, 1:-1].max())
 
 
 def errors_of(name: str) -> Row | None:

@@ -12,7 +12,7 @@ from training.optimizer import OptimizerConfig, make_optimizer, update
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
     """uint8 [B, 3, T, H, W], pixel by pixel in memory as the loader gives it; what it shows matters to no step."""
-    shape = (batch_size, config.num_frames, config.image_size, config.image_size, 3)
+    shape = (batch_size, config.num_frames, *config.frame_size, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device).permute(0, 4, 1, 2, 3)
 
 

@@ -66,7 +66,7 @@ class Sizes:
     @cached_property
     def clip(self) -> Tensor:
         """As the loader gives it: [B, 3, T, H, W], pixel by pixel in memory."""
-        shape = self.batch, self.config.num_frames, self.config.image_size, self.config.image_size, 3
+        shape = self.batch, self.config.num_frames, *self.config.frame_size, 3
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device).permute(0, 4, 1, 2, 3)
 
     def learnt(self, *shape: int) -> Tensor:

@@ -10,18 +10,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from av.error import FFmpegError
 from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
-from pipeline.containers import VIDEO_EXTENSIONS, main_stream, open_video
+from pipeline.crops import FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.shards import DATASET_FILE
 from pipeline.store import is_remote
-from pipeline.video import VideoError, decode_frames
+from pipeline.video_error import VideoError
 from terminal import say, shown
+
+ASSUMED_FPS = 25.0  # of a video that does not say
 
 
 class Clip(NamedTuple):
@@ -29,6 +30,7 @@ class Clip(NamedTuple):
     frames: UInt8[Tensor, "C T H W"]
     video: Path  # the file, or the tar that it is in
     numbers: list[int]  # of the frames in the video as stored
+    times: list[float]  # of the frames, seconds
 
 
 class Source(NamedTuple):
@@ -39,10 +41,15 @@ class Source(NamedTuple):
     open: Callable[[], bytes | Path]  # what decode_frames takes
     stored_stride: int = 1  # source frames per stored frame
     num_frames: int | None = None  # None: not known
+    fps: float | None = None  # of the stored frames; None: not known
 
 
 def read_clips(
-    places: Sequence[Path | str | ShardDataset], num_frames: int, image_size: int, frame_stride: int, limit: int
+    places: Sequence[Path | str | ShardDataset],
+    num_frames: int,
+    image_size: int | Sequence[int],
+    frame_stride: int,
+    limit: int,
 ) -> Iterator[Clip]:
     """A clip from the middle of each video, every `frame_stride`-th frame, shorter side scaled, centre cropped.
 
@@ -57,15 +64,15 @@ def read_clips(
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
         for source in found[:: -(-len(found) // limit)]:
             try:
-                frames, numbers = _read(source, num_frames, image_size, frame_stride)
-            except (VideoError, FFmpegError) as error:
+                frames, numbers, fps = _read(source, num_frames, image_size, frame_stride)
+            except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
                 say(f"left out: {shown(source.name)} cannot be shown: {error}", sys.stderr)
                 continue
             name = next(name for name in _names(source.name) if name not in used)
             used.add(name)
-            yield Clip(name, frames, source.video, numbers)
+            yield Clip(name, frames, source.video, numbers, [number / fps for number in numbers])
 
 
 def _names(name: str) -> Iterator[str]:
@@ -74,6 +81,8 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _sources(place: Path | str) -> Iterator[Source]:
+    from pipeline.containers import VIDEO_EXTENSIONS  # PyAV, which may be missing where nothing is drawn
+
     path = Path(place)
     if is_remote(str(place)):
         yield from _videos_of(ShardDataset.open(str(place)))
@@ -95,21 +104,25 @@ def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
     for index, sample in enumerate(dataset.samples):
         name = sample.key.replace("/", "_")
         read = partial(reader.read, index)
-        yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames)
+        yield Source(name, dataset.shard_path(index), read, sample.frame_stride, sample.num_frames, sample.fps)
 
 
 def _read(
-    source: Source, num_frames: int, image_size: int, frame_stride: int
-) -> tuple[UInt8[Tensor, "C T H W"], list[int]]:
+    source: Source, num_frames: int, image_size: int | Sequence[int], frame_stride: int
+) -> tuple[UInt8[Tensor, "C T H W"], list[int], float]:
+    """The clip, the numbers of its frames, and how many of those the video has a second."""
     if frame_stride % source.stored_stride:
         raise InputError(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
             f" give a --frame-stride that is a multiple of {source.stored_stride}"
         )
+    from pipeline.video import decode_frames  # likewise
+
     stride = frame_stride // source.stored_stride
     video = source.open()
-    numbers = middle(source.num_frames or _count_frames(video), num_frames, stride)
-    return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers
+    total, fps = (source.num_frames, source.fps) if source.num_frames and source.fps else _count_frames(video)
+    numbers = middle(total, num_frames, stride)
+    return fit(decode_frames(video, numbers, source.num_frames), image_size), numbers, fps
 
 
 def middle(total: int, num_frames: int, stride: int) -> list[int]:
@@ -118,25 +131,34 @@ def middle(total: int, num_frames: int, stride: int) -> list[int]:
     return [min(start + i * stride, total - 1) for i in range(num_frames)]
 
 
-def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int) -> UInt8[Tensor, "C T S S"]:
-    """Scale the shorter side to `image_size` and cut out the centre."""
+def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -> UInt8[Tensor, "C T h w"]:
+    """Scale frames until they just cover `image_size`, a square's side or height and width, and cut out the centre."""
+    wanted = FrameSize.of(image_size)
     images = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
     height, width = images.shape[2:]
-    scale = image_size / min(height, width)
-    size = max(image_size, round(height * scale)), max(image_size, round(width * scale))
+    scale = max(wanted.height / height, wanted.width / width)
+    size = max(wanted.height, round(height * scale)), max(wanted.width, round(width * scale))
     images = F.interpolate(images, size, mode="bilinear", antialias=True)
-    top, left = (size[0] - image_size) // 2, (size[1] - image_size) // 2
-    images = images[:, :, top : top + image_size, left : left + image_size]
+    top, left = (size[0] - wanted.height) // 2, (size[1] - wanted.width) // 2
+    images = images[:, :, top : top + wanted.height, left : left + wanted.width]
     return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
 
 
-def _count_frames(video: bytes | Path) -> int:
-    """Frames that decode. What a container says of itself is not always true."""
-    with open_video(video) as container:
-        stream = main_stream(container)
-        if stream is None:
-            raise VideoError("it has no video track")
-        decoded = sum(1 for _ in container.decode(stream))
+def _count_frames(video: bytes | Path) -> tuple[int, float]:
+    """Frames that decode, and how many there are a second. What a container says of itself is not always true."""
+    from av.error import FFmpegError  # likewise
+
+    from pipeline.containers import main_stream, open_video
+
+    try:
+        with open_video(video) as container:
+            stream = main_stream(container)
+            if stream is None:
+                raise VideoError("it has no video track")
+            decoded = sum(1 for _ in container.decode(stream))
+            fps = float(stream.average_rate or stream.guessed_rate or ASSUMED_FPS)
+    except FFmpegError as error:
+        raise VideoError(str(error)) from error
     if not decoded:
         raise VideoError("none of its frames decodes")
-    return decoded
+    return decoded, fps

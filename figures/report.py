@@ -9,9 +9,10 @@ import jinja2
 import numpy as np
 from PIL import Image
 
-from figures.drawing import CELL, Row
+from figures.drawing import Row, scaled
 from terminal import shown
 
+CELL = 160  # pixels a frame is shown with
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{{ title }}</title>
@@ -19,12 +20,14 @@ PAGE = """<!doctype html>
   body { font: 14px sans-serif; margin: 2em; }
   .maps { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0 2em; }
   .map { width: {{ cell }}px; height: {{ cell }}px; image-rendering: pixelated; }
-  figure { margin: 0; } figcaption { height: 3em; white-space: pre-line; font-size: 12px; }
+  figure { margin: 0; } figcaption { height: 4em; white-space: pre-line; font-size: 12px; }
   .sliders { position: sticky; top: 0; background: white; padding: 8px 0; }
   input { width: 20em; vertical-align: middle; }
 </style>
 <h1>{{ title }}</h1>
-<p>Red is high. Grey: visible, so not predicted. Black: masked. Probabilities are multiples of the uniform one.</p>
+<p>Maps go from dark blue (low) to yellow (high), between the numbers above them. White: shown, so not predicted. Black
+in the mask: hidden. Probabilities are multiples of the uniform one.</p>
+{% if note %}<p>{{ note }}</p>{% endif %}
 <div class="sliders">
   <label>frame <input id="frame" type="range" min="0" value="0"> <output id="frame-value"></output></label>
   <label>hidden <input id="ratio" type="range" min="0" value="0"> <output id="ratio-value"></output></label>
@@ -72,7 +75,7 @@ class Sheet(NamedTuple):
     rows: list[Row]
 
 
-def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]]) -> str:
+def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]], note: str = "") -> str:
     """clips: name and sheets of each, the same ratios for all, in ascending order."""
     described = [
         {
@@ -84,12 +87,12 @@ def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]]) -> str:
     ]
     # Names are the users' own: the template escapes them all, and `tojson` what would end the script from within.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(PAGE).render(title=shown(title), clips=described, cell=CELL)
+    return environment.from_string(PAGE).render(title=shown(title), clips=described, cell=CELL, note=note)
 
 
 def _sheet(sheet: Sheet) -> dict[str, Any]:
     """All frames of all rows in one picture: a row a map, a column a frame."""
-    pixels = np.concatenate([np.concatenate(list(row.cells), axis=1) for row in sheet.rows])
+    pixels = np.concatenate([np.concatenate(scaled(row, CELL), axis=1) for row in sheet.rows])
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "WEBP", quality=85)
     image = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -116,17 +116,20 @@ class AdaMAE(nn.Module):
     def from_pretrained(cls, path: str | Path, **changes: Any) -> "AdaMAE":
         """The model in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
 
-        `changes` of its configuration, such as mask_ratio=0.9. Raises InputError where the weights are not whole.
+        `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learnt
+        positions are then interpolated. Raises InputError where the weights are not whole.
         """
         from model.pretrained import load
+        from model.warm_start import CLIP, resized
 
         state, config, _ = load(path)
         if not any(name.startswith("decoder.") for name in state):
             raise InputError(
                 f"{path} holds no decoder, only an encoder: give the run or file of the pre-training itself"
             )
-        model = cls(config)
-        load_weights(model, state)
+        of_clip = {name: changes.pop(name) for name in CLIP if name in changes}
+        model = cls(replace(config, **of_clip))
+        load_weights(model, resized(state, config, model.config))
         return (model.remasked(**changes) if changes else model).eval()
 
     def _sample(

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame"]
+Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
 class Size(NamedTuple):
@@ -44,34 +45,60 @@ class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
+    """of encoder and decoder (ViT); tiny is for tests and the demo"""
+    init: str = ""
+    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; empty: from scratch"""
     num_frames: int = 16
-    image_size: int = 224
+    """frames of a clip"""
+    image_size: int | list[int] = 224
+    """of a clip, pixels: a square's side, or [height, width]"""
     tubelet_size: int = 2
+    """frames of a token"""
     patch_size: int = 16
+    """height and width of a token, pixels"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
-    encoder_width: int | None = None  # None, here and below: what the size says
+    """flat-1d: sines of a token's number; separable-3d: of its time, row and column"""
+    encoder_width: int | None = None
+    """of the encoder's tokens; null, here and below: what model.size says"""
     encoder_depth: int | None = None
+    """blocks of the encoder"""
     encoder_heads: int | None = None
+    """attention heads of the encoder"""
     decoder_width: int | None = None
-    decoder_depth: int | None = None  # Table 1 (c)
+    """of the decoder's tokens; null, here and below: what model.size says"""
+    decoder_depth: int | None = None
+    """blocks of the decoder; Table 1 (c)"""
     decoder_heads: int | None = None
+    """attention heads of the decoder"""
 
-    masking: Masking = "adaptive"  # Table 1 (a)
-    mask_ratio: float = 0.95  # Table 1 (b)
-    sampler: Literal["mha", "mlp"] = "mha"  # Table 1 (f)
+    masking: Masking = "adaptive"
+    """how the tokens to hide are chosen; Table 1 (a)"""
+    mask_ratio: float = 0.95
+    """share of the tokens that is hidden; Table 1 (b)"""
+    sampler: Literal["mha", "mlp"] = "mha"
+    """what computes the probabilities of adaptive masking: attention or an MLP; Table 1 (f)"""
     sampler_depth: int = 1
-    sampler_width: int | None = None  # None: the encoder's width
-    sampler_autocast: bool = True  # logits and what follows are fp32 either way; False: the whole sampler is
-    detach_sampler_input: bool = True  # False: as the authors' code, L_S also trains the tokenizer
+    """attention blocks of the sampler"""
+    sampler_width: int | None = None
+    """of the sampler's tokens; null: the encoder's width"""
+    sampler_autocast: bool = True
+    """logits and what follows are fp32 either way; false: the whole sampler is"""
+    detach_sampler_input: bool = True
+    """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
-    loss: Literal["mse", "l1"] = "mse"  # Table 1 (d)
+    loss: Literal["mse", "l1"] = "mse"
+    """of hidden patches: mean squared or absolute error; Table 1 (d)"""
     normalize_target: bool = True
+    """predict patches with their own mean and deviation taken out"""
     sampling_loss_weight: float = 1e-4
-    sampling_baseline: float = 0.0  # share of a clip's mean error that does not count for L_S; the paper: none
+    """of the sampling loss, beside the reconstruction's 1"""
+    sampling_baseline: float = 0.0
+    """share of a clip's mean error that does not count for the sampling loss; the paper: none"""
 
     # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
     # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
     activation_checkpointing: bool = False
+    """compute sampler and decoder again in the backward pass instead of keeping them; pretrain only"""
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
@@ -84,7 +111,8 @@ class ModelConfig:
             raise InputError(
                 f"model.sampling_loss_weight is {self.sampling_loss_weight}: give a finite number of at least 0"
             )
-        for name in ("num_frames", "image_size", "tubelet_size", "patch_size", "sampler_depth"):
+        self._check_image_size()
+        for name in ("num_frames", "tubelet_size", "patch_size", "sampler_depth"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
         for name, value in self.dimensions._asdict().items():
@@ -98,7 +126,7 @@ class ModelConfig:
             raise InputError(
                 f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
             )
-        if self.image_size % self.patch_size:
+        if any(side % self.patch_size for side in self.frame_size):
             raise InputError(
                 f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
             )
@@ -107,6 +135,14 @@ class ModelConfig:
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
                 f" under {self.masking} masking: at least one must stay visible and one masked"
             )
+
+    def _check_image_size(self) -> None:
+        sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
+        if len(sides) > 2 or not sides or min(sides) < 1:
+            raise InputError(
+                f"model.image_size is {self.image_size}: give a whole number of at least 1, or two: [height, width]"
+            )
+        self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
 
     def _check_size(self) -> None:
         sizes = {
@@ -147,10 +183,18 @@ class ModelConfig:
         return self.dimensions.encoder_width if self.sampler_width is None else self.sampler_width
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        height, width = self.image_size
+        return height, width
+
+    @property
+    def grid(self) -> Grid:
         """Tokens along time, height and width."""
-        side = self.image_size // self.patch_size
-        return self.num_frames // self.tubelet_size, side, side
+        height, width = (side // self.patch_size for side in self.frame_size)
+        return self.num_frames // self.tubelet_size, height, width
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +210,7 @@ class ModelConfig:
         return num_visible(self.grid, self.mask_ratio, self.masking)
 
 
-def num_visible(grid: tuple[int, int, int], mask_ratio: float, masking: Masking) -> int:
+def num_visible(grid: Grid, mask_ratio: float, masking: Masking) -> int:
     """Visible tokens of a clip: int(N·(1-ρ)) in exact arithmetic; whole tubes or whole token frames where asked."""
     kept = 1 - Fraction(str(mask_ratio))
     time, height, width = grid

@@ -1,7 +1,8 @@
 """The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
@@ -53,20 +54,26 @@ class VideoEncoder(nn.Module):
         if not has_norm:
             self.encoder.norm = nn.Identity()
 
-    @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+    def forward(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+        """Features of whole clips, nothing hidden; gradients reach all weights."""
         return encode(self.tokenizer, self.encoder, clip)
 
+    @torch.no_grad()
+    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+        """The same without gradients."""
+        return self(clip)
+
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> "VideoEncoder":
+    def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
         """The encoder in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
 
-        Raises InputError where its weights are not whole.
+        `changes`: num_frames and image_size of other clips than it was trained with. Raises InputError where its
+        weights are not whole.
         """
         from model.pretrained import load
 
         state, config, _ = load(path)
-        encoder = cls(config, has_norm="encoder.norm.weight" in state)
+        encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
         load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
         return encoder.eval()
 

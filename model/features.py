@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     output = Path(options.output)
     device = choose_device(options.device)
-    encoder = VideoEncoder.from_pretrained(options.model).to(device)
+    asked = {name: getattr(options, name) for name in ("num_frames", "image_size") if getattr(options, name)}
+    encoder = VideoEncoder.from_pretrained(options.model, **asked).to(device)
     dataset = ShardDataset.open(options.shards)
     stride = options.frame_stride or trained_stride(Path(options.model))
     data = DataConfig(shards=options.shards, frame_stride=stride)
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         "tokens": options.tokens,
         "videos": len(plan),
         "videos_per_file": per_file * options.batch_size,
+        **asked,
     }
     begin(output, described)
 
@@ -83,12 +85,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("output", metavar="OUT", help="folder for the features")
     parser.add_argument("--model", required=True, help="run folder, checkpoint, export or published file")
     parser.add_argument("--frame-stride", type=int, metavar="N", help="source frames; default: the run's, else 4")
+    parser.add_argument(
+        "--num-frames", type=int, metavar="T", help="of a clip; default: what the model was trained with"
+    )
+    parser.add_argument("--image-size", type=int, nargs="+", metavar="PIXELS", help="likewise; or height and width")
     parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="clips at a time (default 8)")
     parser.add_argument("--videos-per-file", type=int, default=1024, metavar="V", help="(default 1024)")
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    for name in ("batch_size", "videos_per_file", "frame_stride"):
+    for name in ("batch_size", "videos_per_file", "frame_stride", "num_frames"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
     return options
@@ -101,7 +107,8 @@ def begin(output: Path, described: dict[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         write_json(file, described)
     elif (before := json.loads(file.read_text(encoding="utf-8"))) != described:
-        other = ", ".join(name for name in described if before.get(name) != described[name])
+        names = described | before
+        other = ", ".join(name for name in names if before.get(name) != described.get(name))
         raise InputError(f"{output} holds features made with another {other}: choose another OUT, or remove it")
 
 

@@ -1,13 +1,18 @@
 """What a model makes of a clip, as maps over space and time: for figures, reports and notebooks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from errors import InputError
+from kernels.gumbel_topk import NOTHING_TO_DRAW
 from model.adamae import AdaMAE
+from model.config import ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC §4)
 
@@ -17,17 +22,33 @@ class Maps(NamedTuple):
 
     frames: UInt8[Tensor, "B C T H W"]
     reconstruction: UInt8[Tensor, "B C T H W"]  # visible patches as they are, masked ones as predicted
+    # The same without a look at what is hidden; None where the model predicts pixels, and the first is that already.
+    honest: UInt8[Tensor, "B C T H W"] | None
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
     probability: Float[Tensor, "B t h w"] | None  # None where masking is not adaptive
     is_masked: Bool[Tensor, "B t h w"]
 
 
+@contextmanager
+def damage_explained() -> Iterator[None]:
+    """Raises InputError where a model has nothing to draw tokens by."""
+    try:
+        yield
+    except RuntimeError as error:
+        if NOTHING_TO_DRAW not in str(error):
+            raise
+        said = "the sampler's logits are not finite: these weights are damaged, or of a run that has diverged"
+        raise InputError(said) from error
+
+
+@damage_explained()
 @torch.no_grad()
 def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> Maps:
     """Mask `clip` once and predict what is hidden.
 
-    A model that predicts normalised patches knows neither their brightness nor their contrast: both are taken from the
-    patch itself, as the field's figures do.
+    A model that predicts normalised patches knows neither their brightness nor their contrast. `reconstruction` takes
+    both from the hidden patch itself, as the field's figures do: colours are right even where nothing has been learnt.
+    `honest` predicts them from the visible patches around.
     """
     config = model.config
     was_training = model.training
@@ -37,19 +58,54 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) 
         model.train(was_training)
     patches = to_patches(clip, config.tubelet_size, config.patch_size)
     pred = output.pred.float().unflatten(-1, (-1, 3))
+    honest = None
     if config.normalize_target:
         rows = torch.arange(len(clip), device=clip.device)[:, None]
-        hidden = patches[rows, output.masked_ids].float() / 255
-        pred = pred * (hidden.std(dim=2, keepdim=True) + EPSILON) + hidden.mean(dim=2, keepdim=True)
-    pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
-    shown = patches.scatter(1, output.masked_ids[..., None, None].expand_as(pixels), pixels)
+        scaled = patches.float() / 255
+        mean, deviation = scaled.mean(dim=2), scaled.std(dim=2) + EPSILON
+        shown = [statistic[rows, output.visible_ids] for statistic in (mean, deviation)]
+        guessed = [from_neighbours(s, output.visible_ids, output.masked_ids, config.grid) for s in shown]
+        honest = _completed(patches, _coloured(pred, *guessed), output.masked_ids, config)
+        pred = _coloured(pred, mean[rows, output.masked_ids], deviation[rows, output.masked_ids])
     return Maps(
         frames=clip,
-        reconstruction=from_patches(shown, config.grid, config.tubelet_size, config.patch_size),
+        reconstruction=_completed(patches, pred, output.masked_ids, config),
+        honest=honest,
         error=_grid_of(output.masked_ids, output.loss_per_token, torch.nan, config.grid),
         probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
         is_masked=_grid_of(output.masked_ids, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
     )
+
+
+def from_neighbours(
+    values: Float[Tensor, "B K C"],
+    visible_ids: Int[Tensor, "B K"],
+    masked_ids: Int[Tensor, "B M"],
+    grid: tuple[int, int, int],
+) -> Float[Tensor, "B M C"]:
+    """Interpolate by the inverse of the squared distance in the token grid (Shepard 1968): nothing to learn or set."""
+    places = torch.stack(torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij"), dim=-1)
+    places = places.flatten(0, 2).float().to(values.device)
+    weights = torch.cdist(places[masked_ids], places[visible_ids]).pow(-2)  # no distance is 0: no token is both
+    return weights @ values / weights.sum(dim=2, keepdim=True)
+
+
+def _coloured(
+    pred: Float[Tensor, "B M V C"], mean: Float[Tensor, "B M C"], deviation: Float[Tensor, "B M C"]
+) -> Float[Tensor, "B M V C"]:
+    return pred * deviation[:, :, None] + mean[:, :, None]
+
+
+def _completed(
+    patches: UInt8[Tensor, "B N V C"],
+    pred: Float[Tensor, "B M V C"],
+    masked_ids: Int[Tensor, "B M"],
+    config: ModelConfig,
+) -> UInt8[Tensor, "B C T H W"]:
+    """The clip with predictions, in [0, 1], where it was masked."""
+    pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
+    shown = patches.scatter(1, masked_ids[..., None, None].expand_as(pixels), pixels)
+    return from_patches(shown, config.grid, config.tubelet_size, config.patch_size)
 
 
 def to_patches(clip: UInt8[Tensor, "B C T H W"], tubelet_size: int, patch_size: int) -> UInt8[Tensor, "B N V C"]:

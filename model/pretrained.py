@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
-
 from durable import write_aside
 from errors import InputError
 from model.config import ModelConfig
@@ -26,12 +24,13 @@ class Weights(NamedTuple):
     classes: list[str]  # a classifier's, by id; [] where the file does not say them
 
 
-def load(path: str | Path, num_frames: int = 16) -> Weights:
+def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
     """The weights at `path`, in our layout, and the model they belong to; on the CPU.
 
     path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
-    authors, of VideoMAE or of Hugging Face. `num_frames` is asked for where neither the file nor a config.yaml says it.
-    Raises InputError where there is no such model.
+    authors, of VideoMAE or of Hugging Face. Where neither the file nor a config.yaml says what clips it is for, they
+    are those of `like`, if that has as many tokens, or of `num_frames` square frames. Raises InputError where there is
+    no such model.
     """
     file = find_file(Path(path))
     state, metadata = read_state_dict(file)
@@ -39,7 +38,7 @@ def load(path: str | Path, num_frames: int = 16) -> Weights:
         state = from_anyone(state)
     if (config := _config_of(file, metadata)) is not None:
         check_size(state, config, file)
-    return Weights(state, config or infer_config(state, num_frames), _classes(metadata, state, file))
+    return Weights(state, config or infer_config(state, num_frames, like), _classes(metadata, state, file))
 
 
 def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
@@ -47,13 +46,24 @@ def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
     if CONFIG_KEY in metadata:
         return _config(read_json(metadata[CONFIG_KEY], file), file)
     if (run := run_of(file)) is not None:
-        return _config(run_config(run)["model"], run / "config.yaml")
+        return config_of_run(run)
     beside = file.parent / "config.json"
     if beside.is_file():
         described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
         if isinstance(described, dict) and described.get("model_type") == "videomae":
             return _huggingface_config(described, beside)
     return None
+
+
+def taken_for_granted(path: Path, config: ModelConfig) -> list[str]:
+    """What `load` has said of the model at `path` that neither the file nor what lies beside it says."""
+    file = find_file(path)
+    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
+        return []
+    names = ["masking", "mask_ratio"]
+    if not (file.parent / "config.json").is_file():
+        names += ["num_frames", "image_size", "positions"]
+    return [f"{name} {getattr(config, name)}" for name in names]
 
 
 def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str]:
@@ -86,6 +96,11 @@ def run_config(run: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
     return values
+
+
+def config_of_run(run: Path) -> ModelConfig:
+    """The model that a run folder's config.yaml describes; raises InputError where it cannot be read."""
+    return _config(run_config(run)["model"], run / "config.yaml")
 
 
 def find_file(path: Path) -> Path:
@@ -125,7 +140,8 @@ def from_anyone(state_dict: StateDict) -> StateDict:
 def about(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
     """What a file of weights says of itself: the metadata that `load` reads."""
     known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
-    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
+    described = {name: value for name, value in asdict(config).items() if name != "init"}  # a path of this machine
+    return {"format": "pt", CONFIG_KEY: json.dumps(described), **known}
 
 
 def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
@@ -158,12 +174,14 @@ def _is_ours(state_dict: StateDict) -> bool:
 
 def _config(values: Any, where: Path) -> ModelConfig:
     """Checked key by key, as a configuration from the command line is."""
+    from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
+
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(ModelConfig)
     try:
         if not isinstance(values, dict):
             raise TypeError("it is no table of keys and values")
-        return ModelConfig(**vars(parser.parse_object(values)))
+        return ModelConfig(**vars(parser.parse_object(values)) | {"init": ""})
     except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
         reason = " ".join(str(error).split())
         raise InputError(f"{where} does not describe a model of this version ({reason})") from error

@@ -134,22 +134,37 @@ def to_huggingface(state_dict: StateDict, tubelet_size: int = 2) -> StateDict:
     return state
 
 
-def infer_config(state_dict: StateDict, num_frames: int = 16) -> ModelConfig:
-    """What `state_dict`, in our layout, says of its model; the clip's length is not in it and has to be known.
+def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
+    """What `state_dict`, in our layout, says of its model; what clips it is for is not in it and has to be known.
 
-    Nor are the numbers of heads: they are those of the size with these widths, else one for 64 channels.
+    They are those of `like` if that makes as many tokens of them, else `num_frames` square frames. Nor are the numbers
+    of heads in it: they are those of the size with these widths, else one for 64 channels.
     """
     config = ModelConfig(**_architecture(state_dict), num_frames=num_frames)
-    if "token_sampler.positions" not in state_dict:
+    learnt = state_dict.get("token_sampler.positions")
+    if like is not None and _has_width_of_its_own(config, like):
+        config = replace(config, encoder_heads=like.dimensions.encoder_heads)
+    same_patches = like is not None and like.patch_values == config.patch_values
+    if like is not None and same_patches and (learnt is None or len(learnt) == like.num_tokens):
+        names = ("num_frames", "image_size", "tubelet_size", "patch_size", "positions", "masking", "mask_ratio")
+        return replace(config, **{name: getattr(like, name) for name in names})
+    if learnt is None:
         return config
-    num_tokens = state_dict["token_sampler.positions"].shape[0]
+    num_tokens = len(learnt)
     side = math.isqrt(num_tokens // config.grid[0])
     if config.grid[0] * side**2 != num_tokens:
         raise InputError(
             f"these weights are for {num_tokens} tokens, which are not {config.grid[0]} square token frames:"
-            f" give the number of frames they were trained with (now {num_frames})"
+            f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
+            " into a file of ours"
         )
     return replace(config, image_size=side * config.patch_size)
+
+
+def _has_width_of_its_own(config: ModelConfig, like: ModelConfig) -> bool:
+    """Whether both are of one width that no size has: how many heads there are is then for `like` to say."""
+    width = config.dimensions.encoder_width
+    return width == like.dimensions.encoder_width and all(width != size.encoder_width for size in SIZES.values())
 
 
 def check_size(state_dict: StateDict, config: ModelConfig, where: Path) -> None:

@@ -14,7 +14,6 @@ from pipeline.dataset import ShardDataset
 from pipeline.graph import CPU_CODECS, dali_is_installed
 from pipeline.groups import Cut, pictures
 from pipeline.nvdec import Limits, NvdecError, read_limits
-from pipeline.video import is_plain
 from terminal import say
 
 Way = Literal["videos", "images"]  # of DALI
@@ -78,6 +77,8 @@ class Choice:
         if not self._dataset.holds_copies or self._dataset.groups(sample) is not None:
             return True
         if sample not in self._is_plain:
+            from pipeline.video import is_plain  # PyAV, which may be missing where DALI takes all
+
             self._is_plain[sample] = is_plain(cut.data, cut.num_frames)
         return self._is_plain[sample]
 

@@ -16,35 +16,60 @@ Decoder = Literal["auto", "hybrid", "dali", "pyav"]
 class DataConfig:
     """Where clips come from and how they are cut; the defaults are the paper's pre-training on Kinetics."""
 
-    shards: str | list[str] = ""  # dataset folder or URL (s3://…); a list mixes several
-    weights: list[float] | None = None  # of the mixed datasets; None: by their number of videos
-    subset: int | None = None  # only this many videos, always the same ones and nested; None: all
-    frame_stride: int = 4  # of strided clips, in frames of the source video: 4 for Kinetics, 2 for SSv2
-    sampling: Literal["strided", "segments"] = "strided"  # segments: one frame from each of num_frames parts (TSN)
+    shards: str | list[str] = ""
+    """dataset folder or URL (s3://…); a list mixes several"""
+    validation_shards: str = ""
+    """never learnt from: at every review of pre-training their loss under fixed masks, k-NN accuracy and RankMe"""
+    weights: list[float] | None = None
+    """share of each of the mixed datasets; null: by their number of videos"""
+    subset: int | None = None
+    """only this many videos, always the same ones and nested; null: all"""
+    frame_stride: int = 4
+    """of strided clips, in frames of the source video: 4 for Kinetics, 2 for SSv2"""
+    sampling: Literal["strided", "segments"] = "strided"
+    """strided: every frame_stride-th frame; segments: one frame from each of num_frames parts (TSN)"""
     crop: Literal["multiscale", "random_resized"] = "multiscale"
-    crop_min_area: float = 0.5  # share of the frame that random_resized shows at least; 0.08 for fine-tuning
-    flip: bool = True  # off for SSv2, whose labels know left from right
-    rand_augment: int = 0  # operations of RandAugment, for fine-tuning; half of them take place
-    rand_augment_magnitude: float = 9.0  # of 10
-    random_erasing: float = 0.0  # share of the clips
-    repeats: int = 1  # clips cut from one decode, with the same frames and crops of their own
-    shuffle_shards: int = 16  # shards whose videos are shuffled together
+    """multiscale: a square of one of four sizes; random_resized: of any area and shape, made square"""
+    crop_min_area: float = 0.5
+    """share of the frame that random_resized shows at least; 0.08 for fine-tuning"""
+    flip: bool = True
+    """mirror every other clip; off for SSv2, whose labels know left from right"""
+    rand_augment: int = 0
+    """operations of RandAugment, for fine-tuning; half of them take place"""
+    rand_augment_magnitude: float = 9.0
+    """of RandAugment's operations, of 10"""
+    random_erasing: float = 0.0
+    """share of the clips in which a box is erased"""
+    repeats: int = 1
+    """clips cut from one decode, with the same frames and crops of their own"""
+    shuffle_shards: int = 16
+    """shards whose videos are shuffled together"""
 
-    # auto: hybrid on a GPU, PyAV on a CPU; hybrid: DALI and PyAV at once, in the ratio of their speeds, which a run
-    # finds out in its first seconds (outside of one: DALI what it takes); dali, pyav: that one alone.
     decoder: Decoder = "auto"
+    """auto: hybrid on a GPU, PyAV on a CPU; hybrid: DALI and PyAV at once, in the ratio of their speeds, which a run
+    finds out in its first seconds; dali, pyav: that one alone"""
     # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
     # (benchmarks/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
-    num_threads: int | None = None  # None: this process's share of the cores
-    dali_threads: int | None = None  # of DALI beside those; None: as many as the GPU has decoders, on a CPU num_threads
-    prefetch: int = 3  # batches ready or in the making beyond the one in use: reading, decoding, done
-    prefetch_mib: int = 2048  # bound on decoded frames waiting; one batch is always let through
-    cache: str = ""  # folder for shards of an object store, "": the user's own, ~/.cache/adamae
+    num_threads: int | None = None
+    """decoding threads; null: this process's share of the cores"""
+    dali_threads: int | None = None
+    """of DALI beside those; null: as many as the GPU has decoders, on a CPU num_threads"""
+    prefetch: int = 3
+    """batches ready or in the making beyond the one in use: reading, decoding, done"""
+    prefetch_mib: int = 2048
+    """bound on decoded frames waiting; one batch is always let through"""
+    cache: str = ""
+    """folder for shards of an object store; "": the user's own, ~/.cache/adamae"""
     cache_gib: float = 50.0
-    download_timeout_s: float = 60.0  # an object store that brings less than 1 MiB in so long is asked anew
-    cached_batch: bool = False  # the first batch again and again: what a step takes then, the loader costs nothing of
-    max_bad_share: float = 0.1  # stop when more than this share of the clips could not be decoded
-    decode_timeout_s: float = 60.0  # a decode that takes longer counts as hung
+    """the most that the cache keeps"""
+    download_timeout_s: float = 60.0
+    """an object store that brings less than 1 MiB in so long is asked anew"""
+    cached_batch: bool = False
+    """the first batch again and again: what a step takes then, the loader costs nothing of"""
+    max_bad_share: float = 0.1
+    """stop when more than this share of the clips could not be decoded"""
+    decode_timeout_s: float = 60.0
+    """a decode that takes longer counts as hung"""
 
     def __post_init__(self) -> None:
         for name in ("frame_stride", "repeats", "shuffle_shards", "prefetch", "prefetch_mib"):

@@ -1,6 +1,7 @@
 """Which part of a frame is shown: crop boxes in stored pixels as functions of uniform numbers."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
@@ -14,6 +15,18 @@ RESIZED_ATTEMPTS = 10
 DRAWS = 2 * RESIZED_ATTEMPTS + 2  # uniform numbers that a crop may need
 
 
+class FrameSize(NamedTuple):
+    """Of what is made of a crop, in pixels; a crop has its proportions."""
+
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, side: "int | Sequence[int]") -> "FrameSize":
+        """A square of this side, or (height, width)."""
+        return cls(side, side) if isinstance(side, int) else cls(*side)
+
+
 class Crop(NamedTuple):
     x: int
     y: int
@@ -21,28 +34,38 @@ class Crop(NamedTuple):
     height: int
 
 
-def multiscale(width: int, height: int, draws: list[float]) -> Crop:
-    """Sides of 1, .875, .75 or .66 of the shorter side, at most one step apart, at one of 13 places."""
-    shorter = min(width, height)
-    w, h = (max(1, int(shorter * SCALES[step])) for step in SIZE_PAIRS[int(draws[0] * len(SIZE_PAIRS))])
+SQUARE = FrameSize(1, 1)
+
+
+def largest(width: int, height: int, shape: FrameSize) -> tuple[int, int]:
+    """Width and height of the largest box of this shape in a frame; of a square one, twice the shorter side."""
+    w, h = width, width * shape.height // shape.width
+    return (w, max(1, h)) if h <= height else (max(1, height * shape.width // shape.height), height)
+
+
+def multiscale(width: int, height: int, draws: list[float], shape: FrameSize = SQUARE) -> Crop:
+    """Sides of 1, .875, .75 or .66 of the largest box of this shape, at most one step apart, at one of 13 places."""
+    steps = SIZE_PAIRS[int(draws[0] * len(SIZE_PAIRS))]
+    w, h = (max(1, int(side * SCALES[step])) for side, step in zip(largest(width, height, shape), steps, strict=True))
     across, down = OFFSETS[int(draws[1] * len(OFFSETS))]
     return Crop((width - w) // 4 * across, (height - h) // 4 * down, w, h)
 
 
-def random_resized(width: int, height: int, draws: list[float], min_area: float) -> Crop:
-    """`min_area` to 1 of the area, width : height from 3:4 to 4:3; the largest such box in the centre if none fits."""
+def random_resized(width: int, height: int, draws: list[float], min_area: float, shape: FrameSize = SQUARE) -> Crop:
+    """`min_area` to 1 of the area, 3:4 to 4:3 as wide as the shape; the largest such box in the centre if none fits."""
+    wide = shape.width / shape.height
     for attempt in range(RESIZED_ATTEMPTS):
         area = width * height * (min_area + (1 - min_area) * draws[2 * attempt])
-        ratio = math.exp((2 * draws[2 * attempt + 1] - 1) * math.log(4 / 3))
+        ratio = wide * math.exp((2 * draws[2 * attempt + 1] - 1) * math.log(4 / 3))
         w, h = max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))
         if w <= width and h <= height:
             return Crop(int(draws[-2] * (width - w + 1)), int(draws[-1] * (height - h + 1)), w, h)
-    w, h = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
+    w, h = min(width, max(1, round(height * wide * 4 / 3))), min(height, max(1, round(width / wide * 4 / 3)))
     return Crop((width - w) // 2, (height - h) // 2, w, h)
 
 
-def across(width: int, height: int, index: int, count: int) -> Crop:
-    """Square of the shorter side, number `index` of `count` evenly along the longer side; the centre if count is 1."""
-    side = min(width, height)
+def across(width: int, height: int, index: int, count: int, shape: FrameSize = SQUARE) -> Crop:
+    """The largest box of this shape, number `index` of `count` evenly along the frame; the centre if count is 1."""
+    w, h = largest(width, height, shape)
     share = index / (count - 1) if count > 1 else 0.5
-    return Crop(round((width - side) * share), round((height - side) * share), side, side)
+    return Crop(round((width - w) * share), round((height - h) * share), w, h)

@@ -16,7 +16,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.groups import Cut
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
@@ -24,13 +24,13 @@ from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
 
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
-# Those that it reads wrongly where the size stays, by a short cut to packed RGB.
-MISREAD = ("rgb555be", "rgb565be", "bgr555be", "bgr565be")
-Store = Callable[[int, int, UInt8[np.ndarray, "S S 3"]], None]
+CHROMA_CENTRE = 128  # of 8-bit 4:2:0, as FFmpeg's scaler takes it; 1/256 of a pixel from the first pixel's centre
+Store = Callable[[int, int, UInt8[np.ndarray, "H W 3"]], None]
 
 
-def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int, store: Store) -> int:
-    """Call store(view, time, image uint8 [size, size, 3]) for every frame of `views`, which share the frames of `cut`.
+def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
+    """Call store(view, time, image uint8 [height, width, 3]) for every frame of `views`, which share the frames of
+    `cut`.
 
     Returns how many frames were decoded; raises VideoError if one cannot be.
     """
@@ -48,14 +48,14 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int, store: 
 
 
 class Scaler:
-    """Crops, flips and scales frames to a square of `size` pixels."""
+    """Crops, flips and scales frames to `size`, a square's side or height and width in pixels."""
 
-    def __init__(self, crop: Crop, flip: bool, size: int, stored: tuple[int, int]) -> None:
+    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
         """`crop` is a box in upright frames of `stored` = (width, height) pixels."""
-        self._crop, self._flip, self._size, self._stored = crop, flip, size, stored
+        self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "S S 3"]:
+    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
         layout = (frame.width, frame.height, frame.format.name, frame.rotation)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
@@ -80,8 +80,7 @@ class Scaler:
             *UPRIGHT[turns(frame)],
             *_cut(frame.format, box, (width, height)),
             *([("hflip", "")] if self._flip else []),
-            *([("format", "gbrp")] if frame.format.name in MISREAD else []),
-            ("scale", f"{self._size}:{self._size}:flags=bilinear+full_chroma_int"),
+            self._scaling(frame.format, box),
             ("format", "rgb24"),
             ("buffersink", ""),
         ]
@@ -95,16 +94,31 @@ class Scaler:
         graph.configure()
         return graph
 
+    def _scaling(self, form: VideoFormat, box: Crop) -> tuple[str, str]:
+        flags = "bilinear+full_chroma_int"
+        if (box.height, box.width) == self._size:
+            flags += "+accurate_rnd"  # where the size stays, FFmpeg's short cut gives pixels a neighbour's colour
+        options = f"{self._size.width}:{self._size.height}:flags={flags}"
+        if form.name in EIGHT_BIT_420:
+            across = _chroma_shift(box.x, box.width, self._flip)
+            down = _chroma_shift(box.y, box.height, flip=False)
+            for axis, shift in (("h", across), ("v", down)):
+                options += f":in_{axis}_chr_pos={CHROMA_CENTRE + round(256 * shift)}"
+        return "scale", options
+
 
 def _cut(form: VideoFormat, box: Crop, size: tuple[int, int]) -> list[tuple[str, str]]:
     """Filters that cut `box` out of upright frames of `size`.
 
     FFmpeg's crop counts on boxes of whole chroma samples: where one begins or ends inside, planes of more than a byte a
-    sample are read from the middle of one on, which is another colour altogether, and a Bayer pattern changes places.
-    There, whole samples are cut out first, and each pixel gets its own colour before the rest goes. 8-bit 4:2:0, which
-    nearly all videos have, is spared that: its colours are off by half a sample, as they are for most decoders.
+    sample are read from the middle of one on, which is another colour altogether. There, whole samples are cut out
+    first, and each pixel gets its own colour before the rest goes. 8-bit 4:2:0, which nearly all videos have, is spared
+    that: it is enough to tell the scaler where its chroma lies. Patterns of one colour a pixel, and colours of less
+    than a byte, which FFmpeg fills up in several ways, are made RGB before anything else.
     """
-    step = 2 if form.is_bayer else max(64 // form.chroma_width(64), 64 // form.chroma_height(64))
+    if form.is_bayer or any(component.bits < 8 for component in form.components):
+        return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), _crop(box)]
+    step = max(64 // form.chroma_width(64), 64 // form.chroma_height(64))
     (left, right), (top, bottom) = (
         (start // step * step, min(-(-(start + length) // step) * step, end))
         for start, length, end in zip(box[:2], box[2:], size, strict=True)
@@ -113,6 +127,14 @@ def _cut(form: VideoFormat, box: Crop, size: tuple[int, int]) -> list[tuple[str,
     if form.name in EIGHT_BIT_420 or whole == box:
         return [_crop(box)]
     return [_crop(whole), ("format", "yuv444p|yuv444p16le"), _crop(box._replace(x=box.x - left, y=box.y - top))]
+
+
+def _chroma_shift(start: int, length: int, flip: bool) -> float:
+    """Pixels by which 8-bit 4:2:0's chroma lies after its usual place in a piece of a line that was cut and flipped."""
+    shift = -(start % 2)  # crop takes the sample that the first pixel has a part in
+    if flip:
+        shift = -shift - length % 2
+    return shift + length % 2 / 2  # the scaler draws half a sample more over an odd length: here, half of that a side
 
 
 def _crop(box: Crop) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from devices import on_device
+from pipeline.crops import FrameSize
 from pipeline.groups import Cut
 from pipeline.plan import ClipPlan, PlanRow
 
@@ -63,7 +64,7 @@ class VideoGraph:
             encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
             numbers = fn.external_source(name="frames", dtype=DALIDataType.INT32, ndim=1)
             frames = fn.decoders.video(encoded, frames=numbers, device="mixed" if device.type == "cuda" else "cpu")
-            clips = [resized(frames, f"box{view}", plan.image_size) for view in range(plan.views)]
+            clips = [resized(frames, f"box{view}", plan.frame_size) for view in range(plan.views)]
             self._pipeline.set_outputs(fn.stack(*clips, axis=0) if plan.views > 1 else clips[0])
         self._pipeline.build()
 
@@ -110,8 +111,8 @@ def new_pipeline(device: torch.device, batch_size: int, num_threads: int) -> Any
     )
 
 
-def resized(pictures: Any, box: str, size: int) -> Any:
-    """The part of pictures, or videos, that an input called `box` names, as squares of `size` pixels."""
+def resized(pictures: Any, box: str, size: FrameSize) -> Any:
+    """The part of pictures, or videos, that an input called `box` names, as frames of `size`."""
     from nvidia.dali import fn
     from nvidia.dali.types import DALIDataType, DALIInterpType
 
@@ -121,7 +122,7 @@ def resized(pictures: Any, box: str, size: int) -> Any:
         # DALI mirrors an axis whose region starts behind its end: a flip costs nothing.
         roi_start=corners[0],
         roi_end=corners[1],
-        size=[size, size],
+        size=list(size),
         interp_type=DALIInterpType.INTERP_LINEAR,
         antialias=True,
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from pipeline.video import VideoError
+from pipeline.video_error import VideoError
 
 GROUP = np.dtype(
     [

@@ -31,7 +31,7 @@ class ImageGraph:
             part = fn.decoders.image_slice(
                 encoded, start=start, shape=shape, axes=[0, 1], device="mixed" if device.type == "cuda" else "cpu"
             )
-            images = [resized(part, f"box{view}", plan.image_size) for view in range(plan.views)]
+            images = [resized(part, f"box{view}", plan.frame_size) for view in range(plan.views)]
             self._pipeline.set_outputs(fn.stack(*images, axis=0) if plan.views > 1 else images[0])
         self._pipeline.build()
 

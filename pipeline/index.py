@@ -10,6 +10,7 @@ import itertools
 import json
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -23,8 +24,10 @@ from errors import InputError
 from pipeline.groups import GROUP, Groups
 from pipeline.rows import RowMaker
 from pipeline.shards import SAMPLE, DatasetInfo, Locate, Sample, read_lines, read_table
+from terminal import say
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
+CHECKED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
 MAX_NAME = 2**16  # bytes of a line in the table of names
 LAZY = ("key", "source")  # fields of a Sample that the table of names holds
 
@@ -179,8 +182,8 @@ class Tables:
 
     def _names_of(self, number: int) -> tuple[str, str]:
         """Key and source. They are for people: where they cannot be read, the number stands in."""
-        first = int(self.rows["name"][number])
-        end = self._names.find(b"\n", first, min(first + MAX_NAME, 2**62))
+        first = min(int(self.rows["name"][number]), len(self._names))
+        end = self._names.find(b"\n", first, first + MAX_NAME)
         try:
             key, source = json.loads(self._names[first:end] if end >= 0 else b"")
         except (ValueError, TypeError, RecursionError):
@@ -196,7 +199,12 @@ class Tables:
             assert isinstance(names, bytes)
             return names
         with names.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(mapped) <= CHECKED_NAMES and hashlib.sha256(mapped).hexdigest() != self.info.tables["names"].sha256:
+            said = f"note: {names} has changed since it was made, so videos are called by their number"
+            say(f"{said}: write it again with shard_tools/upgrade_shards.py", sys.stderr)
+            return b""
+        return mapped
 
     @cached_property
     def _groups(self) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Batches of clips on the device, ready before they are asked for."""
 
 import atexit
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -146,16 +147,17 @@ class Loader:
             jobs.append(self._start(number, rows))
 
     def _start(self, number: int, rows: list[PlanRow]) -> _Job:
-        plan, views, side = self._plan, self._plan.views, self._plan.image_size
+        plan, views = self._plan, self._plan.views
         turn = number * (plan.batch_size // views)
         groups = [
             Group(first, rows[first : first + views], number, turn + first // views)
             for first in range(0, len(rows), views)
         ]
-        host = HostClips((len(rows), plan.num_frames, side, side, 3), self._device.type == "cuda")
+        host = HostClips((len(rows), plan.num_frames, *plan.frame_size, 3), self._device.type == "cuda")
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
-        cut = len(rows) * plan.num_frames * side**2 * 3
-        return _Job(number, groups, [self._submit(group, host) for group in groups], host, encoded + cut)
+        return _Job(
+            number, groups, [self._submit(group, host) for group in groups], host, encoded + math.prod(host.shape)
+        )
 
     def _submit(self, group: Group, host: HostClips) -> Task:
         return self._workers.submit(lambda task: self._maker.make(task, group, host))

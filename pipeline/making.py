@@ -14,14 +14,13 @@ from torch import Tensor
 from errors import InputError
 from pipeline.choice import Choice, Way
 from pipeline.config import DataConfig
-from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
 from pipeline.groups import Cut
 from pipeline.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reader import Reader
 from pipeline.upload import HostClips
-from pipeline.video import VideoError
+from pipeline.video_error import VideoError
 from pipeline.workers import Task
 
 Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
@@ -106,6 +105,8 @@ class ClipMaker:
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
 
     def _cut(self, task: Task, group: Group, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
+        from pipeline.cutting import cut_views  # PyAV, which may be missing where DALI takes all
+
         images = clips.numpy()
 
         def store(view: int, time: int, image: Image) -> None:
@@ -115,5 +116,5 @@ class ClipMaker:
 
         sample = self._dataset.samples[group.rows[0].sample]
         started = time.perf_counter()
-        decoded = cut_views(cut, sample, group.rows, self._plan.image_size, store)
+        decoded = cut_views(cut, sample, group.rows, self._plan.frame_size, store)
         self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)

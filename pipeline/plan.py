@@ -6,6 +6,7 @@ world size sees the same steps, and going on after a restart takes nothing but s
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -17,7 +18,7 @@ from errors import InputError
 from pipeline import changes, crops, draws
 from pipeline.changes import Box, Change
 from pipeline.config import DataConfig
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.draws import Purpose
 from pipeline.split import passes
@@ -45,7 +46,7 @@ class ClipPlan(Protocol):
     """What a Loader needs of a plan. `views` neighbouring rows share one decode."""
 
     num_frames: int
-    image_size: int
+    frame_size: FrameSize
     batch_size: int
     views: int
 
@@ -65,7 +66,7 @@ class Plan:
         config: DataConfig,
         *,
         num_frames: int,
-        image_size: int,
+        image_size: int | Sequence[int],
         seed: int,
         batch_size: int,
         global_batch: int | None = None,
@@ -80,7 +81,7 @@ class Plan:
         """
         if batch_size % config.repeats:
             raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
-        self.num_frames, self.image_size, self.views = num_frames, image_size, config.repeats
+        self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
         self.global_batch = global_batch or batch_size * world_size
         together = math.lcm(together, config.repeats)
         if batch_size < together:
@@ -127,9 +128,9 @@ class Plan:
         else:
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
         if config.crop == "multiscale":
-            crop = crops.multiscale(video.width, video.height, where[1:])
+            crop = crops.multiscale(video.width, video.height, where[1:], self.frame_size)
         else:
-            crop = crops.random_resized(video.width, video.height, where[1:], config.crop_min_area)
+            crop = crops.random_resized(video.width, video.height, where[1:], config.crop_min_area, self.frame_size)
         flip = config.flip and where[0] < 0.5
         return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
 
@@ -160,7 +161,7 @@ class ViewPlan:
         config: DataConfig,
         *,
         num_frames: int,
-        image_size: int,
+        image_size: int | Sequence[int],
         batch_size: int,
         num_temporal: int = 1,
         num_spatial: int = 1,
@@ -170,7 +171,8 @@ class ViewPlan:
         """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
-        self.num_frames, self.image_size, self.batch_size, self.views = num_frames, image_size, batch_size, num_spatial
+        self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
+        self.batch_size, self.views = batch_size, num_spatial
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         self._strides = stored_strides(dataset, config)
@@ -195,7 +197,7 @@ class ViewPlan:
         else:
             share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
-        crop = crops.across(video.width, video.height, spatial, self.views)
+        crop = crops.across(video.width, video.height, spatial, self.views, self.frame_size)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
 
     def replacement(self, row: PlanRow, attempt: int) -> None:

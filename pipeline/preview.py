@@ -1,18 +1,20 @@
-"""See what the model will be fed: `python -m pipeline.preview SHARDS [--output FOLDER] [--data.flip false ...]`.
+"""See what the model will be fed: `python -m pipeline.preview SHARDS [--output FOLDER] [data.flip=false ...]`.
 
 Writes FOLDER/preview.png, a row of source frames and a row of clip frames for every clip, and FOLDER/preview.gif, the
 same in motion. The clips come out of the loader that trains; start frame, crop and flip are drawn on the source.
 """
 
 import sys
+from argparse import ArgumentError
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
+from command_line import add_settings, as_options, config_parser, keys_of, require_known
 from durable import write_aside
 from errors import InputError, run_command
 from pipeline.config import DataConfig
@@ -20,10 +22,11 @@ from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan, PlanRow
 from pipeline.reader import Reader
-from pipeline.video import decode_frames
+from pipeline.video import VideoError, decode_frames
 from terminal import say, shown
 
-HEIGHT = 112  # of a frame on the sheet, pixels
+CELL = 160  # pixels in width of a frame on the sheet, at least
+GAP, HEAD = 2, 16  # between frames, and for a caption
 COLUMNS = 8  # of the sheet: a clip's frames are thinned to as many
 BOX, INK, PAPER = (255, 64, 32), (40, 40, 40), (250, 250, 250)
 
@@ -44,7 +47,7 @@ def main() -> None:
             raise InputError(f"{dataset.where(row.sample)} cannot be decoded: check the shards before looking at them")
     reader = Reader(dataset)
     strips = [
-        strip(reader.read(row.sample), dataset, row, clip.permute(1, 2, 3, 0).numpy())
+        strip(reader, dataset, row, clip.permute(1, 2, 3, 0).numpy())
         for row, clip in zip(rows, batch.clip, strict=True)
     ]
     options.output.mkdir(parents=True, exist_ok=True)
@@ -57,16 +60,25 @@ def main() -> None:
 
 
 def parse(arguments: list[str]) -> Namespace:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("shards", type=str, help="dataset folder")
-    parser.add_argument("--output", type=Path, default=Path("preview"))
-    parser.add_argument("--num-clips", type=int, default=4)
-    parser.add_argument("--num-frames", type=int, default=16)
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = config_parser(
+        "python -m pipeline.preview",
+        "python -m pipeline.preview SHARDS [option ...] [data.key=value ...]",
+        __doc__ or "",
+    )
+    parser.add_argument("shards", type=str, help="dataset folder or URL")
+    parser.add_argument("--output", type=Path, default=Path("preview"), help="folder for the pictures")
+    parser.add_argument("--num-clips", type=int, default=4, help="clips shown")
+    parser.add_argument("--num-frames", type=int, default=16, help="frames of a clip")
+    parser.add_argument("--image-size", type=int, default=224, help="height and width of a clip, pixels")
+    parser.add_argument("--seed", type=int, default=0, help="of the plan")
     parser.add_argument("--first", type=int, default=0, help="batch of the plan")
-    parser.add_class_arguments(DataConfig, "data", skip={"shards", "weights"})
-    options = parser.parse_args(arguments)
+    add_settings(parser, DataConfig, "data", skip={"shards", "validation_shards", "weights"})
+    given = as_options(arguments)
+    require_known(parser, [name.replace("-", "_") for name in keys_of(given)])
+    try:
+        options = parser.parse_args(given)
+    except ArgumentError as error:
+        raise InputError(" ".join(str(error).split())) from error
     for name in ("num_clips", "num_frames", "image_size"):
         if options[name] < 1:
             raise InputError(f"--{name.replace('_', '-')} is {options[name]}: give a whole number of at least 1")
@@ -77,53 +89,72 @@ def parse(arguments: list[str]) -> Namespace:
 Strip = tuple[str, list[Image.Image], list[Image.Image]]  # caption, source frames, clip frames
 
 
-def strip(video: bytes, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndarray, "T S S 3"]) -> Strip:
-    """Source frames with the crop drawn on them, and the clip's frames, all HEIGHT pixels high."""
+def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndarray, "T S S 3"]) -> Strip:
+    """Source frames with the crop drawn on them, and the clip's frames."""
     sample = dataset.samples[row.sample]
-    frames = decode_frames(video, row.frames, sample.num_frames)
+    try:
+        frames = decode_frames(reader.read(row.sample), row.frames, sample.num_frames)
+    except VideoError as error:
+        said = f"{dataset.where(row.sample)} cannot be shown: {error}; run `python shard_tools/check_shards.py` on it"
+        raise InputError(said) from error
     caption = (
         f"{shown(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
         f"crop {row.crop.width}x{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}"
         f"{', flipped' * row.flip}"
     )
-    scale = HEIGHT / sample.height
-    x, y, width, height = (round(side * scale) for side in row.crop)
-    sources = [Image.fromarray(frame).resize((round(sample.width * scale), HEIGHT)) for frame in frames]
+    x, y, width, height = row.crop
+    line = max(2, round(max(sample.width, sample.height) / CELL))  # still there when the frame is made smaller
+    sources = [Image.fromarray(frame) for frame in frames]
     for source in sources:
-        ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX, width=2)
-    return caption, sources, [Image.fromarray(frame).resize((HEIGHT, HEIGHT)) for frame in clip]
+        ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX, width=line)
+    return caption, sources, [Image.fromarray(frame) for frame in clip]
 
 
 def sheet(strips: list[Strip]) -> Image.Image:
     """All clips below each other, time from left to right."""
-    return stacked([(caption, thinned(sources), thinned(clip)) for caption, sources, clip in strips])
+    return stacked([(caption, [thinned(sources), thinned(clip)]) for caption, sources, clip in strips])
 
 
 def column(strips: list[Strip], time: int) -> Image.Image:
     """All clips below each other, at one moment: the source and, beside it, the clip."""
-    return stacked([(caption, [sources[time], clip[time]], []) for caption, sources, clip in strips])
+    return stacked([(caption, [[sources[time], clip[time]]]) for caption, sources, clip in strips])
 
 
 def thinned(frames: list[Image.Image]) -> list[Image.Image]:
     return [frames[place * len(frames) // COLUMNS] for place in range(COLUMNS)] if len(frames) > COLUMNS else frames
 
 
-def stacked(strips: list[Strip]) -> Image.Image:
-    lines = [line for _, upper, lower in strips for line in (upper, lower) if line]
-    width = max(sum(frame.width + 2 for frame in line) for line in lines)
-    captions = max(round(ImageDraw.Draw(lines[0][0]).textlength(caption)) for caption, _, _ in strips)
-    canvas = Image.new("RGB", (max(width, captions + 4), len(lines) * (HEIGHT + 2) + 16 * len(strips)), PAPER)
+def stacked(strips: list[tuple[str, list[list[Image.Image]]]]) -> Image.Image:
+    """Captions with lines of pictures below, each of which is as wide as the sheet."""
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    captions = max(round(measure.textlength(caption)) for caption, _ in strips)
+    width = max(captions + 4, max(len(line) for _, lines in strips for line in lines) * (CELL + GAP))
+    parts: list[str | list[Image.Image]] = []
+    for caption, lines in strips:
+        parts += [caption, *(filling(line, width) for line in lines)]
+    heights = [HEAD if isinstance(part, str) else part[0].height + GAP for part in parts]
+    canvas = Image.new("RGB", (width, sum(heights)), PAPER)
     y = 0
-    for caption, upper, lower in strips:
-        ImageDraw.Draw(canvas).text((2, y + 2), caption, INK)
-        y += 16
-        for line in (upper, lower) if lower else (upper,):
+    for part, height in zip(parts, heights, strict=True):
+        if isinstance(part, str):
+            ImageDraw.Draw(canvas).text((2, y + 2), part, INK)
+        else:
             x = 0
-            for frame, above in zip(line, upper, strict=True):
-                canvas.paste(frame, (x, y))
-                x += above.width + 2
-            y += HEIGHT + 2
+            for picture in part:
+                canvas.paste(picture, (x, y))
+                x += picture.width + GAP
+        y += height
     return canvas
+
+
+def filling(line: list[Image.Image], width: int) -> list[Image.Image]:
+    """The pictures, all of one height, with which they fill a line of this width."""
+    shapes = [picture.width / picture.height for picture in line]
+    height = (width - GAP * len(line)) / sum(shapes)
+    return [
+        picture.resize((max(1, round(height * shape)), max(1, round(height))))
+        for picture, shape in zip(line, shapes, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pipeline.dataset import ShardDataset
 from pipeline.groups import Cut
 from pipeline.shards import Sample
 from pipeline.store import is_remote
-from pipeline.video import VideoError
+from pipeline.video_error import VideoError
 from pipeline.workers import Task, Workers
 
 OPENS = 5  # tries to open a copy before another process makes room of it
@@ -28,6 +28,7 @@ class Reader:
         self._dataset = dataset
         self._downloads: Workers | None = None
         self._closed = False
+        self._starting = threading.Lock()  # no thread begins after the end
         self._requested = lru_cache(maxsize=64)(self._request)
         self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
         self._renewed: set[int] = set()
@@ -108,14 +109,18 @@ class Reader:
 
     def close(self) -> None:
         """Stop the downloads and close the files. What is still to be read opens them again, but downloads nothing."""
-        self._closed = True
+        with self._starting:
+            self._closed = True
         self._file.cache_clear()
         if self._downloads is not None:
             self._downloads.close()
 
     def _request(self, shard: int) -> None:
-        if self._downloads is None:
-            self._downloads = Workers(2, "shards")
+        with self._starting:
+            if self._closed:
+                return
+            if self._downloads is None:
+                self._downloads = Workers(2, "shards")
         # An error is left for the read to find.
         self._downloads.submit(lambda _: self._local(shard))
 

@@ -56,7 +56,7 @@ class Repeated:
     """A few batches of a plan again and again, without augmentation."""
 
     def __init__(self, plan: ClipPlan, batches: Sequence[list[PlanRow]]) -> None:
-        self.num_frames, self.image_size = plan.num_frames, plan.image_size
+        self.num_frames, self.frame_size = plan.num_frames, plan.frame_size
         self.batch_size, self.views = plan.batch_size, plan.views
         self._plan, self._batches = plan, batches
 
@@ -110,7 +110,7 @@ class RunDecoders:
             "device": device_name(device),
             "threads": config.threads,
             "dali_threads": choice.dali_threads,
-            "clip": [plan.num_frames, plan.image_size, plan.views],
+            "clip": [plan.num_frames, *plan.frame_size, plan.views],
         }
         for line in self._mine():
             with suppress(TypeError, ValueError, KeyError):

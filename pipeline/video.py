@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import av
 import av.error
@@ -20,13 +20,10 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from pipeline.containers import MAX_PIXELS, main_stream, open_video
+from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's: a packet into its pictures
-
-
-class VideoError(Exception):
-    """A video cannot be decoded; the message is the reason."""
 
 
 class Keyframe(NamedTuple):
@@ -147,7 +144,7 @@ class Video:
         to_send = len(numbers)
         decoder = self._stream.codec_context
         # Frames that nobody refers to or asked for (most B-frames) are not decoded. dav1d is told once, for all.
-        unwanted = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
+        unwanted: Literal["DEFAULT", "NONREF"] = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
         for packet in packets:
             decoder.skip_frame = "DEFAULT" if packet.pts in numbers else unwanted
             to_send -= packet.pts in numbers
@@ -226,8 +223,15 @@ def decode_frames(
     decoded: dict[int, np.ndarray] = {}
     with Video(source, num_frames) as video:
         for number, frame in video.frames(numbers):
-            decoded[number] = np.rot90(frame.to_ndarray(format="rgb24"), turns(frame))
+            decoded[number] = np.rot90(as_rgb(frame), turns(frame))
     return np.stack([decoded[number] for number in numbers])
+
+
+def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
+    """A whole frame. FFmpeg's short cut to packed RGB reads some colours of few bits wrongly; planar has none."""
+    if any(component.bits < 8 for component in frame.format.components):
+        frame = frame.reformat(format="gbrp")
+    return frame.to_ndarray(format="rgb24")
 
 
 def guesses_times(stream: VideoStream) -> bool:

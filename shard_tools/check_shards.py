@@ -20,6 +20,7 @@ from typing import BinaryIO
 import av
 import numpy as np
 
+from durable import file_hash
 from errors import InputError, run_command
 from pipeline.groups import read_groups
 from pipeline.index import Tables
@@ -34,7 +35,6 @@ from pipeline.shards import (
     read_table,
 )
 from progress import progress_bar
-from shard_tools.encode import file_hash
 from shard_tools.inputs import Member
 from shard_tools.picture import Pose, UnusableError
 from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
@@ -230,7 +230,8 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
     ]
     problems = [] if videos else [f"{path.name} holds no video"]
     index = path.with_suffix(".idx")
-    if index.is_file() and index.read_text(encoding="utf-8").split("\n")[1:] != index_of(members).split("\n")[1:]:
+    expected = index_of(members).encode(errors="surrogateescape")
+    if index.is_file() and index.read_bytes().split(b"\n")[1:] != expected.split(b"\n")[1:]:
         problems.append(f"{index.name} does not fit its tar")
     return problems, videos
 

@@ -3,7 +3,6 @@
 Memory does not grow with a video's length.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -173,9 +172,3 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
             width=round(width),
             height=round(height),
         )
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

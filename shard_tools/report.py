@@ -18,7 +18,9 @@ from terminal import shown
 
 CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
-CELL = (250, 220)  # width, height of a picture with its caption, pixels
+CELL = (250, 232)  # width, height of a picture with its caption, pixels
+HEAD = 24  # pixels above the pictures, which say how many of all they are
+LETTERS = 40  # of Pillow's own font, in a cell's width
 
 
 def describe(
@@ -62,23 +64,35 @@ def file_list_hash(samples: Sequence[Sample]) -> str:
 
 
 def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
-    """Write the middle frames of random samples, with what is known about them, into one picture."""
+    """Write the middle frames of random samples, what is known about them and how many they are into one picture."""
     places = [(shard, sample) for shard in info.shards for sample in read_samples(folder, shard)]
     chosen = shuffled_by(places, lambda place: place[1].key)[: COLUMNS * ROWS]
     rows = -(-len(chosen) // COLUMNS)
-    sheet = Image.new("RGB", (CELL[0] * COLUMNS, CELL[1] * rows), "white")
+    sheet = Image.new("RGB", (CELL[0] * COLUMNS, HEAD + CELL[1] * rows), "white")
     draw = ImageDraw.Draw(sheet)
+    how_many = (
+        f"all {len(places)}" if len(chosen) == len(places) else f"{len(chosen)} of {len(places)}, drawn at random"
+    )
+    draw.text((5, 5), f"{how_many} videos: the frame in the middle of each", fill="black")
     for number, (shard, sample) in enumerate(chosen):
-        left, top = number % COLUMNS * CELL[0], number // COLUMNS * CELL[1]
+        left, top = number % COLUMNS * CELL[0], HEAD + number // COLUMNS * CELL[1]
         picture = middle_frame(folder / shard.name, sample)
-        picture.thumbnail((CELL[0] - 10, CELL[1] - 60))
+        picture.thumbnail((CELL[0] - 10, CELL[1] - 72))
         sheet.paste(picture, (left + 5, top + 5))
         label = "no label" if sample.label is None else info.classes[sample.label]
         facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
-        lines = (shown(sample.key)[-40:], shown(label)[:40], facts)
-        draw.text((left + 5, top + CELL[1] - 52), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
+        lines = (*caption(sample.key), shown(label)[:LETTERS], facts)
+        draw.text((left + 5, top + CELL[1] - 64), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
     with write_aside(folder / CONTACT_SHEET_FILE) as aside:
         sheet.save(aside, format="PNG")
+
+
+def caption(name: str) -> tuple[str, str]:
+    """A name in two lines: its beginning always, its end where it fits, and else the middle is left out."""
+    text = shown(name)
+    if len(text) > 2 * LETTERS:
+        text = f"{text[: LETTERS + 10]}...{text[-(LETTERS - 13) :]}"
+    return text[:LETTERS], text[LETTERS:]
 
 
 def middle_frame(shard: Path, sample: Sample) -> Image.Image:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from durable import sync, write_text
+from durable import file_hash, sync, write_text
 from errors import InputError
 from pipeline.index import Tables
 from pipeline.rows import RowMaker
@@ -31,7 +31,6 @@ from pipeline.shards import (
     read_samples,
 )
 from progress import progress_bar
-from shard_tools.encode import file_hash
 
 KINDS = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
 

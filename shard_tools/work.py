@@ -18,8 +18,9 @@ from typing import Any
 import av
 import fsspec
 
+from durable import file_hash
 from pipeline.shards import Sample
-from shard_tools.encode import file_hash, store
+from shard_tools.encode import store
 from shard_tools.inputs import Member, is_url
 from shard_tools.picture import UnusableError
 from shard_tools.settings import Settings

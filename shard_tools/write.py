@@ -124,8 +124,17 @@ def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
 
 def list_members(path: Path) -> dict[str, tuple[int, int]]:
     """(offset, size) in bytes of every file in a tar, in order; raises tarfile.TarError if it is not whole."""
-    with tarfile.open(path, "r:") as tar:
-        return {member.name: (member.offset_data, member.size) for member in tar if member.isfile()}
+    try:
+        members = {}
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if member.size < 0:  # tarfile would go round in circles
+                    raise ValueError(f"{member.size} bytes")
+                if member.isfile():
+                    members[member.name] = member.offset_data, member.size
+        return members
+    except (ValueError, OverflowError) as error:  # tarfile seeks wherever a header says
+        raise tarfile.ReadError(f"a header is of no file that could be: {error}") from error
 
 
 def index_of(members: dict[str, tuple[int, int]]) -> str:

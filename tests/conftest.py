@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,16 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NEEDED = {"gpu": (torch.cuda.is_available(), "no CUDA device"), "browser": (BROWSER is not None, "no Chromium")}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests run wherever there is a CUDA device; elsewhere they are left out, not counted as passed."""
-    if torch.cuda.is_available():
-        return
+    """What needs a GPU or a browser runs wherever there is one; elsewhere it is left out, not counted as passed."""
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        for marker, (is_here, reason) in NEEDED.items():
+            if item.get_closest_marker(marker) and not is_here:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,6 +40,13 @@ def shared_folder() -> Path | None:
     """Real clips and reference values kept beside the repository, or None where there are none."""
     folder = Path(os.environ.get("ADAMAE_TEST_VIDEOS", Path(__file__).parents[2] / "shared"))
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """Chromium, for tests that carry its marker."""
+    assert BROWSER is not None
+    return BROWSER
 
 
 @pytest.fixture(scope="session")

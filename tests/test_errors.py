@@ -51,6 +51,14 @@ def test_a_file_where_a_folder_is_meant_is_named(tmp_path: Path, capsys: pytest.
         assert said.startswith(f"error: cannot use {path}: ")
 
 
+def test_a_package_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'nvidia.dali'", name="nvidia.dali")
+    sentence = "error: this needs the package nvidia, which is not installed: pip install nvidia-dali-cuda130\n"
+    assert ending(error, capsys) == (2, sentence)
+    with pytest.raises(ModuleNotFoundError):
+        run_command(lambda: __import__("no_such_module_of_ours"))
+
+
 def test_an_error_of_the_program_stays_one() -> None:
     with pytest.raises(ZeroDivisionError):
         run_command(lambda: 1 // 0)

@@ -68,6 +68,13 @@ def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shard
     assert (tmp_path / "mistakes.png").exists() == bool(results["mistakes"])
 
 
+def test_videos_that_chose_the_weights_are_counted(run_folder, synthetic_shards, tmp_path, capsys):
+    results_of(tmp_path, run_folder, synthetic_shards)
+    assert "warning: on 16 of these 16 videos, the run chose its best weights" in capsys.readouterr().err
+    results_of(tmp_path, run_folder / "checkpoints/step-00000008", synthetic_shards)
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
     together = tmp_path / "together"
     command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from av import VideoFrame
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import VideoMAEForPreTraining, VideoMAEForVideoClassification
+from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification
 
 import export
 from errors import InputError
@@ -19,6 +20,8 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import to_adamae
+from pipeline.crops import across
+from pipeline.cutting import Scaler
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
@@ -91,6 +94,41 @@ def test_huggingface_reads_a_classifier(tmp_path: Path) -> None:
     theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
     torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, classifier(CLIP), atol=1e-4, rtol=1e-4)
     assert [theirs.config.id2label[i] for i in range(5)] == names
+
+
+@pytest.mark.parametrize(("height", "width", "atol"), [(32, 32, 1e-5), (96, 192, 0.03)])
+def test_their_processor_makes_the_same_features_of_raw_frames(
+    run: Path, model: AdaMAE, tmp_path: Path, height: int, width: int, atol: float
+) -> None:
+    """The middle of the frames, scaled by another library where it has to be scaled."""
+    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    coarse = torch.rand(4, 3, 9, 18, generator=torch.Generator().manual_seed(1)) * 255
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 255)
+    frames = [frame.permute(1, 2, 0).to(torch.uint8).numpy() for frame in smooth]
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "hub")
+    theirs = VideoMAEForPreTraining.from_pretrained(tmp_path / "hub").eval()
+    with torch.no_grad():
+        features = theirs.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
+    scaler = Scaler(across(width, height, 0, 1), False, 32, (width, height))
+    clip = torch.stack([torch.from_numpy(scaler(VideoFrame.from_ndarray(frame, "rgb24"))) for frame in frames])
+    ours = model.encode(clip.permute(3, 0, 1, 2)[None]).tokens
+    torch.testing.assert_close(features, ours, rtol=0, atol=atol * ours.abs().max().item())
+
+
+def test_an_import_says_what_the_file_does_not(run: Path, tmp_path: Path, capsys) -> None:
+    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    export.main(["export", str(run), str(tmp_path / "theirs.pth"), "--to", "adamae"])
+    capsys.readouterr()
+    export.main(["import", str(tmp_path / "hub"), str(tmp_path / "a.safetensors")])
+    said = capsys.readouterr().err
+    assert "does not say these, which the new file does: masking tube, mask_ratio 0.9\n" in said
+    assert "there is no token sampler in it" in said
+    export.main(["import", str(tmp_path / "theirs.pth"), str(tmp_path / "b.safetensors"), "--num-frames", "4"])
+    said = capsys.readouterr().err
+    assert "masking adaptive, mask_ratio 0.95, num_frames 4, image_size 32, positions flat-1d" in said
+    assert "no token sampler" not in said
+    export.main(["import", str(run), str(tmp_path / "c.safetensors")])
+    assert capsys.readouterr().err == ""
 
 
 def test_what_a_classifier_knows_survives_an_import(tmp_path: Path) -> None:

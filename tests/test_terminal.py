@@ -11,10 +11,10 @@ import pytest
 
 import evaluate
 from errors import InputError, run_command
-from figures.drawing import CELL, Row
+from figures.drawing import Row
 from figures.report import Sheet, page
 from shard_tools import make_shards
-from terminal import MOST_CHARACTERS, say, shown
+from terminal import MOST_CHARACTERS, in_bytes, in_time, rounded, say, shown
 
 HOSTILE = {
     "\x1b[2J\x1b]0;title\x07.mp4": r"\x1b[2J\x1b]0;title\x07.mp4",
@@ -86,14 +86,14 @@ NAMES = [
     "<!--<script>",
     "a</b.mp4",
     "<img src=x onerror=alert(1)>",
-    "CLIPS CELL TITLE {{ clips }} {% x %}",
+    "CLIPS TITLE {{ clips }} {% x %}",
     "\"'&amp;`${1}\\",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
-    row = Row(f"label {name}", np.zeros((2, CELL, CELL, 3), np.uint8))
+    row = Row(f"label {name}", np.zeros((2, 32, 32, 3), np.uint8))
     text = page(f"AdaMAE: {name}", [(name, [Sheet(0.9, [row])])])
     plain, hostile = Elements(page("AdaMAE", [("a", [Sheet(0.9, [row._replace(label="b")])])])), Elements(text)
     assert hostile.names == plain.names
@@ -110,3 +110,13 @@ def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
     evaluate._save(figure, tmp_path / "confusion.png")
     labels = [label.get_text().replace(r"\$", "$") for label in figure.axes[0].get_xticklabels()]
     assert labels == [*names[:2], r"\x1b[31m"]
+
+
+def test_figures_as_people_write_them() -> None:
+    assert [in_bytes(n) for n in (0, 999, 999.6, 1234, 1.23456e9, 9.99e14)] == [
+        "0 bytes", "999 bytes", "1 kB", "1.23 kB", "1.23 GB", "999 TB",
+    ]  # fmt: skip
+    assert [rounded(n) for n in (0.5, 12.34, 999.9, 1234567)] == ["0.5", "12.3", "1,000", "1,230,000"]
+    assert [in_time(s) for s in (0.0123, 9.9, 9.97, 60, 200, 7500, 86400 * 3 + 4 * 3600 + 59, 86400)] == [
+        "0.012 s", "9.9 s", "10 s", "1 min", "3 min 20 s", "2 h 5 min", "3 days 4 h", "1 day",
+    ]  # fmt: skip

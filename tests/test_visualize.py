@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from made_videos import encode, read_number, write_shards
+from matplotlib import colormaps
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -17,10 +18,12 @@ import visualize
 from errors import InputError
 from figures import drawing
 from figures.clips import fit, middle, read_clips
+from figures.drawing import Layout
 from model import pretrained
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
+from model.maps import from_neighbours
 
 CONFIG = {
     "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
@@ -65,12 +68,17 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert written == expected | {"report.html"}
     assert "left out: c cannot be shown" in capsys.readouterr().err
 
-    picture = Image.open(run / "figures/a.png")
-    side = drawing.CELL + drawing.GAP
-    assert picture.size == (drawing.LABEL + 4 * side, 5 * side)  # 4 token frames, five rows
-    assert Image.open(run / "figures/a.gif").n_frames == 8
-    assert Image.open(run / "figures/a.strategies.png").height == (1 + 4 * 3) * side
-    assert Image.open(run / "figures/a.checkpoints.png").height == (1 + 2 * 2) * side
+    layout = Layout.of(4)  # 4 token frames
+    side = layout.cell + drawing.GAP
+    with Image.open(run / "figures/a.png") as picture:
+        assert picture.width >= 1600
+        assert 6 * side < picture.height < 6 * side + 10 * layout.font  # six rows, then times, legend and note
+    with Image.open(run / "figures/a.gif") as moving:
+        assert moving.n_frames == 8
+    with Image.open(run / "figures/a.strategies.png") as picture:
+        assert (1 + 4 * 3) * side < picture.height < (1 + 4 * 3) * side + 10 * layout.font
+    with Image.open(run / "figures/a.checkpoints.png") as picture:
+        assert picture.height > (1 + 2 * 2) * side
 
 
 def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -> None:
@@ -105,19 +113,78 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path:
     assert is_masked.float().mean() == 0.5
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
-    side, token = drawing.CELL + drawing.GAP, drawing.CELL // 4
+    layout = Layout.of(4)
+    side, token = layout.cell + drawing.GAP, layout.cell // 4
     for t in range(4):
-        corner = drawing.LABEL + t * side
-        cell = picture[4 * side : 4 * side + drawing.CELL, corner : corner + drawing.CELL, 0]
+        corner = layout.label + t * side
+        cell = picture[5 * side : 5 * side + 4 * token, corner : corner + 4 * token, 0]
         assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
+
+
+def test_strategies_that_hide_the_same_tokens_share_their_rows(run: Path, videos: Path, monkeypatch) -> None:
+    """As a sampler that has collapsed would."""
+    model, clip = AdaMAE.from_pretrained(run), next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
+    original = AdaMAE.remasked
+
+    def remasked(self: AdaMAE, **changes: object) -> AdaMAE:
+        return original(self, **(changes | {"masking": "random"} if changes["masking"] == "adaptive" else changes))
+
+    monkeypatch.setattr(AdaMAE, "remasked", remasked)
+    labels = [row.label.split("\n")[0] for row in visualize.strategy_rows(model, clip, seed=0)]
+    assert labels == ["frames", *["adaptive = random:"] * 3, *["tube:"] * 3, *["frame:"] * 3]
+
+
+def test_the_honest_reconstruction_knows_nothing_of_what_is_hidden(run: Path, videos: Path) -> None:
+    model = AdaMAE.from_pretrained(run).remasked(masking="random")
+    clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
+    before = model.reconstruct(clip)
+    hidden = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[:, None]
+    after = model.reconstruct(torch.where(hidden, 255 - clip, clip))
+    assert torch.equal(after.honest, torch.where(hidden, before.honest, clip))
+    assert not torch.equal(after.reconstruction, before.reconstruction)
+
+
+def test_statistics_come_from_the_nearest_most_of_all() -> None:
+    values = torch.tensor([[[10.0], [20.0]]])  # at both ends of a row of four tokens
+    found = from_neighbours(values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4))
+    assert torch.allclose(found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25]))
+
+
+def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
+    model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
+    maps = model.reconstruct(torch.randint(0, 256, (1, 3, 8, 32, 32), dtype=torch.uint8))
+    assert maps.honest is None
+    assert [row.label for row in drawing.reconstruction_rows(maps)] == ["reconstruction"]
+    assert drawing.note_on(model.config) == ""
+
+
+def test_the_error_is_drawn_in_its_own_range() -> None:
+    model = AdaMAE(ModelConfig(**CONFIG)).eval()
+    maps = model.reconstruct(torch.randint(0, 256, (1, 3, 8, 32, 32), dtype=torch.uint8))
+    error = maps.error[maps.is_masked]
+    row = drawing.error_row(maps)
+    assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
+    colours = {tuple(colour) for colour in row.cells.reshape(-1, 3).tolist()}
+    ends = {tuple(colour) for colour in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
+    assert ends | {(drawing.SHOWN,) * 3} <= colours
+
+
+def test_times_stand_below_the_columns(monkeypatch) -> None:
+    written = []
+    monkeypatch.setattr(drawing, "_write", lambda canvas, place, text, size: written.append((place, text)))
+    row = drawing.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
+    drawing.picture([row], 2, [number / 10 for number in range(3, 11)])
+    layout = Layout.of(4)
+    below = [(x, text) for (x, y), text in written if y == layout.cell + drawing.GAP]
+    assert below == [(layout.label + i * (layout.cell + drawing.GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)]
+    assert {"hidden", "shown, so not predicted"} <= {text for _, text in written}
 
 
 def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:
     step = str(run / "checkpoints/step-00000005")
     visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", step, "--beside", str(run)])
-    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, drawing.LABEL :]
-    side = drawing.CELL + drawing.GAP
-    assert len(picture) == (1 + 3 * 3) * side
+    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, Layout.of(4).label :]
+    side = Layout.of(4).cell + drawing.GAP
     first, second, third = (picture[(1 + 3 * i) * side : (4 + 3 * i) * side] for i in range(3))
     assert np.array_equal(first, third)  # the run itself once more
     assert not np.array_equal(first, second)
@@ -136,7 +203,7 @@ def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
     assert clips[0]["name"] == "a"
     assert [sheet["hidden"] for sheet in clips[0]["sheets"]] == ["50%", "75%", "85%", "90%", "95%", "98%"]
     assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
-    assert len(clips[0]["sheets"][0]["labels"]) == 5
+    assert len(clips[0]["sheets"][0]["labels"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -171,6 +238,7 @@ def test_a_clip_is_from_the_middle(count: int, expected: list[int]) -> None:
 
 def test_clips_show_the_frames_they_say(videos: Path) -> None:
     clip = next(read_clips([videos / "b.mkv"], 8, 32, frame_stride=3, limit=1))
+    assert clip.times == pytest.approx([number / 10 for number in middle(40, 8, 3)])
     assert clip.frames.shape == (3, 8, 32, 32)
     means = clip.frames.float().mean(dim=(0, 2, 3))
     assert torch.allclose(means, 4 * torch.tensor(middle(40, 8, 3)).float(), atol=3)

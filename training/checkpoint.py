@@ -4,7 +4,6 @@ Nothing else is needed to go on bit by bit: data order, masks, dropout and learn
 An empty file `reviewed` joins them when what is due at that step (validation, figures) has been done.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from durable import sync
+from durable import file_hash, sync
 from errors import InputError
 from model.weight_files import save_tensors
 from terminal import say
@@ -224,21 +223,17 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
     if place.global_batch != start.global_batch:
         raise InputError(
             f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
-            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate out"
+            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate"
+            f" out, or begin a new run with branch={run}"
         )
     if place.videos != start.videos:
         raise InputError(
             f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
-            " or choose another run="
+            f" or begin a new run with branch={run}"
         )
 
 
 def _sha256s(files: list[Path]) -> dict[str, str]:
     """Of each file by name; hashed side by side, as hashing lets other threads run."""
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return dict(zip((file.name for file in files), pool.map(_sha256, files), strict=True))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return dict(zip((file.name for file in files), pool.map(file_hash, files), strict=True))

@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import math
-import re
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from devices import Precision
 from errors import InputError
@@ -20,25 +18,34 @@ from training.distributed import DistributedConfig
 from training.optimizer import OptimizerConfig
 from yaml_files import parse_yaml, read_yaml
 
-# jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
-set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 Objective = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 
 
 @dataclass
 class FinetuneConfig:
-    """Learning classes from labels; the defaults are the paper's for fine-tuning."""
+    """Learning classes from labels, with all objectives but pretrain; the defaults are the paper's for fine-tuning."""
 
-    checkpoint: str = ""  # the encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch
-    validation_shards: str = ""  # "": no validation
-    validate_every: int = 1000  # steps; the best weights are kept in checkpoints/best
+    checkpoint: str = ""
+    """encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch"""
+    validation_shards: str = ""
+    """labelled shards to be judged on while training; "": none"""
+    validate_every: int = 1000
+    """steps between two validations; the best weights are kept in checkpoints/best"""
     label_smoothing: float = 0.1
-    mixup: float = 0.8  # alpha of the beta distribution of the mixing weight; 0: off
-    cutmix: float = 1.0  # the same of the box's area; 0: off
-    drop_path: float = 0.1  # of objective=finetune; the encoder of a probe is frozen
-    layer_decay: float = 0.75  # likewise: each block's learning rate, as a share of the next one's
-    ema_decay: float | None = None  # judge and keep an exponential moving average of the weights
+    """share of the target that is spread over all classes"""
+    mixup: float = 0.8
+    """alpha of the beta distribution of the mixing weight; 0: off"""
+    cutmix: float = 1.0
+    """alpha of the beta distribution of the box's area; 0: off"""
+    drop_path: float = 0.1
+    """share of the residual branches left out, of objective=finetune; the encoder of a probe is frozen"""
+    layer_decay: float = 0.75
+    """each block's learning rate as a share of the next one's, of objective=finetune"""
+    ema_decay: float | None = None
+    """judge and keep an exponential moving average of the weights with this decay; null: the weights themselves"""
 
     def __post_init__(self) -> None:
         if self.validate_every < 1:
@@ -61,28 +68,49 @@ class TrainConfig:
 
     data: DataConfig
     objective: Objective = "pretrain"
+    """pretrain: masked videos; finetune: the whole encoder with labels; probes: a head on a frozen encoder"""
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of all objectives but pretrain
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
-    epochs: float = 800  # an epoch is every video once, as data.repeats clips
-    steps: int | None = None  # optimizer steps; instead of epochs
-    global_batch: int | None = None  # clips per optimizer step, at any number of processes
-    batch_size: int = 32  # clips per process and forward pass; with global_batch, the most of them
-    accumulate: int = 1  # without global_batch, forward passes per optimizer step
+    epochs: float = 800
+    """an epoch is every video once, as data.repeats clips"""
+    steps: int | None = None
+    """optimizer steps, instead of epochs"""
+    global_batch: int | None = None
+    """clips per optimizer step, at any number of processes; null: batch_size × accumulate × processes"""
+    batch_size: int = 32
+    """clips per process and forward pass; with global_batch, the most of them"""
+    accumulate: int = 1
+    """without global_batch, forward passes per optimizer step"""
     seed: int = 0
+    """of everything random: weights, order, crops, masks"""
 
-    run: str = "runs/adamae"  # the run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint
-    resume: Literal["auto", "never"] = "auto"  # never: refuse a folder that already holds a run
+    run: str = "runs/adamae"
+    """run folder, or a URL (s3://…); started again, it goes on from its newest checkpoint"""
+    branch: str = ""
+    """a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer"""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on with the run that the folder holds; never: refuse such a folder"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "bf16"  # matrix products; on a CPU without units for bf16, fp32 is used
-    compile: bool = False  # torch.compile the model
-    profile: bool = False  # watch three steps, then go on: trace and picture of memory in the run's profile/
-    log_every: int = 10  # steps; but for checkpoints, the only moments at which the host waits for the device
-    checkpoint_every: int = 1000  # steps
+    """auto: a GPU where there is one"""
+    precision: Precision = "bf16"
+    """of matrix products; on a CPU without units for bf16, fp32 is used"""
+    compile: bool = False
+    """torch.compile the model"""
+    profile: bool = False
+    """watch three steps, then go on: trace and picture of memory in the run's profile/"""
+    log_every: int = 10
+    """steps between two lines of metrics; but for checkpoints, the only moments at which the host waits"""
+    checkpoint_every: int = 1000
+    """steps between two checkpoints"""
     keep_checkpoints: int = 3
-    figure_every: int | None = 1000  # steps between figure panels in TensorBoard
+    """newest checkpoints that stay"""
+    figure_every: int | None = 1000
+    """steps between two reviews of pre-training: figures and data.validation_shards; null: none"""
+    metrics: list[Literal["tensorboard", "wandb"]] = field(default_factory=lambda: ["tensorboard"])
+    """where figures go besides metrics.jsonl and report.html"""
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs < math.inf:
@@ -107,6 +135,12 @@ class TrainConfig:
         for name in ("checkpoint", "validation_shards"):
             if self.objective == "pretrain" and getattr(self.finetune, name):
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
+        if self.model.init and self.objective != "pretrain":
+            raise InputError(
+                f"model.init is for pre-training: with objective={self.objective}, give finetune.checkpoint="
+            )
+        if self.objective != "pretrain" and self.data.validation_shards:
+            raise InputError("data.validation_shards is for pre-training: give finetune.validation_shards instead")
         if self.model.activation_checkpointing and self.objective != "pretrain":
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if not self.data.shards:
@@ -125,26 +159,41 @@ FREE_KEYS = {
     "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
     "compile", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
+    "metrics", "data.validation_shards",
     "data.decoder", "data.num_threads", "data.dali_threads", "data.prefetch", "data.prefetch_mib",
     "data.cache", "data.cache_gib", "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 
+@cache
+def _parser() -> "ArgumentParser":
+    # Only here: what is told its configuration in Python does not need it.
+    from jsonargparse import get_loader, set_loader
+
+    from command_line import add_settings, config_parser
+
+    # jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
+    set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
+    parser = config_parser(
+        "train.py",
+        "train.py [--config FILE ...] [section.key=value ...]",
+        "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny",
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below; later ones count")
+    add_settings(parser, TrainConfig)
+    return parser
+
+
 def parse(arguments: list[str]) -> TrainConfig:
     """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
-    parser = ArgumentParser(
-        prog="train.py",
-        description="Pre-train or fine-tune AdaMAE on shards: train.py --config configs/x.yaml [section.key=value ...]",
-        exit_on_error=False,
-    )
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
-    parser.add_class_arguments(TrainConfig)
-    overrides = [argument for argument in arguments if re.match(r"[a-z_][\w.]*=", argument)]
-    others = [argument for argument in arguments if argument not in overrides]
-    options = others + [f"--{override}" for override in overrides]  # the last one counts: overrides stand above files
+    from command_line import as_options, keys_in, keys_of, require_known
+
+    parser, options = _parser(), as_options(arguments)
+    require_known(parser, keys_of(options))
     try:
-        for file in _config_files(others):
-            read_yaml(file)  # jsonargparse would read it whole, whatever its size, and not name it
+        for file in _config_files(options):
+            # jsonargparse would read it whole, whatever its size, and not name it
+            require_known(parser, keys_in(read_yaml(file)), f"{file}: ")
         parsed = parser.instantiate_classes(parser.parse_args(options))
     except InputError:
         raise
@@ -186,7 +235,14 @@ def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flat(tree: dict[str, Any] | Namespace, prefix: str = "") -> dict[str, Any]:
+def changed_keys(config: "TrainConfig | dict[str, Any]") -> dict[str, Any]:
+    """What a run was given that is not a default, by dotted key."""
+    values = _flat(config if isinstance(config, dict) else dataclasses.asdict(config))
+    defaults = _flat(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
+    return {key: value for key, value in values.items() if value != defaults.get(key)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):

@@ -5,9 +5,10 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,10 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from devices import choose_device
-from errors import InputError, LeftAloneError
+from errors import InputError, LeftAloneError, sentence_on
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 ROLL_CALL_S = 5.0  # those that wait for the same process notice within moments of each other that it does not answer
+ENDED = "ended"  # the key in the processes' store under which one says why it ends
 NCCL_LATER_S = 60.0  # NCCL ends the process without a word: what can say who is missing must notice before
 
 
@@ -29,7 +31,8 @@ NCCL_LATER_S = 60.0  # NCCL ends the process without a word: what can say who is
 class DistributedConfig:
     """How the processes of a run deal with each other."""
 
-    timeout_s: float = 300.0  # a process that the others have waited for so long ends the run, by name
+    timeout_s: float = 300.0
+    """a process that the others have waited for so long ends the run, by name"""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < math.inf:
@@ -100,23 +103,53 @@ def _is_of_the_network(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)  # gloo's have no class of their own
 
 
+@contextmanager
+def end_told() -> Iterator[None]:
+    """Tell the other processes why this one ends in the block: they only see it go."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        if dist.is_initialized() and not isinstance(error, LeftAloneError):
+            where = f"process {dist.get_rank()} on {socket.gethostname()}"
+            _in_time(lambda: _store().set(ENDED, f"{where} has ended: {sentence_on(error)}"))
+        raise
+
+
 def _who_is_missing() -> str:
     """Those whom this error does not meet, as it does all that are alive and waiting, did not answer."""
-    ranks = range(dist.get_world_size())
-    try:
-        store = _store()
-        store.set(f"{dist.get_rank()} waits", "")
-        deadline = time.monotonic() + ROLL_CALL_S
-        while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        names = [f"process {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
-    except RuntimeError:  # the store ends with torchrun or with the first process
-        names = []
-    if not names:
-        return "the network between the processes of this run, or the first of their machines, has failed"
-    return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached"
+    return _in_time(_roll_call) or (
+        "the network between the processes of this run, or the first of their machines, has failed"
+    )
+
+
+def _roll_call() -> str | None:
+    """What the process said that was the first to end, or else who does not answer within ROLL_CALL_S."""
+    store, ranks = _store(), range(dist.get_world_size())
+    store.set(f"{dist.get_rank()} waits", "")
+    deadline = time.monotonic() + ROLL_CALL_S
+    while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
+        if store.check([ENDED]):
+            return store.get(ENDED).decode()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    names = [f"process {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
+    return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached" if names else None
+
+
+def _in_time(ask: Callable[[], T]) -> T | None:
+    """The store's answer, if it comes: it ends with torchrun or with the first process, and a store behind a cut
+    network is waited for without an end (c10d's TCPStore has no limit for `check`)."""
+    answers: list[T] = []
+
+    def asked() -> None:
+        with suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=asked, name="roll call", daemon=True)
+    thread.start()
+    thread.join(2 * ROLL_CALL_S)
+    return answers[0] if answers else None
 
 
 def _store() -> dist.Store:

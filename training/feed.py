@@ -56,7 +56,8 @@ class Feed:
         return self.agreement.any_yes()
 
     def _filler(self) -> Batch:
-        side, device = self.model.image_size, self.process.device
-        clip = torch.zeros(FILLER_CLIPS, self.model.num_frames, side, side, 3, dtype=torch.uint8, device=device)
+        device = self.process.device
+        shape = (FILLER_CLIPS, self.model.num_frames, *self.model.frame_size, 3)
+        clip = torch.zeros(shape, dtype=torch.uint8, device=device)
         labels = torch.zeros(FILLER_CLIPS, dtype=torch.int64, device=device)
         return Batch(clip.permute(0, 4, 1, 2, 3), labels, [""] * FILLER_CLIPS, list(range(FILLER_CLIPS)))

@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from errors import InputError
 from model import pretrained
 from model.classifier import VideoClassifier
-from model.config import ModelConfig
 from model.probe import Probe
+from model.warm_start import check_encoder
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch
 from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Process, mean_over_processes
 from training.evaluation import Views, check_classes, check_labels, predict, scores
+from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.objective import StepResult
 from training.optimizer import make_optimizer
+from training.remote.folder import local_run
 from training.run_folder import local_path
 
 BEST = "best"  # folder beside the numbered checkpoints
@@ -41,6 +43,9 @@ class Classification:
         self.validation = ShardDataset.open(validation, cache) if validation else None
         if self.validation is not None:
             check_classes(self.classes, self.validation)
+        # The encoder of a probe is frozen: its features are as good as they were.
+        changes = validation and config.objective == "finetune"
+        self.held_out = HeldOut(config, validation) if changes else None
         self.model = starting_model(config, len(self.classes)).to(process.device)
         self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
         self.statistics = [buffer for layer in statistics_of(self.model) for buffer in layer.buffers()]
@@ -114,6 +119,8 @@ class Classification:
         figures = scores(found)
         if self.process.is_first:
             self._keep_if_best(model, step, figures)
+        if self.held_out is not None:
+            figures |= self.held_out.figures(model, self.process)
         metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
@@ -149,24 +156,8 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
         model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
-    if settings.checkpoint and not existing(local_path(config.run) / "checkpoints"):  # from there, a run goes on
-        state_dict, theirs, _ = pretrained.load(settings.checkpoint, config.model.num_frames)
+    if settings.checkpoint and not config.branch and not existing(local_path(config.run) / "checkpoints"):
+        state_dict, theirs, _ = pretrained.load(local_run(settings.checkpoint), like=config.model)
         check_encoder(config.model, theirs, settings.checkpoint)
         model.load_encoder(state_dict)
     return model
-
-
-def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
-    """Raises InputError if an encoder trained as `theirs` says is not the one that `ours` asks for."""
-    for name in ("encoder_width", "encoder_depth", "encoder_heads"):
-        wanted, given = getattr(ours.dimensions, name), getattr(theirs.dimensions, name)
-        if wanted != given:
-            raise InputError(
-                f"{where} has {name} {given}, and the model asked for (model.size {ours.size}) has {wanted}:"
-                " give the size that was pre-trained"
-            )
-    for name in ("tubelet_size", "patch_size", "positions"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise InputError(
-                f"{where} was trained with model.{name} {getattr(theirs, name)}, and {getattr(ours, name)} is asked for"
-            )

@@ -1,5 +1,5 @@
-"""What a run says about itself: a progress bar, `metrics.jsonl`, TensorBoard. Nothing here waits for the device
-except `report`, once every `log_every` steps and before a checkpoint, so that what is saved has been logged."""
+"""What a run says about itself: a progress bar, `metrics.jsonl`, TensorBoard and the like. Nothing here waits for the
+device but `report`, once every `log_every` steps and before a checkpoint, so that what is saved has been logged."""
 
 import gc
 import json
@@ -7,14 +7,14 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
 
 from devices import device_name, usable_precision
 from durable import write_aside
@@ -22,11 +22,12 @@ from errors import DISK_ERRORS, disk_errors_of
 from progress import progress_bar
 from terminal import say
 from training.config import TrainConfig
-from training.distributed import Process, mean_over_processes
+from training.distributed import Process
 from training.failures import DivergedError
 from training.ranks import Ranks, Spread
 from training.run_folder import RunFolder
 from training.schedule import Horizon
+from training.sinks import Sink
 
 SKIPPED = "skipped_updates"  # share of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not come back
@@ -36,7 +37,9 @@ MAX_LINE = 2**20  # bytes of metrics.jsonl
 class Metrics:
     """Sums per-step tensors on the device; reads, averages over processes and writes them when asked."""
 
-    def __init__(self, folder: RunFolder, process: Process, horizon: Horizon, first_step: int) -> None:
+    def __init__(
+        self, folder: RunFolder, process: Process, horizon: Horizon, first_step: int, sinks: Sequence[Sink] = ()
+    ) -> None:
         self.process, self.horizon, self.first_step = process, horizon, first_step
         self.sums: dict[str, Tensor] = {}
         self.steps = 0
@@ -44,14 +47,11 @@ class Metrics:
         self.started = time.perf_counter()
         self.waited = 0.0
         self.folder, self.ranks = folder, Ranks(process)
-        self.file = self.writer = None
+        self.file, self.sinks = None, sinks
         self._threads_report = threading.excepthook
         if process.is_first:
             forget_after(folder.metrics, first_step)
             self.file = folder.metrics.open("a", encoding="utf-8")
-            with disk_errors_of(folder.tensorboard):
-                # Steps that a killed run logged after its last checkpoint are logged again.
-                self.writer = SummaryWriter(str(folder.tensorboard), purge_step=first_step + 1)
         self.bar = progress_bar(
             unit="step", total=horizon.total_steps, initial=first_step, disable=not process.is_first
         )
@@ -63,9 +63,12 @@ class Metrics:
         self.steps += 1
         self.bar.update()
 
-    def announce(self, config: TrainConfig) -> None:
+    def announce(self, config: TrainConfig, cautions: list[str]) -> None:
+        """Say what run this is; `cautions`: sentences that follow."""
         if self.process.is_first:
             say(self.horizon.describe(config, self.first_step), sys.stderr)
+            for sentence in filter(None, cautions):
+                say(sentence, sys.stderr)
             device, used = self.process.device, usable_precision(self.process.device, config.precision)
             why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
             say(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)
@@ -80,10 +83,11 @@ class Metrics:
         Raises DivergedError where no step has changed the weights for long.
         """
         names = list(self.sums)
-        means = mean_over_processes(torch.stack([self.sums[name] for name in names]) / self.steps)
-        values = dict(zip(names, means.tolist(), strict=True))  # the one moment at which the host waits
+        own = (torch.stack([self.sums[name] for name in names]) / self.steps).tolist()  # here alone the host waits
         seconds = time.perf_counter() - self.started
         waited = counters["wait_seconds"] - self.waited
+        means = dict(zip(names, own, strict=True))
+        values, spreads = self.ranks.gather(means, self.steps, seconds, counters)
         values |= {
             "lr": lr,
             "clips_per_second": self.steps * self.horizon.global_batch / seconds,
@@ -92,7 +96,6 @@ class Metrics:
             "peak_memory_gib": peak_memory_gib(self.process.device),
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
-        spreads = self.ranks.gather(self.steps, seconds, counters)
         self.write(step, values, spreads)
         if self.process.is_first:
             for sentence in self.ranks.slow_ones(spreads):
@@ -115,18 +118,27 @@ class Metrics:
 
     def write(self, step: int, values: Mapping[str, float], spreads: Mapping[str, Spread] | None = None) -> None:
         """Write figures of one step, in the first process; `spreads`: those that the processes differ in."""
-        if self.file is None or self.writer is None:
+        if self.file is None:
             return
         compared = {name: spread._asdict() for name, spread in (spreads or {}).items()}
         with disk_errors_of(self.folder.metrics):
             line = {"step": step, **values, **({"ranks": compared} if compared else {})}
             print(json.dumps(line), file=self.file, flush=True)
+        named = {name if "/" in name else f"train/{name}": value for name, value in values.items()}
+        for name, spread in compared.items():
+            named |= {f"ranks/{name}_{part}": spread[part] for part in ("min", "median", "max", "worst_rank")}
         with disk_errors_of(self.folder.tensorboard):
-            for name, value in values.items():
-                self.writer.add_scalar(name if "/" in name else f"train/{name}", value, step)
-            for name, spread in compared.items():
-                for part in ("min", "median", "max", "worst_rank"):
-                    self.writer.add_scalar(f"ranks/{name}_{part}", spread[part], step)
+            for sink in self.sinks:
+                sink.scalars(named, step)
+
+    def show(self, name: str, picture: Image.Image, step: int) -> None:
+        """Keep a picture of one step, the newest of its name also in the run's folder for its report."""
+        self.folder.review.mkdir(exist_ok=True)
+        with write_aside(self.folder.review / f"{name}.png") as aside:
+            picture.save(aside, "PNG")
+        with disk_errors_of(self.folder.tensorboard):
+            for sink in self.sinks:
+                sink.picture(f"clips/{name}", picture, step)
 
     def __enter__(self) -> "Metrics":
         # Half a million objects of imported modules stay. To look through them takes 0.3 s, in the middle of a step and
@@ -143,9 +155,9 @@ class Metrics:
             if self.file is not None:
                 with disk_errors_of(self.folder.metrics):
                     self.file.close()
-            if self.writer is not None:
-                with disk_errors_of(self.folder.tensorboard):
-                    self.writer.close()
+            with disk_errors_of(self.folder.tensorboard):
+                for sink in self.sinks:
+                    sink.close()
         finally:
             gc.unfreeze()
             threading.excepthook = self._threads_report

@@ -13,6 +13,7 @@ from training.interrupt import StopRequest
 from training.manifest import Place
 from training.metrics import Metrics
 from training.objective import Objective
+from training.report import write_report
 from training.saving import Saver
 
 
@@ -39,6 +40,8 @@ class Milestones:
             self.save(step)
         if review_due:
             self.review(step)
+        if saving:
+            self.report()
 
     def going_on(self, step: int) -> None:
         """Make up for a review in which the run was stopped after this step, if it was."""
@@ -65,6 +68,7 @@ class Milestones:
         if self.metrics.steps:
             self.metrics.report(step, self.metrics.horizon.schedule.lr(step - 1), self.loader.counters)
         self.save(step)
+        self.report()
         self.saver.join()
         distributed.wait_for_all()  # torchrun ends them all as soon as one of them has gone
         raise KeyboardInterrupt
@@ -73,6 +77,12 @@ class Milestones:
         """Begin to write the checkpoint of a step, in the first process; nothing before the first step."""
         if self.metrics.process.is_first and step > 0:
             self.saver.save(replace(self.start, step=step), is_learning=self.metrics.idle_steps == 0)
+
+    def report(self) -> None:
+        """Begin to draw the run's page anew, in the first process."""
+        if self.metrics.process.is_first:
+            folder, steps = self.metrics.folder.path, self.metrics.horizon.total_steps
+            self.saver.afterwards(lambda: write_report(folder, self.config, steps))
 
     def review(self, step: int) -> None:
         """What the objective does now and then, once for every step: stopped in it, a run makes up for it at its

@@ -1,5 +1,6 @@
 """What a run learns: the model, and the loss of a batch with the figures that describe it."""
 
+import sys
 from typing import NamedTuple, Protocol
 
 import torch
@@ -7,11 +8,18 @@ from torch import Tensor, nn
 
 from model import pretrained
 from model.adamae import AdaMAE, Output
+from model.warm_start import warm_start
 from pipeline.loader import Batch
+from terminal import say
+from training.checkpoint import existing
 from training.config import TrainConfig
+from training.distributed import Process
+from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.optimizer import make_optimizer
 from training.panel import FigurePanel
+from training.remote.folder import local_run
+from training.run_folder import local_path
 
 
 class StepResult(NamedTuple):
@@ -58,10 +66,18 @@ class Objective(Protocol):
 class Pretraining:
     """Masked reconstruction plus the sampling loss (SPEC §4)."""
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, process: Process) -> None:
+        """Raises InputError if the weights to start from do not fit."""
         self.config, self.seed = config, config.seed
-        self.model = AdaMAE(config.model).to(device)
+        model = AdaMAE(config.model)
+        if config.model.init and not config.branch and not existing(local_path(config.run) / "checkpoints"):
+            said = warm_start(model, local_run(config.model.init))
+            if process.is_first:
+                say(said, sys.stderr)
+        self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
+        shards = config.data.validation_shards
+        self.held_out = HeldOut(config, shards) if shards else None
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -100,11 +116,13 @@ class Pretraining:
         pass
 
     def review_due(self, step: int, is_last: bool) -> bool:
-        return self.config.figure_every is not None and step % self.config.figure_every == 0
+        every = self.config.figure_every
+        return every is not None and (step % every == 0 or (is_last and self.held_out is not None))
 
     def review(self, step: int, metrics: Metrics) -> None:
-        if metrics.writer is None:
-            return
-        if self.panel is None:
-            self.panel = FigurePanel(self.model, self.config, metrics.writer)
-        self.panel.draw(step)
+        if self.held_out is not None:
+            figures = self.held_out.figures(self.model, metrics.process)
+            metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
+        if metrics.process.is_first:
+            self.panel = self.panel or FigurePanel(self.model, self.config)
+            self.panel.draw(step, metrics)

@@ -18,15 +18,24 @@ from model.probe import Probe
 class OptimizerConfig:
     """AdamW and its schedule; the defaults are the paper's for pre-training."""
 
-    base_lr: float = 1.5e-4  # the three rates are per 256 clips: the effective ones are × global batch / 256
+    base_lr: float = 1.5e-4
+    """learning rate after warm-up; it and the next two are per 256 clips: they are multiplied by global batch / 256"""
     min_lr: float = 1e-5
+    """learning rate at the end"""
     warmup_lr: float = 1e-6
+    """learning rate at the start"""
     warmup_epochs: float = 40
+    """epochs in which the rate rises"""
     beta1: float = 0.9
+    """decay of AdamW's mean of gradients"""
     beta2: float = 0.95
-    weight_decay: float = 0.05  # none on biases, norms, positions and mask token
+    """decay of AdamW's mean of squared gradients"""
+    weight_decay: float = 0.05
+    """none on biases, norms, positions and mask token"""
     clip_grad_norm: float | None = None
-    state_bits: Literal[32, 8] = 32  # of AdamW's two moments; 8, for huge models, saves 6 bytes a weight
+    """largest norm of a step's gradient; null: any"""
+    state_bits: Literal[32, 8] = 32
+    """of AdamW's two moments; 8, for huge models, saves 6 bytes a weight"""
 
     def __post_init__(self) -> None:
         for name in ("base_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay"):

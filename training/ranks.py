@@ -58,7 +58,7 @@ class ForwardClock:
 
 
 class Ranks:
-    """Gathers some ten figures of every process at each report, in one sum over all; of one process, nothing."""
+    """Gathers some ten figures of every process at each report, in one sum with its losses; of one process, nothing."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -71,13 +71,18 @@ class Ranks:
         if self._hosts:
             self._forward.watch(model)
 
-    def gather(self, steps: int, seconds: float, counters: Mapping[str, float]) -> dict[str, Spread]:
-        """Of `steps` steps that took `seconds`; `counters`: of this process's loader, since its start."""
+    def gather(
+        self, means: Mapping[str, float], steps: int, seconds: float, counters: Mapping[str, float]
+    ) -> tuple[dict[str, float], dict[str, Spread]]:
+        """Of `steps` steps that took `seconds`: `means` over all processes, and what these differ in; `counters`: of
+        this process's loader, since its start."""
         if not self._hosts:
-            return {}
+            return dict(means), {}
         own = self._own(steps, seconds, counters)
-        columns = zip(*self._table(list(own.values())), strict=True)
-        return {name: self._spread(name, column) for name, column in zip(own, columns, strict=True)}
+        columns = list(zip(*self._table([*means.values(), *own.values()]), strict=True))
+        over_all = {name: statistics.fmean(column) for name, column in zip(means, columns, strict=False)}
+        of_own = zip(own, columns[len(means) :], strict=True)
+        return over_all, {name: self._spread(name, column) for name, column in of_own}
 
     def slow_ones(self, spreads: Mapping[str, Spread]) -> list[str]:
         """A sentence on each process that holds up the others, once."""

@@ -1,4 +1,5 @@
-"""The folder of a run: `config.yaml, checkpoints/, tensorboard/, {metrics,quarantine,decoders}.jsonl, profile/`.
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, profile/,
+quarantine.jsonl, decoders.jsonl`.
 
 A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
 """
@@ -34,6 +35,8 @@ class RunFolder:
         self.quarantine = self.path / "quarantine.jsonl"
         self.decoders = self.path / "decoders.jsonl"
         self.profile = self.path / "profile"
+        self.review = self.path / "review"  # the newest pictures, for the report
+        self.report = self.path / "report.html"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None
         if is_first:
@@ -77,8 +80,10 @@ class RunFolder:
         changed = differences(config, run_config(self.path))
         if changed:
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}):"
-                " put these back, or choose another run="
+                f"{self.path} was made with another configuration ({'; '.join(changed)}): put these back, or begin a"
+                f" new run with them: branch={config.run} goes on with its weights, optimizer and place, and"
+                f" {'model.init' if config.objective == 'pretrain' else 'finetune.checkpoint'}={config.run} with its"
+                " weights alone, in another run="
             )
 
     def __enter__(self) -> "RunFolder":

@@ -84,6 +84,10 @@ class Saver:
 
         self._start(marked)
 
+    def afterwards(self, job: Callable[[], None]) -> None:
+        """Begin to do it when what is being written is there; what it raises, the next save does."""
+        self._start(job)
+
     def __enter__(self) -> "Saver":
         return self
 

@@ -36,7 +36,10 @@ class Horizon:
             f" warm-up {schedule.warmup_steps} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
         ]
         if schedule.warmup_steps >= self.total_steps:
-            lines.append(f"the run ends inside its warm-up, at a learning rate of {schedule.lr(self.total_steps):.3g}")
+            lines.append(
+                f"warning: the warm-up takes {schedule.warmup_steps} steps and the run {self.total_steps}, which ends"
+                f" at a learning rate of {schedule.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
+            )
         if first_step:
             lines.append(f"going on from step {first_step}")
         return "\n".join(lines)

@@ -91,7 +91,7 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
     logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/token_samplers.py)
     visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
-    pixels = config.num_frames, config.image_size, config.image_size
+    pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size
     planar = torch.empty(batch, 3, *pixels, dtype=torch.uint8)
     pixels_first = torch.empty(batch, *pixels, 3, dtype=torch.uint8).permute(0, 4, 1, 2, 3)

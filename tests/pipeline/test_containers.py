@@ -78,7 +78,7 @@ def test_a_picture_of_gigabytes_is_not_made(tmp_path: Path) -> None:
     for source in (path, path.read_bytes()):
         with pytest.raises(VideoError):
             decode_frames(source, [0])
-        with pytest.raises(av.error.FFmpegError):
+        with pytest.raises(VideoError):
             _count_frames(source)
     with opened(path) as (container, stream), pytest.raises(UnusableError, match="frame 0 cannot be decoded"):
         next(intact_frames(container, stream))
@@ -164,7 +164,7 @@ def test_one_rule_says_which_stream_is_the_video(
         assert len(container.streams.video) == 2
         index = stream.index
     for source in (made, tmp_path / "video.mp4"):
-        assert _count_frames(source) == count
+        assert _count_frames(source)[0] == count
         assert read_number(decode_frames(source, [0])[0]) == first
     with opened(tmp_path / "video.mp4") as (_, taken):
         assert taken.index == index

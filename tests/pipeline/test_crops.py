@@ -13,12 +13,13 @@ sides = st.integers(1, 2000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)
 
 
+@pytest.mark.parametrize("shape", [crops.SQUARE, crops.FrameSize(2, 3), crops.FrameSize(500, 1)], ids=str)
 @pytest.mark.parametrize("cut", [crops.multiscale, partial(crops.random_resized, min_area=0.5)])
 @given(width=sides, height=sides, numbers=draws)
 def test_boxes_lie_in_the_frame(
-    cut: Callable[[int, int, list[float]], crops.Crop], width: int, height: int, numbers: list[float]
+    cut: Callable[..., crops.Crop], shape: crops.FrameSize, width: int, height: int, numbers: list[float]
 ) -> None:
-    box = cut(width, height, numbers)
+    box = cut(width, height, numbers, shape=shape)
     assert box.width >= 1
     assert box.height >= 1
     assert 0 <= box.x <= width - box.width
@@ -61,3 +62,22 @@ def test_across_covers_the_longer_side() -> None:
     assert [crops.across(100, 60, i, 3) for i in range(3)] == [(0, 0, 60, 60), (20, 0, 60, 60), (40, 0, 60, 60)]
     assert [crops.across(60, 100, i, 3).y for i in range(3)] == [0, 20, 40]
     assert crops.across(100, 60, 0, 1) == (20, 0, 60, 60)
+
+
+def test_boxes_of_other_shapes_by_hand() -> None:
+    """For clips of 128×256: the largest box of 340×256 is 340×170."""
+    shape = crops.FrameSize(128, 256)
+    assert crops.largest(340, 256, shape) == (340, 170)
+    assert crops.largest(340, 100, shape) == (200, 100)
+    assert crops.largest(3, 2000, crops.FrameSize(1, 2)) == (3, 1)
+    assert crops.multiscale(340, 256, [0.0, 0.0] + [0.5] * 20, shape) == (0, 0, 340, 170)
+    assert [crops.across(340, 100, i, 3, shape) for i in range(3)] == [
+        (0, 0, 200, 100),
+        (70, 0, 200, 100),
+        (140, 0, 200, 100),
+    ]
+    rng = np.random.default_rng(0)
+    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape) for _ in range(500)]
+    ratios = [box.width / box.height / 2 for box in boxes]
+    assert 0.7 < min(ratios) < 0.8
+    assert 1.27 < max(ratios) < 1.4

@@ -133,6 +133,16 @@ def test_names_that_cannot_be_read_stop_nothing(copied: Path, tmp_path: Path, da
     assert len(train_on(dataset, tmp_path / "quarantine.jsonl")) == 1
 
 
+def test_names_that_have_changed_places_are_not_used(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = copied.glob("names-*")
+    first, second, *others = path.read_bytes().splitlines(keepends=True)
+    assert len(first) == len(second)
+    path.write_bytes(b"".join([second, first, *others]))
+    dataset = ShardDataset.open(copied)
+    assert [dataset.samples[number].key for number in (0, 1)] == ["sample-0", "sample-1"]
+    assert capsys.readouterr().err.count("has changed since it was made") == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

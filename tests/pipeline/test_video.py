@@ -12,7 +12,7 @@ import torch
 from made_videos import KINDS, LEVELS, X264, encode, read_number
 from PIL import Image
 
-from pipeline.crops import Crop
+from pipeline.crops import Crop, FrameSize
 from pipeline.cutting import cut_views
 from pipeline.graph import VideoGraph
 from pipeline.groups import Cut
@@ -200,7 +200,7 @@ def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> N
 
 
 class OneFrame:
-    views, num_frames, image_size, batch_size = 1, 1, 64, 1
+    views, num_frames, frame_size, batch_size = 1, 1, FrameSize(64, 64), 1
 
 
 NOT_PLAIN = {

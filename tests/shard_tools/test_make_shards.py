@@ -2,6 +2,7 @@ import filecmp
 import hashlib
 import io
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -21,6 +22,9 @@ from errors import InputError
 from pipeline.shards import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
+from shard_tools.estimate import NUM_TRIED, by_size
+from shard_tools.inputs import Item
+from shard_tools.report import LETTERS, caption
 from shard_tools.synthetic_videos import read_frame_number
 from shard_tools.write import PLACE
 
@@ -307,8 +311,34 @@ def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
 
 def test_estimate_writes_nothing(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert make(videos, tmp_path / "out", "--estimate") == 0
-    assert "9 of 9 videos tried, 0 unusable" in capsys.readouterr().out
+    said = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+    found = re.search(
+        r"9 of 9 videos tried, 0 unusable: expect about ([\d.]+) kB, (\d+) frames and [\d.]+ (s|min)", said
+    )
+    assert found, said
+    make(videos, tmp_path / "out")
+    info = read_dataset_info(tmp_path / "out")
+    assert float(found[1]) * 1000 == pytest.approx(info.num_bytes, rel=0.1)
+    assert int(found[2]) == pytest.approx(info.num_frames, rel=0.1)
+
+
+def test_an_estimate_tries_videos_of_all_sizes() -> None:
+    items = [Item(str(i), str(i), size=i) for i in range(1, 101)]
+    groups = by_size(items)
+    assert len(groups) == NUM_TRIED
+    assert [item for group in groups for item in group] == items
+    assert {len(group) for group in groups} == {8, 9}
+    assert by_size([]) == []
+
+
+def test_a_caption_keeps_the_beginning_of_a_name() -> None:
+    assert caption("short") == ("short", "")
+    assert "".join(caption("a" * 79)) == "a" * 79
+    lines = caption("folder/" + "x" * 100 + "/end.mp4")
+    assert [len(line) for line in lines] == [LETTERS, LETTERS]
+    assert lines[0].startswith("folder/")
+    assert lines[1].endswith("/end.mp4")
 
 
 def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path: Path) -> None:
@@ -316,8 +346,9 @@ def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path
     make(videos, tmp_path / "out", "--samples-per-shard", "3", "--contact-sheet")
     with av.open(str(tmp_path / "out" / "contact_sheet.png")) as container:
         sheet = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    assert sheet.shape == (2 * 220, 5 * 250, 3)
-    cells = sheet.reshape(2, 220, 5, 250, 3).transpose(0, 2, 1, 3, 4).reshape(10, 220, 250, 3)
+    assert sheet.shape == (24 + 2 * 232, 5 * 250, 3)
+    assert sheet[:24].min() < 100  # how many of all these are
+    cells = sheet[24:].reshape(2, 232, 5, 250, 3).transpose(0, 2, 1, 3, 4).reshape(10, 232, 250, 3)
     spread = cells[:, 5:69, 5:69].reshape(10, -1).std(axis=1)
     assert (spread[:NUM_VIDEOS] > 10).all()
     assert spread[NUM_VIDEOS] == 0

@@ -33,6 +33,9 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("model.mask_ratio=0", "model.mask_ratio is 0"),
         ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
         ("model.image_size=225", "model.image_size (225)"),
+        ("model.image_size=[224,100]", "model.image_size ([224, 100])"),
+        ("model.image_size=[224,224,224]", "model.image_size is [224, 224, 224]: give a whole number"),
+        ("model.image_size=0", "model.image_size is 0"),
         ("model.masking=diagonal", "masking"),
         ("model.size=gigantic", "size"),
         ("optimizer.base_lr=-1", "optimizer.base_lr is -1"),
@@ -65,6 +68,12 @@ def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
     parse(["data.shards=s", "model.activation_checkpointing=true"])
     with pytest.raises(InputError, match="activation_checkpointing is for pre-training"):
         parse(["data.shards=s", "model.activation_checkpointing=true", "objective=finetune"])
+
+
+def test_weights_to_start_from_have_one_key_for_each_objective():
+    assert parse(["data.shards=s", "model.init=runs/x"]).model.init == "runs/x"
+    with pytest.raises(InputError, match=r"with objective=linear_probe, give finetune\.checkpoint="):
+        parse(["data.shards=s", "model.init=runs/x", "objective=linear_probe"])
 
 
 def test_missing_config_file_is_named():
@@ -121,3 +130,11 @@ def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride,
     assert (data.rand_augment, data.rand_augment_magnitude) == (4, 9)
     assert (finetune.mixup, finetune.cutmix, finetune.label_smoothing) == (0.8, 1.0, 0.1)
     assert (finetune.drop_path, finetune.layer_decay) == (0.1, 0.75)
+
+
+def test_frames_need_not_be_square(tmp_path):
+    config = parse(["data.shards=s", "model.image_size=[128,256]"])
+    assert (config.model.image_size, config.model.frame_size, config.model.grid) == ([128, 256], (128, 256), (8, 8, 16))
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert parse(["--config", str(tmp_path / "config.yaml")]) == config
+    assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])

@@ -250,8 +250,11 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
         assert "\n" not in str(raised.value)
 
     says("batch_size is 3", "batch_size=3")
-    says(r"encoder_width 96, .* \(model.size small\) has 384", f"finetune.checkpoint={pretrained}", "model.size=small")
-    says("model.patch_size 8, and 16 is asked for", f"finetune.checkpoint={pretrained}", "model.patch_size=16")
+    says(
+        "encoder_width 96 instead of 384, encoder_depth 3 instead of 12, encoder_heads 4 instead of 6, patch_size 8"
+        " instead of 16: leave out what asks for these, or give model.encoder_width=96",
+        f"finetune.checkpoint={pretrained}", "model.size=small", "model.patch_size=16",
+    )  # fmt: skip
     says("does not exist", "finetune.checkpoint=/nowhere")
     classifier = tmp_path / "classifier.safetensors"
     shape = config().model

@@ -24,6 +24,7 @@ from pipeline.plan import Plan
 from training.distributed import Process
 from training.metrics import SKIPPED, Metrics, figures_of, forget_after
 from training.ranks import ForwardClock, Ranks, Spread
+from training.sinks import TensorBoard
 
 ROOT = Path(__file__).parents[2]
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -32,7 +33,8 @@ COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
 
 def metrics_in(folder: Path) -> Metrics:
     places = SimpleNamespace(metrics=folder / "metrics.jsonl", tensorboard=folder / "tensorboard")
-    return Metrics(places, ALONE, SimpleNamespace(total_steps=100, global_batch=4), first_step=0)  # type: ignore[arg-type]
+    horizon = SimpleNamespace(total_steps=100, global_batch=4)
+    return Metrics(places, ALONE, horizon, 0, [TensorBoard(places.tensorboard, 0)])  # type: ignore[arg-type]
 
 
 def report(metrics: Metrics, step: int) -> None:
@@ -89,11 +91,11 @@ def test_a_disk_that_is_full_is_named_with_the_file(
                 metrics.file.close()
                 metrics.file = Path(os.devnull).open("w")  # noqa: SIM115
             else:
-                metrics.writer.add_scalar = lambda *_: None
+                metrics.sinks[0].writer.add_scalar = lambda *_: None
             for step in range(1, 100):
                 report(metrics, step)
                 if name == "tensorboard":
-                    metrics.writer.flush()
+                    metrics.sinks[0].writer.flush()
 
     with pytest.raises(SystemExit) as ended, files_of_at_most(8000):
         run_command(run)
@@ -158,7 +160,8 @@ def test_of_several_processes_the_slow_one_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Ranks, "_names_of_hosts", lambda _: ["one", "two", "three"])
     ranks = Ranks(Process(0, 3, torch.device("cpu")))
     monkeypatch.setattr(ranks, "_table", lambda row: [row, [2 * value for value in row], row])
-    found = ranks.gather(10, 0.6, COUNTERS)
+    means, found = ranks.gather({"loss": 3.0}, 10, 0.6, COUNTERS)
+    assert means == {"loss": 4.0}, "of 3, 6 and 3"
     assert found["step_ms"] == Spread(60, 60, 120, 1, "two")
     assert found["wait_ms"] == Spread(50, 50, 100, 1, "two")
     assert found["batches_ready"] == Spread(2, 2, 4, 0, "one"), "the fewest are the worst"
@@ -166,7 +169,7 @@ def test_of_several_processes_the_slow_one_is_named(monkeypatch: pytest.MonkeyPa
     assert len(sentences) == 1
     assert "process 1 on two holds up the others: it waits 100 ms a step for its clips" in sentences[0]
     assert ranks.slow_ones(found) == [], "once"
-    assert ranks.gather(10, 0.6, COUNTERS)["wait_ms"].max == 0, "since the report before"
+    assert ranks.gather({}, 10, 0.6, COUNTERS)[1]["wait_ms"].max == 0, "since the report before"
 
 
 def test_the_forward_pass_is_timed_alone() -> None:

@@ -108,14 +108,15 @@ def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     from errors import run_command
     from pipeline.groups import Cut
     from pipeline.reader import Reader
-    from train import parse, train
+    from train import train
+    from training.config import parse
     from training.objective import Pretraining, StepResult
 
     ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
     slow_s, stuck_after = faults
-    forward, read, readings = Pretraining.__call__, Reader.clip, iter(range(10**9))
+    forward, clip, readings = Pretraining.__call__, Reader.clip, iter(range(10**9))
 
     def slowly(self: Pretraining, *inputs: Any) -> StepResult:
         time.sleep(slow_s)
@@ -124,7 +125,7 @@ def _worker(arguments: list[str], faults: tuple[float, int], pids: str) -> None:
     def at_first(self: Reader, sample: int, frames: Sequence[int]) -> Cut:
         if next(readings) >= stuck_after and os.environ["RANK"] == "1":
             time.sleep(10**6)
-        return read(self, sample, frames)
+        return clip(self, sample, frames)
 
     Pretraining.__call__, Reader.clip = slowly, at_first  # type: ignore[method-assign]
     run_command(lambda: train(parse(arguments)), goes_on=True)

@@ -23,6 +23,7 @@ from shard_tools.source import VIDEO_EXTENSIONS
 
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling
+NUMBERED = "sample-"  # what the loader calls a video whose name has changed
 DESCRIPTIVE = ("classes", "report", "encode", "num_rejected")  # of dataset.json: nothing else says the same again
 
 
@@ -117,6 +118,8 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
         rows = list(zip(*(found[name] for name in ("clips", "keys", "labels", "frames", "boxes")), strict=True))
     decoded: dict[str, list[np.ndarray] | None] = {}
     for clip, key, label, numbers, box in rows:
+        if key.startswith(NUMBERED):  # names that have changed are not used
+            continue
         if key not in videos:
             yield f"the loader delivers {key!r}, which nobody has made"
             continue
@@ -139,8 +142,9 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
 
 
 def _decoded(video: bytes) -> list[np.ndarray] | None:
-    """All frames, upright and as BT.601, float [H, W, 3]; None where a strict decoder refuses one, or what it is."""
-    frames = []
+    """All frames in the order of their times, upright and as BT.601, float [H, W, 3]; None where a strict decoder
+    refuses one, or what it is."""
+    frames, times = [], []
     try:
         with av.open(io.BytesIO(video)) as container:
             stream = container.streams.video[0]
@@ -151,9 +155,12 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
                     return None
                 image = frame.to_ndarray(format="rgb24", src_colorspace="ITU601", dst_colorspace="ITU601")
                 frames.append(np.rot90(image, frame.rotation % 360 // 90).astype(float))
+                times.append(frame.pts)
     except (av.error.FFmpegError, ValueError, IndexError):
         return None
-    return frames
+    if None in times:
+        return frames
+    return [frames[place] for place in sorted(range(len(frames)), key=times.__getitem__)]
 
 
 def _cut(frame: np.ndarray, box: np.ndarray, size: int) -> np.ndarray:

@@ -1,0 +1,40 @@
+"""Warnings before a run begins."""
+
+from dataclasses import replace
+
+import pytest
+from made_videos import encode, write_shards
+
+from pipeline.dataset import ShardDataset
+from training.cautions import cautions
+from training.config import TrainConfig, parse
+
+
+@pytest.fixture
+def shards(tmp_path):
+    videos = [(f"v{length}", encode(length)) for length in (3, 6, 20, 30)]
+    return write_shards(tmp_path / "shards", videos, classes=2)
+
+
+@pytest.fixture
+def config(shards) -> TrainConfig:
+    return parse([f"data.shards={shards}", "model.num_frames=8", "data.frame_stride=2"])
+
+
+def test_videos_shorter_than_a_clip_are_counted(config, shards):
+    dataset = ShardDataset.open(shards)
+    (said,) = cautions(config, dataset)
+    assert said.startswith("warning: 2 of 4 videos are shorter than a clip (from 3 stored frames on, of 15)")
+    segments = replace(config, data=replace(config.data, sampling="segments"))
+    assert "of 8): frames are repeated" in cautions(segments, dataset)[0]
+    assert cautions(replace(config, model=replace(config.model, num_frames=2)), dataset) == []
+
+
+def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
+    config = parse([f"data.shards={shards}", "objective=finetune", "model.num_frames=2", "data.frame_stride=1",
+                    f"finetune.validation_shards={shards}"])  # fmt: skip
+    dataset = ShardDataset.open(shards)
+    assert cautions(config, dataset)[0].startswith("warning: 4 of 4 videos of finetune.validation_shards are learnt")
+    other = write_shards(tmp_path / "other", [("w", encode(20)), ("x", encode(20, first=7))], classes=2)
+    apart = replace(config, finetune=replace(config.finetune, validation_shards=str(other)))
+    assert "1 of 2 videos" in cautions(apart, dataset)[0]  # the same bytes under another name

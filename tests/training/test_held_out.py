@@ -1,0 +1,109 @@
+"""Figures on videos that are not learnt from: right by hand, the same at every look, no trace in the training."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from errors import InputError
+from model.adamae import AdaMAE
+from training.config import parse
+from training.distributed import Process
+from training.held_out import HeldOut, knn_top1, rankme
+
+ALONE = Process(0, 1, torch.device("cpu"))
+TINY = [
+    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
+    "model.encoder_depth=1", "model.decoder_depth=1", "data.frame_stride=2", "batch_size=8", "precision=fp32",
+    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "steps=2", "batch_size=4",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(monkeypatch):
+    monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests: the interpreter is slow
+
+
+def test_neighbours_vote_and_nobody_for_itself():
+    directions = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
+    assert knn_top1(directions, torch.tensor([0, 0, 0, 1, 1, 1])) == 1.0
+    assert knn_top1(directions, torch.tensor([0, 0, 1, 1, 1, 0])) == 0.0  # the nearest is of the other class
+    assert knn_top1(torch.eye(2), torch.tensor([0, 1])) == 0.0  # each has only the other
+
+
+def test_the_rank_of_features():
+    assert rankme(torch.ones(20, 8)) == pytest.approx(1, abs=1e-3)
+    assert rankme(torch.eye(8).repeat(4, 1)) == pytest.approx(8, abs=1e-3)
+
+
+def test_every_look_sees_the_same_and_leaves_no_trace(synthetic_shards):
+    config = parse([*TINY, f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}"])
+    model = AdaMAE(config.model)
+    held_out = HeldOut(config, config.data.validation_shards)
+    random = torch.get_rng_state()
+    first = held_out.figures(model, ALONE)
+    assert set(first) == {"reconstruction_loss", "knn_top1", "rankme"}
+    assert held_out.figures(model, ALONE) == first
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert 0.9 < first["reconstruction_loss"] < 2  # of a model that has learnt nothing
+
+
+def test_two_processes_find_what_one_does(synthetic_shards, monkeypatch):
+    config = parse([*TINY, f"data.shards={synthetic_shards}"])
+    model, held_out = AdaMAE(config.model), HeldOut(config, str(synthetic_shards))
+    whole, labels = held_out._looked_at(model, ALONE)
+    parts = [held_out._looked_at(model, Process(rank, 2, torch.device("cpu"))) for rank in range(2)]
+    assert torch.equal(sum(part for part, _ in parts), whole)
+    assert torch.equal(sum(part for _, part in parts), labels)
+
+
+def test_a_run_reviews_itself_and_has_a_report(synthetic_shards, tmp_path, monkeypatch):
+    import train
+
+    run = tmp_path / "run"
+    given = [f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}", f"run={run}"]
+    train.train(parse([*TINY, *given, "figure_every=1"]))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    looked = [line for line in lines if "validation/reconstruction_loss" in line]
+    assert [line["step"] for line in looked] == [1, 2]
+    assert {"validation/knn_top1", "validation/rankme"} <= set(looked[0])
+    text = (run / "report.html").read_text()
+    assert "step 2 of 2 (100%), finished" in text
+    assert "validation/reconstruction_loss" in text
+    assert text.count("<img") == len(list((run / "review").glob("*.png"))) == 2
+    written = b"".join(file.read_bytes() for file in (run / "tensorboard").iterdir())
+    assert b"mask_ratio: 0.75" in written  # the configuration, as text
+    assert b"validation/knn_top1" in written
+
+
+def test_validation_shards_of_the_other_objectives_are_elsewhere(tmp_path: Path):
+    with pytest.raises(InputError, match=r"give finetune\.validation_shards instead"):
+        parse(["data.shards=s", "objective=finetune", "data.validation_shards=v"])
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch):
+    from training.sinks import WeightsAndBiases
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sink = WeightsAndBiases(tmp_path, "a run")
+    sink.config(parse(["data.shards=s"]))
+    sink.scalars({"train/loss": 0.5}, 1)
+    sink.close()
+    files = list(tmp_path.rglob("*.wandb"))
+    assert len(files) == 1
+    deadline = time.monotonic() + 60  # their service writes the file when it has the time
+    while b"train/loss" not in files[0].read_bytes():
+        assert time.monotonic() < deadline, files[0].read_bytes()
+        time.sleep(0.1)
+
+
+def test_weights_and_biases_that_are_not_installed_are_one_sentence(tmp_path: Path, monkeypatch):
+    from training.sinks import WeightsAndBiases
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'adamae\[wandb\]'"):
+        WeightsAndBiases(tmp_path, "a run")
