@@ -176,7 +176,7 @@ class Loader:
             self._rescue(job, later, str(error))
         for part, _ in decoded:
             frames = sum(part.graph.frames_decoded(group.for_dali) for group in part.groups if group.for_dali)
-            self._maker.count(frames_decoded=frames)
+            self._maker.count(dali_clips=len(part.rows), frames_decoded=frames)
         return self._joined(job, decoded)
 
     def _joined(self, job: _Job, decoded: list[tuple[Part, Tensor]]) -> UInt8[Tensor, "B T H W C"]:
@@ -300,11 +300,11 @@ class Loader:
         """How fast one decoder makes the clips of a plan that repeats itself."""
         config = replace(self._config, decoder=decoder, cached_batch=False)
         with Loader(self._dataset, plan, self._device, config, None) as loader:
-            return clips_per_second(loader, warm_up=TIMED_BATCHES if self._remote else 2)
+            return clips_per_second(loader, decoder, warm_up=TIMED_BATCHES if self._remote else 2)
 
 
 COUNTERS = (
-    *("clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
+    *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
     *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )

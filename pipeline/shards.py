@@ -33,9 +33,9 @@ from pipeline.groups import GROUP
 SCHEMA_VERSION = 2
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
-# Both sides of what we encode are multiples of it, as codecs work on blocks of so many pixels. DALI keeps NVDEC's
-# decoders by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every
-# clip, or takes that of another size.
+# Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
+# by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or
+# takes that of another size.
 SIDE_STEP = 16
 MAX_SIDE = 32768  # pixels; AV1, which goes farthest of the codecs, ends at twice that
 

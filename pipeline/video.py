@@ -143,7 +143,7 @@ class Video:
         numbers = {index.pts[number]: number for number in run}
         to_send = len(numbers)
         decoder = self._stream.codec_context
-        # Frames that nobody refers to or asked for (most B-frames) are not decoded. dav1d is told once, for all.
+        # Frames that nobody refers to and nobody asked for (most B-frames) are not decoded; dav1d is told once.
         unwanted: Literal["DEFAULT", "NONREF"] = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
         for packet in packets:
             decoder.skip_frame = "DEFAULT" if packet.pts in numbers else unwanted
