@@ -17,6 +17,7 @@ and, from schema version 2 on, tables of the whole dataset, whose names end in t
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -213,14 +214,21 @@ class Lazy(Sequence[T]):
 Locate = Callable[[TableInfo], Path]
 
 
+def is_described(folder: Path) -> bool:
+    """Whether a folder holds a description, be it a link that leads nowhere: then it is not to be made anew."""
+    return os.path.lexists(folder / DATASET_FILE)
+
+
 def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo:
     """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version.
 
     `locate` gives the files of tables where they do not lie beside it.
     """
     path = folder / DATASET_FILE
-    if not path.is_file():
+    if not is_described(folder):
         raise InputError(f"{folder} holds no {DATASET_FILE}: make shards with `python shard_tools/make_shards.py`")
+    if not path.is_file():
+        raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
     try:
         raw = json.loads(path.read_bytes())
         version = raw["schema_version"]

@@ -161,7 +161,10 @@ class Video:
     def _packets_from(self, keyframe: Keyframe) -> Iterator[av.Packet] | None:
         """Packets from this keyframe or an earlier one on; None if the container does not go there."""
         for timestamp in keyframe:  # some containers seek by presentation, some by decoding time
-            self._container.seek(timestamp, stream=self._stream)
+            try:
+                self._container.seek(timestamp, stream=self._stream)
+            except av.error.FFmpegError:  # -1, which reads as EPERM: Matroska whose index names no keyframe
+                continue
             packets = self._container.demux(self._stream)
             first = next(packets, None)
             if first is not None and first.is_keyframe and first.pts is not None and first.pts <= keyframe.pts:

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 from durable import write_text
 from errors import InputError
 from pipeline.shards import (
-    DATASET_FILE,
     REJECTED_FILE,
     DatasetInfo,
     Sample,
     ShardInfo,
+    is_described,
     read_dataset_info,
     read_samples,
 )
@@ -62,7 +62,7 @@ class Build:
         self.part = part
         self.work_folder = folder / WORK_FOLDER
         self.plan_file = self.work_folder / "plan.json"
-        self.done: DatasetInfo | None = read_dataset_info(folder) if (folder / DATASET_FILE).exists() else None
+        self.done: DatasetInfo | None = read_dataset_info(folder) if is_described(folder) else None
         self._refuse_other_settings()
 
     def _refuse_other_settings(self) -> None:
@@ -272,7 +272,7 @@ class Build:
         """Write `rejected.jsonl` and `dataset.json` once all parts are done; before that, give one that is not."""
         with locked_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
-                self.done = read_dataset_info(self.folder) if (self.folder / DATASET_FILE).exists() else None
+                self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
                 return None
             for name in self._missing(plan):
                 late = self._late_part(plan, name)

@@ -30,6 +30,7 @@ from pipeline.shards import (
     DatasetInfo,
     Sample,
     ShardInfo,
+    is_described,
     read_dataset_info,
     read_samples,
     read_table,
@@ -287,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
         raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")
     folder = parsed.folder
-    if (folder / DATASET_FILE).exists():
+    if is_described(folder):
         dataset = DatasetCheck(folder)
         found = list(dataset.shards())
         problems = list(dataset.rest())

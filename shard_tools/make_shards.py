@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, run_command
-from pipeline.shards import DATASET_FILE, REJECTED_FILE, read_dataset_info
+from pipeline.shards import REJECTED_FILE, is_described, read_dataset_info
 from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if parsed.split and not classes:
         # All splits count their classes alike, and as they did when they were made.
-        folders = [parsed.output / name for name in splits if (parsed.output / name / DATASET_FILE).exists()]
+        folders = [parsed.output / name for name in splits if is_described(parsed.output / name)]
         known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
         classes = class_names([item for items in splits.values() for item in items], known)
     return max(

@@ -24,7 +24,6 @@ from shard_tools.source import VIDEO_EXTENSIONS
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling
 NUMBERED = "sample-"  # what the loader calls a video whose name has changed
-DESCRIPTIVE = ("classes", "report", "encode", "num_rejected")  # of dataset.json: nothing else says the same again
 
 
 # Shards that were made
@@ -142,8 +141,8 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
 
 
 def _decoded(video: bytes) -> list[np.ndarray] | None:
-    """All frames in the order of their times, upright and as BT.601, float [H, W, 3]; None where a strict decoder
-    refuses one, or what it is."""
+    """All frames in the order of their times, if each has one of its own, upright and as BT.601, float [H, W, 3]; None
+    where a strict decoder refuses one, or what it is."""
     frames, times = [], []
     try:
         with av.open(io.BytesIO(video)) as container:
@@ -158,7 +157,7 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
                 times.append(frame.pts)
     except (av.error.FFmpegError, ValueError, IndexError):
         return None
-    if None in times:
+    if None in times or len(set(times)) < len(times):
         return frames
     return [frames[place] for place in sorted(range(len(frames)), key=times.__getitem__)]
 
@@ -197,11 +196,11 @@ def _changed(before: Path, after: Path) -> Iterator[str]:
 
 def _meaning(path: Path) -> Any:
     data = path.read_bytes()
-    try:
+    try:  # of text in UTF-8: from bytes, json would guess another encoding
         if path.name == DATASET_FILE:
-            return {name: value for name, value in json.loads(data).items() if name not in DESCRIPTIVE}
+            return json.loads(data.decode())
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in data.splitlines() if line.strip()]
+            return [json.loads(line.decode()) for line in data.splitlines() if line.strip()]
     except (ValueError, AttributeError, RecursionError):
         return data
     return data
