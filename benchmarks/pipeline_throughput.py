@@ -224,12 +224,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with (
-        tempfile.TemporaryDirectory() as found,
-        Loader(
-            dataset, plan, device, config, None, Path(found, "decoders.jsonl") if case.decoder == "hybrid" else 1.0
-        ) as loader,
-    ):
+    with Loader(dataset, plan, device, config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 

@@ -64,12 +64,12 @@ class Loader:
         device: torch.device,
         config: DataConfig,
         quarantine: Path | None,
-        sharing: Path | float = 1.0,
+        sharing: Path | float | None = 1.0,
     ) -> None:
         """`quarantine`: file that gets a line for every video that cannot be decoded; None: they are only counted.
 
-        `sharing`: of the clips that DALI takes, how many it decodes. A file: if that is for us to find (data.decoder),
-        both decoders are timed, and the file keeps what was found, for when the run goes on.
+        `sharing`: of the clips that DALI takes, how many it decodes. None: if that is for us to find (data.decoder),
+        both decoders are timed. A file: it keeps what was found, for when the run goes on.
 
         Raises InputError if data.decoder is dali and the shards hold a codec that DALI does not know on this device.
         """
@@ -78,7 +78,7 @@ class Loader:
         self._choice = self._maker.choice
         self._remote = any(is_remote(shard) for shard in dataset.shards)
         self._run: RunDecoders | None = None
-        if not isinstance(sharing, Path):
+        if isinstance(sharing, float):
             self._choice.share = sharing
         elif not self._choice.without_dali:
             self._run = RunDecoders(sharing, device, config, plan, self._choice)

@@ -101,9 +101,12 @@ def clips_per_second(loader: Timed, decoder: Decoder, warm_up: int) -> float:
 class RunDecoders:
     """decoders.jsonl of a run, as far as this process is concerned."""
 
-    def __init__(self, file: Path, device: torch.device, config: DataConfig, plan: ClipPlan, choice: Choice) -> None:
-        """Tell `choice` what DALI has failed at before."""
-        self._lines, self._plan, self._choice, self._threads = Lines(file), plan, choice, config.threads
+    def __init__(
+        self, file: Path | None, device: torch.device, config: DataConfig, plan: ClipPlan, choice: Choice
+    ) -> None:
+        """Tell `choice` what DALI has failed at before. `file`: None where nothing goes on later."""
+        self._lines = Lines(file) if file else None
+        self._plan, self._choice, self._threads = plan, choice, config.threads
         self._rank = int(os.environ.get("RANK", "0"))
         # Speeds that were found under other conditions do not count.
         self._conditions = {
@@ -121,12 +124,12 @@ class RunDecoders:
         speeds = self._found_before()
         if speeds is None:
             speeds = self._found_now(clips_per_second)
-            self._lines.add({"rank": self._rank, "conditions": self._conditions, "speeds": asdict(speeds)})
+            self._keep({"conditions": self._conditions, "speeds": asdict(speeds)})
         self._choice.share = speeds.share
 
     def keep_from_dali(self, samples: Sequence[int] | None, since: int) -> None:
         """As `choice` is told; for the next time."""
-        self._lines.add({"rank": self._rank, "kept_from_dali": samples, "from_batch": since})
+        self._keep({"kept_from_dali": samples, "from_batch": since})
 
     def _found_before(self) -> Speeds | None:
         for line in reversed(self._mine()):
@@ -150,5 +153,9 @@ class RunDecoders:
         )
         return speeds
 
+    def _keep(self, line: dict[str, Any]) -> None:
+        if self._lines:
+            self._lines.add({"rank": self._rank, **line})
+
     def _mine(self) -> list[dict[str, Any]]:
-        return [line for line in self._lines.read() if line.get("rank") == self._rank]
+        return [line for line in self._lines.read() if line.get("rank") == self._rank] if self._lines else []
