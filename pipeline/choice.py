@@ -29,6 +29,7 @@ class Choice:
         self._is_plain: dict[int, bool] = {}  # of the copied samples that have been looked at
         # Samples that DALI has failed at, and the batch from which on PyAV has them; None: all of them.
         self._kept_since: dict[int | None, int] = {}
+        self._failed: set[int] = set()  # batches
         self.share = 1.0  # of the clips that suit DALI: it decodes so many of them
         engines = max((limits.num_decoders for limits in self._limits.values()), default=0)
         self.dali_threads = config.dali_threads or engines or config.threads
@@ -42,7 +43,9 @@ class Choice:
 
         `turn`: number of the decode in the run, so that a run that goes on shares them as before.
         """
-        if self.has_left(batch) or not self._is_dalis(turn) or batch >= self._kept_since.get(sample, math.inf):
+        if self.has_left(batch) or batch in self._failed or batch >= self._kept_since.get(sample, math.inf):
+            return None
+        if not self._is_dalis(turn):
             return None
         way = self.suits(sample)
         if way == "images":
@@ -59,8 +62,9 @@ class Choice:
             return "images"
         return "videos" if limits.admit(video.width, video.height) else None
 
-    def keep_from_dali(self, samples: Sequence[int] | None, since: int) -> None:
-        """Have PyAV decode these videos, or, None, all, from batch number `since` on."""
+    def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+        """Have PyAV decode batch number `failed`, and these videos, or, None, all, from batch number `since` on."""
+        self._failed.add(failed)
         for sample in [None] if samples is None else samples:
             self._kept_since.setdefault(sample, since)
 

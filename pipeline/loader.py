@@ -270,22 +270,22 @@ class Loader:
         self._drop_graphs(later)
         attempts = sum(group.attempt for group in job.groups)
         failed = [group for group in job.groups if group.way]
-        self._keep_from_dali([group.rows[0].sample for group in failed], job.number + self._config.prefetch)
+        self._keep_from_dali([group.rows[0].sample for group in failed], job.number, job.number + self._config.prefetch)
         self._maker.count(rescued_clips=sum(len(group.rows) for group in failed))
         self._move_to_pyav(job)
         found_bad = sum(group.attempt for group in job.groups) > attempts
         if self._dali.failed(found_bad):
-            self._keep_from_dali(None, job.number)
+            self._keep_from_dali(None, job.number, job.number)
             reason = " ".join(error.split())[:400]
             notice(
                 f"DALI has failed again and again, the last time with '{reason}': PyAV decodes all from now on, on"
                 f" {self._config.threads} CPU threads"
             )
 
-    def _keep_from_dali(self, samples: Sequence[int] | None, since: int) -> None:
-        self._choice.keep_from_dali(samples, since)
+    def _keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+        self._choice.keep_from_dali(samples, failed, since)
         if self._run:
-            self._run.keep_from_dali(samples, since)
+            self._run.keep_from_dali(samples, failed, since)
 
     def _move_to_pyav(self, job: _Job) -> None:
         """Have PyAV cut what DALI was to cut of a batch, and wait for it."""

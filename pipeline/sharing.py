@@ -117,7 +117,7 @@ class RunDecoders:
         }
         for line in self._mine():
             with suppress(TypeError, ValueError, KeyError):
-                choice.keep_from_dali(line["kept_from_dali"], int(line["from_batch"]))
+                choice.keep_from_dali(line["kept_from_dali"], int(line["failed_batch"]), int(line["from_batch"]))
 
     def share(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> None:
         """Share the clips by what the run has found before, or is found now."""
@@ -127,9 +127,9 @@ class RunDecoders:
             self._keep({"conditions": self._conditions, "speeds": asdict(speeds)})
         self._choice.share = speeds.share
 
-    def keep_from_dali(self, samples: Sequence[int] | None, since: int) -> None:
+    def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
         """As `choice` is told; for the next time."""
-        self._keep({"kept_from_dali": samples, "from_batch": since})
+        self._keep({"kept_from_dali": samples, "failed_batch": failed, "from_batch": since})
 
     def _found_before(self) -> Speeds | None:
         for line in reversed(self._mine()):

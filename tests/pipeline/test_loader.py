@@ -387,7 +387,7 @@ def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
     config = DataConfig(frame_stride=1, decoder="dali")
     with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
         if share == "some":
-            loader._maker.choice.keep_from_dali([0], since=0)
+            loader._maker.choice.keep_from_dali([0], failed=-1, since=0)
         for number, batch in zip(range(6), loader.batches(0), strict=False):
             assert len(batch.keys) == 4
             del batch
