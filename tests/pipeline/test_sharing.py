@@ -1,5 +1,6 @@
 """Clips are shared between DALI and PyAV as their speeds say: the same clips in the same order, now and later."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def test_all_ways_make_one_batch(mixed: ShardDataset) -> None:
                 assert shown == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
         assert loader.counters["rescued_clips"] == 0
         assert set(loader._dali._graphs) == {"videos", "images"}
+        assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
 
 
 def test_speeds_are_found_once_and_kept(
@@ -151,17 +153,23 @@ def test_where_there_is_no_choice_nothing_is_timed(
     assert not file.exists()
 
 
-def test_a_dali_that_fails_when_it_is_timed_gets_nothing(
-    vp9: ShardDataset, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failures", [1, 10**6])
+def test_what_dali_fails_at_when_it_is_timed_is_not_its_own(
+    vp9: ShardDataset, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("Critical error in pipeline")
+    """One bad video does not cost it all others; if it makes none, it gets none."""
+    numbers, plain = itertools.count(), VideoGraph.take
 
-    monkeypatch.setattr(VideoGraph, "take", fail)
+    def take(graph: VideoGraph) -> torch.Tensor:
+        if next(numbers) < failures:
+            raise RuntimeError("Critical error in pipeline")
+        return plain(graph)
+
+    monkeypatch.setattr(VideoGraph, "take", take)
     config = config_of()
     with Loader(vp9, plan_of(vp9, config), CPU, config, None, tmp_path / "decoders.jsonl") as loader:
         next(loader.batches(0))
-        assert loader._choice.without_dali
+        assert loader._choice.without_dali == (failures > 1)
         assert loader.counters["rescued_clips"] == 0
 
 
