@@ -66,7 +66,7 @@ def train(config: TrainConfig) -> None:
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
             Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
-            Loader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
+            Loader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])

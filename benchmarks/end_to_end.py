@@ -162,7 +162,7 @@ def batches_of(
         return
     dataset, shape = ShardDataset.open(config.data.shards), config.model
     plan = Plan(dataset, config.data, num_frames=shape.num_frames, image_size=shape.image_size, seed=0, batch_size=size)
-    with Loader(dataset, plan, device, config.data, None) as loader:
+    with Loader(dataset, plan, device, config.data, None, sharing=None) as loader:
         batches = loader.batches(0)
         check(dataset, plan, next(batches).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield batches, loader

@@ -1,9 +1,12 @@
-"""What threads and prefetched batches are worth: how the defaults of data.num_threads and data.prefetch were chosen.
+"""What threads and prefetched batches are worth: how the defaults of data.num_threads, data.prefetch and
+data.dali_threads were chosen.
 
-    python benchmarks/loader_settings.py VIDEOS [--encode h264] [--threads 1 2 4] [--prefetch 1 2 3 4] [--output FOLDER]
+    python benchmarks/loader_settings.py VIDEOS [--encode h264] [--threads 1 2 4] [--prefetch 1 2 3 4]
+        [--dali-threads 4 7 14] [--output FOLDER]
 
-VIDEOS is a folder; shards are made of it as for pipeline_throughput.py. Every pair of settings gets a process of its
-own and two measurements: clips a second if nobody does anything with them, and the share of the time that a training
+VIDEOS is a folder; shards are made of it as for pipeline_throughput.py. Every pair of threads and prefetch, and every
+number of DALI's threads, where DALI decodes all (on a CPU, of vp9 or mjpeg), gets a process of its own and two
+measurements: clips a second if nobody does anything with them, and the share of the time that a training
 step would wait which leaves the CPU alone and takes a quarter longer than a batch takes to make.
 """
 
@@ -40,6 +43,8 @@ def main() -> None:
         for threads in options.threads
         for prefetch in options.prefetch
     ]
+    of_dali = options.dali_threads if options.dali_threads is not None else [4, 7, 14] * (device.type == "cuda")
+    settings += [DataConfig(frame_stride=FRAME_STRIDE, decoder="dali", dali_threads=threads) for threads in of_dali]
     rows = [
         in_fresh_process(measure, folder, config, options.batch_size, options.seconds, device.type)
         for config in progress_bar(settings, unit="pair")
@@ -75,6 +80,7 @@ def measure(folder: Path, config: DataConfig, batch_size: int, seconds: float, d
         return {
             "threads": config.threads,
             "prefetch": config.prefetch,
+            "dali_threads": config.dali_threads,
             "clips_per_second": batch_size / a_batch,
             "wait_share": waited / (time.perf_counter() - started),
             "memory_mib": memory_mib(),
@@ -98,6 +104,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--encode", default="h264", help="of make_shards.py")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({max(1, cores // 2), cores, 2 * cores}))
     parser.add_argument("--prefetch", type=int, nargs="+", default=[1, 2, 3, 4, 6])
+    parser.add_argument("--dali-threads", type=int, nargs="*", help="default: 4 7 14 on a GPU")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each of the two measurements")
     parser.add_argument("--work", type=Path, help="folder that keeps the shards")

@@ -153,17 +153,17 @@ def can_take_part(decoder: str) -> bool:
 
 
 def codecs_of_dali(device: torch.device) -> Iterable[str]:
-    """What DALI decodes on the device; if it or NVDEC cannot be reached, nothing, and that is said."""
+    """What DALI decodes on the device; if it or NVDEC cannot be reached, that is said."""
     if not dali_is_installed():
         print("DALI is left out: nvidia-dali is not installed", file=sys.stderr)
         return ()
     if device.type != "cuda":
         return CPU_CODECS
     try:
-        return read_limits(device).keys()
+        return {*read_limits(device), "mjpeg"}
     except NvdecError as error:
-        print(f"DALI is left out: {error}", file=sys.stderr)
-        return ()
+        print(f"DALI is left out, but for mjpeg: {error}", file=sys.stderr)
+        return ("mjpeg",)
 
 
 def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
@@ -177,6 +177,8 @@ def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
         cases.append(Case("ours", "pyav", encode))
         if encode in by_dali:
             cases.append(Case("ours", "dali", encode))
+            if device.type == "cuda":
+                cases.append(Case("ours", "hybrid", encode))
         if encode != "copy":
             cases.append(Case("ours", "auto", encode, repeats=2))
         elif device.type == "cuda" and by_dali:
@@ -222,7 +224,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with Loader(dataset, plan, device, config, None) as loader:
+    with Loader(dataset, plan, device, config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 

@@ -9,7 +9,7 @@ from typing import Literal
 from errors import InputError
 from pipeline.store import Cache
 
-Decoder = Literal["auto", "dali", "pyav"]
+Decoder = Literal["auto", "hybrid", "dali", "pyav"]
 
 
 @dataclass
@@ -48,11 +48,13 @@ class DataConfig:
     """pieces of a step that read shards of their own; many nodes on an object store: see docs/clusters.md"""
 
     decoder: Decoder = "auto"
-    """auto: DALI where it knows the codec on this device, else PyAV"""
+    """auto: hybrid on a GPU, PyAV on a CPU; hybrid: both at once, each as fast as it is; dali, pyav: that one alone"""
     # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
     # (benchmarks/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
     num_threads: int | None = None
     """decoding threads; null: this process's share of the cores"""
+    dali_threads: int | None = None
+    """of DALI beside those; null: as many as the GPU has decoders, on a CPU num_threads"""
     prefetch: int = 3
     """batches ready or in the making beyond the one in use: reading, decoding, done"""
     prefetch_mib: int = 2048
@@ -73,7 +75,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("frame_stride", "repeats", "shuffle_shards", "lanes", "prefetch", "prefetch_mib"):
             self._require(name, getattr(self, name) >= 1, "give a whole number of at least 1")
-        for name in ("subset", "num_threads"):
+        for name in ("subset", "num_threads", "dali_threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "give a whole number of at least 1, or null")
         for name in ("cache_gib", "download_timeout_s", "decode_timeout_s"):

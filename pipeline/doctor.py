@@ -82,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
             page.line("read", run.read_speed)
             page.line("by PyAV", partial(run.decoder_speed, "pyav"))
             page.line("by DALI", partial(run.decoder_speed, "dali"))
+            if "dali" in run.made and run.device.type == "cuda":
+                page.line("by both", partial(run.decoder_speed, "hybrid"))
     page.title("training step")
     page.line("takes", run.step_speed)
     if run.made and run.taken:
@@ -163,7 +165,7 @@ class Trial:
             batch_size=self.batch_size * data.repeats,
         )  # fmt: skip
         try:
-            loader = Loader(self.dataset, plan, self.device, data, quarantine=None)
+            loader = Loader(self.dataset, plan, self.device, data, quarantine=None, sharing=None)
         except InputError as error:
             return f"none: {error}"
         with loader:

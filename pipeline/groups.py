@@ -90,6 +90,16 @@ class Groups:
         return data
 
 
+def pictures(cut: Cut) -> list[memoryview]:
+    """The frames as they are stored, none if these are not a fragment each; MJPEG's are JPEGs."""
+    view = memoryview(cut.data)
+    try:
+        found = [view[start + 8 : end] for kind, start, end in _boxes(view, 0, len(view)) if kind == b"mdat"]
+    except (struct.error, ValueError):
+        return []
+    return found if len(found) == cut.num_frames else []
+
+
 def checksum(first_frame: int, data: Buffer) -> int:
     """First 8 bytes of the SHA-256 of a group's number of its first frame (32 bits, little endian) and its bytes."""
     digest = hashlib.sha256(struct.pack("<I", first_frame))

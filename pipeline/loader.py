@@ -13,17 +13,17 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from devices import on_device
-from pipeline.config import DataConfig
+from pipeline.choice import may_share, notice
+from pipeline.config import DataConfig, Decoder
+from pipeline.dali import Dali, Part
 from pipeline.dataset import ShardDataset
-from pipeline.graph import Graph, frames_decoded, in_plan_order
-from pipeline.making import ClipMaker, Group, notice
+from pipeline.making import ClipMaker, Group
 from pipeline.plan import ClipPlan, PlanRow
+from pipeline.sharing import TIMED_BATCHES, RunDecoders, clips_per_second
+from pipeline.upload import Copy, HostClips, Uploads
 from pipeline.workers import Task, Workers
 
 DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
-# After so many, DALI is hardly the one to go on with.
-MAX_HUNG_GRAPHS = 3  # each keeps its memory, and the run has waited for it
-MAX_FAILED_GRAPHS = 3  # in a row, over videos that PyAV decodes; to build another takes long
 
 
 @dataclass(frozen=True)
@@ -40,33 +40,52 @@ class Batch:
 class _Job:
     """A batch in the making."""
 
+    number: int
     groups: list[Group]
     tasks: list[Task]
-    clips: UInt8[Tensor, "B T H W C"] | None  # where PyAV writes; None: DALI does everything
+    host: HostClips  # where PyAV writes
     num_bytes: int  # held until the batch is out
-    fed: list[Group] | None = None  # what the DALI graph is working on; None: not handed over yet
+    copy: Copy | None = None  # of `host`, on its way to the device
+    parts: list[Part] | None = None  # what DALI is working on; None: not handed over yet
+
+    @property
+    def rows(self) -> list[PlanRow]:
+        return [row for group in self.groups for row in group.rows]
 
 
 class Loader:
     """Reads, decodes and cuts the clips of a plan in background threads; a context manager."""
 
     def __init__(
-        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
+        self,
+        dataset: ShardDataset,
+        plan: ClipPlan,
+        device: torch.device,
+        config: DataConfig,
+        quarantine: Path | None,
+        sharing: Path | float | None = 1.0,
     ) -> None:
         """`quarantine`: file that gets a line for every video that cannot be decoded; None: they are only counted.
+
+        `sharing`: of the clips that DALI takes, how many it decodes. None: if that is for us to find (data.decoder),
+        both decoders are timed. A file: it keeps what was found, for when the run goes on.
 
         Raises InputError if data.decoder is dali and the shards hold a codec that DALI does not know on this device.
         """
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
         self._remote = dataset.is_remote
+        self._choice = self._maker.choice
+        self._run: RunDecoders | None = None
+        if isinstance(sharing, float):
+            self._choice.share = sharing
+        elif not self._choice.without_dali:
+            self._run = RunDecoders(sharing, device, config, plan, self._choice)
+            if may_share(device, config):
+                self._run.share(self._clips_per_second)
         self._workers = Workers(config.threads, "clips")
-        self._dali_waiter = Workers(1, "dali")
-        self._graph: Graph | None = None
-        self._hung_graphs = 0
-        self._failed_graphs = 0  # since DALI made a batch, or a bad video was the reason why not
-        self._lent: Tensor | None = None  # DALI's memory that this batch is in, or is copied or changed from
-        self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # what was lent for earlier ones, until an event
+        self._dali = Dali(device, plan, self._choice.dali_threads, config.decode_timeout_s)
+        self._uploads = Uploads(device)
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
     def __enter__(self) -> "Loader":
@@ -80,8 +99,7 @@ class Loader:
         atexit.unregister(self.close)
         self._maker.reader.close()  # first: workers may be waiting for a download
         self._workers.close()
-        self._dali_waiter.close()
-        self._graph = None
+        self._dali.close()
 
     @property
     def counters(self) -> dict[str, float]:
@@ -97,8 +115,8 @@ class Loader:
         """
         numbers = iter(range(first, 2**62))
         jobs: deque[_Job] = deque()
-        self._graph = None  # an earlier iterator may have left batches in it
-        self._give_back()
+        self._dali.drop()  # an earlier iterator may have left batches in it
+        self._dali.give_back()
         self._top_up(jobs, numbers)
         while jobs:
             started = time.perf_counter()
@@ -113,7 +131,7 @@ class Loader:
             yield batch
             while self._config.cached_batch:
                 yield batch
-            self._give_back()
+            self._dali.give_back()
 
     def _top_up(self, jobs: deque[_Job], numbers: Iterator[int]) -> None:
         """Have `prefetch` batches in the making, fewer if they are large."""
@@ -125,52 +143,53 @@ class Loader:
                 return
             if self._remote:
                 self._maker.reader.expect(row.sample for row in self._plan.batch(number + DOWNLOAD_AHEAD))
-            jobs.append(self._start(rows))
+            jobs.append(self._start(number, rows))
 
-    def _start(self, rows: list[PlanRow]) -> _Job:
-        views = self._plan.views
-        groups = [Group(first, rows[first : first + views]) for first in range(0, len(rows), views)]
-        clips = None if self._maker.all_by_dali else self._empty(len(rows))
+    def _start(self, number: int, rows: list[PlanRow]) -> _Job:
+        plan, views = self._plan, self._plan.views
+        turn = number * (plan.batch_size // views)
+        groups = [
+            Group(first, rows[first : first + views], number, turn + first // views)
+            for first in range(0, len(rows), views)
+        ]
+        host = HostClips((len(rows), plan.num_frames, *plan.frame_size, 3), self._device.type == "cuda")
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
-        cut = len(rows) * self._plan.num_frames * math.prod(self._plan.frame_size) * 3
-        return _Job(groups, [self._submit(group, clips) for group in groups], clips, encoded + cut)
+        return _Job(
+            number, groups, [self._submit(group, host) for group in groups], host, encoded + math.prod(host.shape)
+        )
 
-    def _empty(self, count: int) -> UInt8[Tensor, "B T H W C"]:
-        pinned = self._device.type == "cuda"  # so that the copy to the device does not hold up the host
-        shape = (count, self._plan.num_frames, *self._plan.frame_size, 3)
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-
-    def _submit(self, group: Group, clips: Tensor | None) -> Task:
-        return self._workers.submit(lambda task: self._maker.make(task, group, clips))
+    def _submit(self, group: Group, host: HostClips) -> Task:
+        return self._workers.submit(lambda task: self._maker.make(task, group, host))
 
     def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
         """Wait for a batch and put it on the device."""
         self._wait_for(job)
-        if self._maker.without_dali:
+        if self._choice.has_left(job.number):
             self._move_to_pyav(job)
-        decoded = None
+        decoded: list[tuple[Part, Tensor]] = []
         try:
-            graph = self._fed(job)
-            if graph is not None:
-                decoded = self._lent = self._take(job, graph)
-                self._failed_graphs = 0
+            decoded = [(part, self._take(part)) for part in self._fed(job)]
+            if decoded:
+                self._dali.worked()
         except RuntimeError as error:
             self._rescue(job, later, str(error))
-        fed = job.fed or []
-        if decoded is not None:
-            self._maker.count(frames_decoded=sum(frames_decoded(group.for_dali) for group in fed if group.for_dali))
-            decoded = in_plan_order(decoded, [row for group in fed for row in group.rows])
-            if len(fed) == len(job.groups):
-                return decoded
-        assert job.clips is not None
-        clips = job.clips.to(self._device, non_blocking=True)
-        if decoded is not None:
-            places = [group.first + view for group in fed for view in range(len(group.rows))]
-            clips[on_device(places, clips.device)] = decoded
+        for part, _ in decoded:
+            frames = sum(part.graph.frames_decoded(group.for_dali) for group in part.groups if group.for_dali)
+            self._maker.count(dali_clips=len(part.rows), frames_decoded=frames)
+        return self._joined(job, decoded)
+
+    def _joined(self, job: _Job, decoded: list[tuple[Part, Tensor]]) -> UInt8[Tensor, "B T H W C"]:
+        """What DALI and PyAV have made of a batch."""
+        if len(decoded) == 1 and len(decoded[0][0].groups) == len(job.groups):
+            return decoded[0][1]
+        clips = self._uploads.finish(job.copy or self._uploads.start(job.host))
+        for part, made in decoded:
+            places = [group.first + view for group in part.groups for view in range(len(group.rows))]
+            clips[on_device(places, clips.device)] = made
         return clips
 
     def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
-        rows = [row for group in job.groups for row in group.rows]
+        rows = job.rows
         if not any(row.changes or row.erased for row in rows):
             return clips
         from pipeline.augment import augmented  # torchvision takes a second to import, and only fine-tuning needs it
@@ -179,24 +198,13 @@ class Loader:
             clips, [row.changes for row in rows], [row.erased for row in rows], [row.position for row in rows]
         )
 
-    def _take(self, job: _Job, graph: Graph) -> UInt8[Tensor, "B T H W C"]:
-        """What DALI has made of a batch; raises RuntimeError if a video of it does not decode, or DALI hangs.
-
-        DALI cannot be interrupted: a graph that hangs is left behind.
-        """
-
-        def take(_: Task) -> Tensor:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # a thread begins with the first GPU
-            return graph.take()
-
-        task = self._dali_waiter.submit(take)
+    def _take(self, part: Part) -> UInt8[Tensor, "B T H W C"]:
+        """What DALI has made of its part; raises RuntimeError if a video of it does not decode, or DALI hangs."""
         try:
-            return self._dali_waiter.result(task, self._config.decode_timeout_s)
+            return self._dali.take(part)
         except TimeoutError as error:
             self._maker.count(hung=1)
-            self._hung_graphs += 1
-            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in job.fed or [])
+            names = ", ".join(self._dataset.where(group.rows[0].sample) for group in part.groups)
             raise RuntimeError(f"no answer for {self._config.decode_timeout_s:g} s to one of {names}") from error
 
     def _wait_for(self, job: _Job) -> None:
@@ -211,10 +219,10 @@ class Loader:
                     # The thread that hangs may still change the old group.
                     group = job.groups[place] = replace(job.groups[place])
                     self._maker.replace(group, f"decoding took more than {self._config.decode_timeout_s:g} s")
-                    job.tasks[place] = self._submit(group, job.clips)
+                    job.tasks[place] = self._submit(group, job.host)
 
     def _batch(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> Batch:
-        rows = [row for group in job.groups for row in group.rows]
+        rows = job.rows
         samples = [self._dataset.samples[row.sample] for row in rows]
         labels = [-1 if sample.label is None else sample.label for sample in samples]
         self._maker.delivered(len(rows))
@@ -225,83 +233,76 @@ class Loader:
             [row.position for row in rows],
         )
 
-    def _give_back(self) -> None:
-        """Keep DALI's memory until the device has done what is queued on it by now, then let DALI have it back."""
-        if self._lent is not None and self._device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-            self._in_use.append((event, self._lent))
-        self._lent = None
-        while self._in_use and self._in_use[0][0].query():
-            self._in_use.popleft()
-
     def _feed_ready(self, jobs: Sequence[_Job]) -> None:
-        """Hand over what has been read, in order, so that DALI decodes it while the step runs."""
+        """Hand over what has been read, in order, so that DALI decodes it while the step runs, and have the next batch
+        brought to the device, as far as PyAV makes it."""
         for job in jobs:
-            if self._maker.without_dali or not all(task.future.done() for task in job.tasks):
+            if not all(task.future.done() and not task.future.exception() for task in job.tasks):
                 return
-            self._wait_for(job)
+            if job is jobs[0] and job.host.is_used and job.copy is None:
+                job.copy = self._uploads.start(job.host)
             try:
                 self._fed(job)
             except RuntimeError:  # of an earlier batch, most likely: whichever it is, it is met again at its turn
-                self._drop_graph(jobs)
+                self._drop_graphs(jobs)
                 return
 
-    def _fed(self, job: _Job) -> Graph | None:
-        """Give DALI the videos of a batch that are for it, once, and return the graph that works on them, if any are.
+    def _fed(self, job: _Job) -> list[Part]:
+        """Give DALI the videos of a batch that are for it, once. Raises RuntimeError if DALI does not take them."""
+        if job.parts is None:
+            job.parts = [] if self._choice.has_left(job.number) else self._dali.feed(job.groups)
+        return job.parts
 
-        Raises RuntimeError if DALI does not take them.
-        """
-        if job.fed is None:
-            job.fed = [group for group in job.groups if group.for_dali]
-            if job.fed:
-                if self._graph is None:
-                    most_videos = self._plan.batch_size // self._plan.views
-                    self._graph = Graph(self._device, self._plan, most_videos, self._config.threads)
-                self._graph.feed([(group.for_dali, group.rows) for group in job.fed if group.for_dali])
-        return self._graph if job.fed else None
-
-    def _drop_graph(self, jobs: Sequence[_Job]) -> None:
-        """After an error the graph is not valid any more; what it was working on is fed to a new one."""
-        self._graph = None
+    def _drop_graphs(self, jobs: Sequence[_Job]) -> None:
+        """After an error; what was under way is fed to new ones."""
+        self._dali.drop()
         for job in jobs:
-            job.fed = None
+            job.parts = None
 
     def _rescue(self, job: _Job, later: Sequence[_Job], error: str) -> None:
         """After an error of DALI's, PyAV cuts this batch, and finds the video that is bad, if one is.
 
-        DALI does not name the culprit, so all videos of the batch go to PyAV from now on.
+        DALI does not name the culprit, so all videos of the batch go to PyAV, from the first batch on that has surely
+        not been begun.
         """
-        self._drop_graph(later)
+        self._drop_graphs(later)
         attempts = sum(group.attempt for group in job.groups)
-        for group in job.groups:
-            if group.for_dali:
-                self._maker.keep_from_dali(group.rows[0].sample)
-                self._maker.count(rescued_clips=len(group.rows))
+        failed = [group for group in job.groups if group.way]
+        self._keep_from_dali([group.rows[0].sample for group in failed], job.number, job.number + self._config.prefetch)
+        self._maker.count(rescued_clips=sum(len(group.rows) for group in failed))
         self._move_to_pyav(job)
         found_bad = sum(group.attempt for group in job.groups) > attempts
-        self._failed_graphs = 0 if found_bad else self._failed_graphs + 1
-        if self._failed_graphs >= MAX_FAILED_GRAPHS or self._hung_graphs >= MAX_HUNG_GRAPHS:
-            self._maker.leave_dali()
+        if self._dali.failed(found_bad):
+            self._keep_from_dali(None, job.number, job.number)
             reason = " ".join(error.split())[:400]
             notice(
                 f"DALI has failed again and again, the last time with '{reason}': PyAV decodes all from now on, on"
                 f" {self._config.threads} CPU threads"
             )
 
+    def _keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+        self._choice.keep_from_dali(samples, failed, since)
+        if self._run:
+            self._run.keep_from_dali(samples, failed, since)
+
     def _move_to_pyav(self, job: _Job) -> None:
         """Have PyAV cut what DALI was to cut of a batch, and wait for it."""
-        if job.clips is None:
-            job.clips = self._empty(sum(len(group.rows) for group in job.groups))
         for place, group in enumerate(job.groups):
-            if group.for_dali:
-                group.for_dali = None
-                job.tasks[place] = self._submit(group, job.clips)
+            if group.way:
+                job.copy = None
+                group.way, group.for_dali, group.kept_from_dali = None, None, True
+                job.tasks[place] = self._submit(group, job.host)
         self._wait_for(job)
+
+    def _clips_per_second(self, plan: ClipPlan, decoder: Decoder) -> float:
+        """How fast one decoder makes the clips of a plan that repeats itself."""
+        config = replace(self._config, decoder=decoder, cached_batch=False)
+        with Loader(self._dataset, plan, self._device, config, None) as loader:
+            return clips_per_second(loader, decoder, warm_up=TIMED_BATCHES if self._remote else 2)
 
 
 COUNTERS = (
-    *("clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
+    *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
     *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.shards import Sides
+from pipeline.shards import SIDE_STEP
 
 LIBRARY = "libnvcuvid.so.1"
 # By FFmpeg's names, cudaVideoCodec of NVIDIA's cuviddec.h. These are what `fn.decoders.video` hands to NVDEC: the
@@ -20,27 +20,19 @@ class NvdecError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of video, in pixels, that a decoder takes."""
+    """Sizes of video, in pixels, that a decoder takes, and how many such decoders there are."""
 
     min_width: int = 1
     min_height: int = 1
     max_width: int = 2**31
     max_height: int = 2**31
     max_area: int = 2**62
+    step: int = 1  # sides are multiples of it
+    num_decoders: int = 0  # engines of the GPU; 0: threads of the CPU
 
     def admit(self, width: int, height: int) -> bool:
         fits = self.min_width <= width <= self.max_width and self.min_height <= height <= self.max_height
-        return fits and width * height <= self.max_area
-
-    def admit_all(self, sides: Sides) -> bool:
-        """Whether videos of all these sizes are taken."""
-        return (
-            self.min_width <= sides.min_width
-            and sides.max_width <= self.max_width
-            and self.min_height <= sides.min_height
-            and sides.max_height <= self.max_height
-            and sides.max_area <= self.max_area
-        )
+        return fits and width * height <= self.max_area and width % self.step == height % self.step == 0
 
 
 class _Capabilities(ctypes.Structure):
@@ -67,7 +59,10 @@ class _Capabilities(ctypes.Structure):
 
 
 def read_limits(device: torch.device) -> dict[str, Limits]:
-    """Codecs that NVDEC decodes as 8-bit 4:2:0, with the sizes it takes. Raises NvdecError if it cannot be asked."""
+    """Codecs that NVDEC decodes as 8-bit 4:2:0, with the sizes it takes by way of DALI (see shards.SIDE_STEP).
+
+    Raises NvdecError if it cannot be asked.
+    """
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -77,11 +72,19 @@ def read_limits(device: torch.device) -> dict[str, Limits]:
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # gives this thread the CUDA context that the driver asks for
         asked = {codec: _ask(library, number) for codec, number in CODECS.items()}
-    return {
-        codec: Limits(found.min_width, found.min_height, found.max_width, found.max_height, found.max_macroblocks * 256)
-        for codec, found in asked.items()
-        if found.is_supported
-    }
+    return {codec: _limits(found) for codec, found in asked.items() if found.is_supported}
+
+
+def _limits(found: _Capabilities) -> Limits:
+    return Limits(
+        found.min_width,
+        found.min_height,
+        found.max_width,
+        found.max_height,
+        found.max_macroblocks * 256,
+        SIDE_STEP,
+        found.num_decoders,
+    )
 
 
 def _ask(library: ctypes.CDLL, codec: int) -> _Capabilities:

@@ -186,8 +186,8 @@ FREE_KEYS = {
     "compile", "attention", "model.activation_checkpointing",
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "metrics", "data.validation_shards",
-    "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib", "data.cache", "data.cache_gib",
-    "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
+    "data.decoder", "data.num_threads", "data.dali_threads", "data.prefetch", "data.prefetch_mib",
+    "data.cache", "data.cache_gib", "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, quarantine.jsonl,
-profile/`.
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, profile/,
+quarantine.jsonl, decoders.jsonl`.
 
 A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
 """
@@ -33,6 +33,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
+        self.decoders = self.path / "decoders.jsonl"
         self.profile = self.path / "profile"
         self.review = self.path / "review"  # the newest pictures, for the report
         self.report = self.path / "report.html"

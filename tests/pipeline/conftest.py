@@ -2,7 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_videos import encode, write_shards
+from made_videos import encode, store, write_shards
 
 from pipeline.dataset import ShardDataset
 
@@ -23,6 +23,13 @@ def vp9_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("data") / "vp9", videos, container="webm")
 
 
+@pytest.fixture(scope="session")
+def jpeg_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in MJPEG as make_shards stores it, which DALI decodes picture by picture."""
+    videos = [(f"v{i:02d}", store("mjpeg", 20, first=i)) for i in range(6)]
+    return write_shards(tmp_path_factory.mktemp("data") / "jpeg", videos)
+
+
 @pytest.fixture
 def short(short_shards: Path) -> ShardDataset:
     return ShardDataset.open(short_shards)
@@ -31,3 +38,8 @@ def short(short_shards: Path) -> ShardDataset:
 @pytest.fixture
 def vp9(vp9_shards: Path) -> ShardDataset:
     return ShardDataset.open(vp9_shards)
+
+
+@pytest.fixture
+def jpeg(jpeg_shards: Path) -> ShardDataset:
+    return ShardDataset.open(jpeg_shards)

@@ -53,6 +53,16 @@ def read_number(image: np.ndarray) -> int:
     return round((float(image.mean()) - 20) / 10) % LEVELS
 
 
+def drawn(number: int, width: int, height: int, pattern: bool) -> np.ndarray:
+    """Flat grey that tells the number, uint8 [H, W, 3]; with `pattern`, a ramp and colours lie over it (not
+    readable)."""
+    image = np.full((height, width, 3), grey(number), np.uint8)
+    if pattern:
+        image[..., 0] = np.linspace(0, 255, width)
+        image[..., 1] = np.linspace(0, 255, height)[:, None]
+    return image
+
+
 def encode(
     num_frames: int,
     *,
@@ -65,7 +75,7 @@ def encode(
     first: int = 0,
     pattern: bool = False,
 ) -> bytes:
-    """Frame k is flat grey that tells `first` + k; with `pattern`, a ramp and colours lie over it (not readable)."""
+    """Frame k is `drawn` of `first` + k."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=Fraction(8))
@@ -74,25 +84,32 @@ def encode(
         stream.options = options or {}
         open_encoder(stream.codec_context)
         for number in range(first, first + num_frames):
-            image = np.full((height, width, 3), grey(number), np.uint8)
-            if pattern:
-                image[..., 0] = np.linspace(0, 255, width)
-                image[..., 1] = np.linspace(0, 255, height)[:, None]
+            image = drawn(number, width, height, pattern)
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return file.getvalue()
 
 
-def store(codec: str, num_frames: int, *, gop: int = 8, width: int = 64, height: int = 48, first: int = 0) -> bytes:
-    """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them."""
+def store(
+    codec: str,
+    num_frames: int,
+    *,
+    gop: int = 8,
+    width: int = 64,
+    height: int = 48,
+    first: int = 0,
+    pattern: bool = False,
+) -> bytes:
+    """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them; with
+    `pattern`, as `encode`."""
     noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
     convert = Converter(CODECS[codec], None, Fraction(1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
         writer = Writer(path, CODECS[codec], Settings(encode=codec, gop=gop), Fraction(8), (width, height))
         for number in range(num_frames):
-            image = grey(first + number) + np.roll(noise, 3 * number, axis=1)
+            image = drawn(first + number, width, height, pattern) + np.roll(noise, 3 * number, axis=1) * (not pattern)
             writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
         writer.close()
         return path.read_bytes()

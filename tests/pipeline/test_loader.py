@@ -21,14 +21,14 @@ import torch
 from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, write_shards
 
 from errors import InputError
+from pipeline.choice import Choice
 from pipeline.config import DataConfig
 from pipeline.crops import Crop, FrameSize
 from pipeline.cutting import cut_views
 from pipeline.dataset import ShardDataset
-from pipeline.graph import Graph
+from pipeline.graph import VideoGraph
 from pipeline.groups import Cut
 from pipeline.loader import Batch, Loader
-from pipeline.making import _codecs_for_dali
 from pipeline.plan import Plan, PlanRow, ViewPlan
 from pipeline.reader import Reader
 from pipeline.video import VideoError, decode_frames
@@ -63,11 +63,11 @@ def check_frames(batches: list[Batch], plan: Plan) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("repeats", [1, 2])
-@pytest.mark.parametrize("decoder", ["pyav", "dali"])
+@pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
 def test_clips_show_the_frames_of_the_plan(
-    short: ShardDataset, vp9: ShardDataset, decoder: str, repeats: int, stride: int
+    request: pytest.FixtureRequest, source: str, decoder: str, repeats: int, stride: int
 ) -> None:
-    dataset = vp9 if decoder == "dali" else short
+    dataset: ShardDataset = request.getfixturevalue(source)
     config = DataConfig(frame_stride=stride, decoder=decoder, repeats=repeats, num_threads=2)  # type: ignore[arg-type]
     plan = plan_of(dataset, config)
     for index, batch in enumerate(first_batches(dataset, config, 6)):
@@ -86,12 +86,13 @@ def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
     assert set(first_batches(vp9, DataConfig(frame_stride=1), 1)[0].labels.tolist()) == {-1}
 
 
-@pytest.mark.parametrize("decoder", ["pyav", "dali"])
-def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: str) -> None:
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize(("codec", "decoder"), [("vp9", "pyav"), ("vp9", "dali"), ("mjpeg", "dali")])
+def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, codec: str, decoder: str, repeats: int) -> None:
     """Red grows from left to right, green from top to bottom: their ends in the clip tell the box."""
-    video = encode(8, codec="libvpx-vp9", container="webm", width=320, height=240, pattern=True, options={"crf": "4"})
-    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container="webm"))
-    config = DataConfig(frame_stride=1, decoder=decoder)  # type: ignore[arg-type]
+    video = store(codec, 8, width=320, height=240, pattern=True)
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
+    config = DataConfig(frame_stride=1, decoder=decoder, repeats=repeats)  # type: ignore[arg-type]
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
     batches = first_batches(dataset, config, 4)
@@ -108,11 +109,14 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: str) -> No
         assert abs(green[-1] * 240 / 255 - row.crop.y - row.crop.height) < margin
 
 
-@pytest.mark.parametrize("codec", ["libvpx-vp9", "mjpeg"])
+@pytest.mark.parametrize("codec", ["libvpx-vp9", "mjpeg", "pictures"])
 def test_both_decoders_see_the_same(tmp_path: Path, codec: str) -> None:
     """Within 2 grey levels on average, without a bias, at every crop: also odd ones, where chroma lies between."""
-    container = "avi" if codec == "mjpeg" else "webm"
-    video = encode(8, codec=codec, container=container, width=181, height=135, pattern=True)
+    container = {"mjpeg": "avi", "libvpx-vp9": "webm"}.get(codec, "mp4")
+    if codec == "pictures":
+        video = store("mjpeg", 8, width=176, height=128, pattern=True)
+    else:
+        video = encode(8, codec=codec, container=container, width=181, height=135, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container=container))
     clips = {}
     for decoder in ("pyav", "dali"):
@@ -283,14 +287,14 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
 @pytest.fixture
 def hanging_dali(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """DALI hangs at the takes whose numbers are in `takes`, until `release` is set."""
-    state, numbers, plain = SimpleNamespace(takes=[], release=threading.Event()), count(), Graph.take
+    state, numbers, plain = SimpleNamespace(takes=[], release=threading.Event()), count(), VideoGraph.take
 
-    def take_or_hang(graph: Graph) -> torch.Tensor:
+    def take_or_hang(graph: VideoGraph) -> torch.Tensor:
         if next(numbers) in state.takes:
             state.release.wait(20)
         return plain(graph)
 
-    monkeypatch.setattr(Graph, "take", take_or_hang)
+    monkeypatch.setattr(VideoGraph, "take", take_or_hang)
     return state
 
 
@@ -334,7 +338,7 @@ def test_a_dali_that_always_fails_is_left(
         next(failures)
         raise RuntimeError("Critical error in pipeline:\n  dlopen failed")
 
-    monkeypatch.setattr(Graph, method, fail)
+    monkeypatch.setattr(VideoGraph, method, fail)
     config = DataConfig(frame_stride=1, decoder="dali")
     plan = plan_of(vp9, config)
     with Loader(vp9, plan, CPU, config, None) as loader:
@@ -347,14 +351,14 @@ def test_a_dali_that_always_fails_is_left(
 
 def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI refuses a batch while others are under way: all of them come out, in order, and by DALI."""
-    numbers, plain = count(), Graph.feed
+    numbers, plain = count(), VideoGraph.feed
 
-    def feed_or_fail(graph: Graph, *batch: object) -> None:
+    def feed_or_fail(graph: VideoGraph, *batch: object) -> None:
         if next(numbers) == 2:
             raise RuntimeError("an earlier batch has failed")
         plain(graph, *batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Graph, "feed", feed_or_fail)
+    monkeypatch.setattr(VideoGraph, "feed", feed_or_fail)
     config = DataConfig(frame_stride=1, decoder="dali", prefetch=4)
     plan = plan_of(vp9, config)
     with Loader(vp9, plan, CPU, config, None) as loader:
@@ -372,18 +376,18 @@ def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
 ) -> None:
     """Also where the batch is a copy of it: on a GPU that copy is only queued when the batch is given out."""
     lent: list[weakref.ref[torch.Tensor]] = []
-    plain = Graph.take
+    plain = VideoGraph.take
 
-    def take(graph: Graph) -> torch.Tensor:
+    def take(graph: VideoGraph) -> torch.Tensor:
         clips = plain(graph)
         lent.append(weakref.ref(clips))
         return clips
 
-    monkeypatch.setattr(Graph, "take", take)
+    monkeypatch.setattr(VideoGraph, "take", take)
     config = DataConfig(frame_stride=1, decoder="dali")
     with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
         if share == "some":
-            loader._maker.keep_from_dali(0)
+            loader._maker.choice.keep_from_dali([0], failed=-1, since=0)
         for number, batch in zip(range(6), loader.batches(0), strict=False):
             assert len(batch.keys) == 4
             del batch
@@ -457,7 +461,6 @@ import sys, time, torch
 from pathlib import Path
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
-from pipeline.graph import Graph
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
@@ -621,8 +624,8 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
 def test_without_dali_pyav_decodes_all(
     short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.making.dali_is_installed", lambda: False)
-    assert _codecs_for_dali(short, torch.device("cuda"), DataConfig()) == {}
+    monkeypatch.setattr("pipeline.choice.dali_is_installed", lambda: False)
+    assert Choice(short, torch.device("cuda"), DataConfig()).without_dali
     assert "since nvidia-dali is not installed" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"nvidia-dali is not installed.*set data.decoder to auto"):
-        _codecs_for_dali(short, CPU, DataConfig(decoder="dali"))
+        Choice(short, CPU, DataConfig(decoder="dali"))

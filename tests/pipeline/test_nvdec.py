@@ -3,17 +3,18 @@
 import ctypes
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from made_videos import encode, store, write_shards
 
 from errors import InputError
 from pipeline import nvdec
+from pipeline.choice import Choice
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
-from pipeline.making import ClipMaker
 from pipeline.nvdec import CODECS, Limits, NvdecError, read_limits
-from pipeline.plan import Plan
 
 CUDA = torch.device("cuda", 0)
 BIG = Limits(48, 48, 4096, 4096, 65536 * 256)
@@ -28,7 +29,7 @@ class Driver:
         content = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_ubyte * 88)).contents  # type: ignore[arg-type]
         codec, chroma, bits_above_8 = (int.from_bytes(content[at : at + 4], "little") for at in (0, 4, 8))
         assert (chroma, bits_above_8) == (1, 0)
-        content[24] = codec != 11
+        content[24], content[25] = codec != 11, 5
         for at, size, value in ((28, 4, 4096), (32, 4, 2048), (36, 4, 32768), (40, 2, 48), (42, 2, 16)):
             content[at : at + size] = value.to_bytes(size, "little")
         return self.error
@@ -45,12 +46,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> type[Driver]:
 def test_the_driver_says_what_it_decodes(driver: type[Driver]) -> None:
     limits = read_limits(CUDA)
     assert limits.keys() == CODECS.keys() - {"av1"}
-    assert set(limits.values()) == {Limits(48, 16, 4096, 2048, 32768 * 256)}
+    assert set(limits.values()) == {Limits(48, 16, 4096, 2048, 32768 * 256, step=16, num_decoders=5)}
 
 
 @pytest.mark.parametrize(
     ("width", "height", "fits"),
-    [(48, 16, True), (47, 16, False), (48, 15, False), (4096, 2048, True), (4097, 16, False), (48, 2049, False)],
+    [(48, 16, True), (32, 16, False), (48, 0, False), (4096, 2048, True), (4112, 16, False), (48, 2064, False)],
 )
 def test_sizes_are_checked(driver: type[Driver], width: int, height: int, fits: bool) -> None:
     assert read_limits(CUDA)["h264"].admit(width, height) == fits
@@ -73,7 +74,7 @@ def test_a_missing_library_is_named_with_its_usual_reason(monkeypatch: pytest.Mo
         read_limits(CUDA)
 
 
-def maker_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, decoder: str = "auto") -> ClipMaker:
+def choice_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, **settings: Any) -> Choice:
     """For a GPU whose NVDEC has these limits, or cannot be reached for this reason."""
 
     def answer(device: torch.device) -> dict[str, Limits]:
@@ -81,45 +82,77 @@ def maker_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, decoder: str =
             raise NvdecError(limits)
         return limits
 
-    dataset, config = ShardDataset.open(shards), DataConfig(frame_stride=1, decoder=decoder, num_threads=3)  # type: ignore[arg-type]
-    plan = Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.making.read_limits", answer)
-        return ClipMaker(dataset, plan, CUDA, config, None)
+        patch.setattr("pipeline.choice.read_limits", answer)
+        return Choice(ShardDataset.open(shards), CUDA, DataConfig(frame_stride=1, **{"num_threads": 3, **settings}))
 
 
 def test_without_nvdec_pyav_decodes_and_the_user_is_told(
     short_shards: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker = maker_on_a_gpu(short_shards, "its library is not here")
-    assert maker.without_dali
-    assert not maker.all_by_dali
+    choice = choice_on_a_gpu(short_shards, "its library is not here")
+    assert choice.without_dali
+    assert choice.suits(0) is None
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("note: DALI does not decode h264 on cuda, since its library is not here")
     assert line.endswith("holds it: PyAV does, on 3 CPU threads")
 
     monkeypatch.setenv("LOCAL_RANK", "1")
-    maker_on_a_gpu(short_shards, "its library is not here")
+    choice_on_a_gpu(short_shards, "its library is not here")
     assert capfd.readouterr().err == "", "once a node"
 
 
-def test_dali_that_was_asked_for_and_cannot_be_had_is_an_error(short_shards: Path) -> None:
+@pytest.mark.parametrize("decoder", ["dali", "hybrid"])
+def test_dali_that_was_asked_for_and_cannot_be_had_is_an_error(short_shards: Path, decoder: str) -> None:
     with pytest.raises(InputError, match=r"since its library is not here, .* set data\.decoder to auto"):
-        maker_on_a_gpu(short_shards, "its library is not here", decoder="dali")
+        choice_on_a_gpu(short_shards, "its library is not here", decoder=decoder)
 
 
 def test_a_codec_that_this_gpu_lacks_goes_to_pyav(short_shards: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    maker = maker_on_a_gpu(short_shards, {"vp9": BIG})
-    assert not maker.all_by_dali
+    assert choice_on_a_gpu(short_shards, {"vp9": BIG}).suits(0) is None
     assert "DALI does not decode h264 on cuda, and" in capfd.readouterr().err
 
 
 def test_videos_of_a_size_that_nvdec_does_not_take_go_to_pyav(
     short_shards: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert maker_on_a_gpu(short_shards, {"h264": BIG}).all_by_dali
-    assert not maker_on_a_gpu(short_shards, {"h264": Limits(min_width=65)}).all_by_dali, "they are 64 pixels wide"
+    assert choice_on_a_gpu(short_shards, {"h264": BIG}).suits(0) == "videos"
+    assert choice_on_a_gpu(short_shards, {"h264": Limits(min_width=65)}).suits(0) is None, "they are 64 pixels wide"
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "fits"), [(352, 256, True), (342, 256, False), (340, 256, False), (640, 360, False)]
+)
+def test_sides_that_are_no_multiples_of_16_go_to_pyav(
+    driver: type[Driver], tmp_path: Path, width: int, height: int, fits: bool
+) -> None:
+    """NVDEC's decoders would be made anew for every clip, or taken from a video of another size."""
+    limits = read_limits(CUDA)
+    video = encode(2, width=width, height=height)
+    choice = choice_on_a_gpu(write_shards(tmp_path / "data", [("v0", video)]), limits)
+    assert (choice.suits(0) == "videos") == fits
+
+
+def test_pictures_need_no_nvdec(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nor a size of their own; those of shards of earlier versions are not to be had one by one."""
+    shards = write_shards(tmp_path / "data", [("v0", store("mjpeg", 3, width=80, height=50))])
+    assert choice_on_a_gpu(shards, "its library is not here").suits(0) == "images"
+    assert choice_on_a_gpu(shards, {"h264": BIG}).suits(0) == "images"
+    assert capfd.readouterr().err == ""
+    old = write_shards(tmp_path / "old", [("v0", encode(3, codec="mjpeg", container="avi"))], container="avi")
+    assert choice_on_a_gpu(old, {"h264": BIG}).suits(0) is None
+    assert "DALI does not decode mjpeg on cuda, and" in capfd.readouterr().err
+
+
+def test_dali_has_as_many_threads_as_the_gpu_has_decoders(driver: type[Driver], short_shards: Path) -> None:
+    limits = read_limits(CUDA)
+    assert limits["h264"].num_decoders == 5
+    assert choice_on_a_gpu(short_shards, limits).dali_threads == 5
+    assert choice_on_a_gpu(short_shards, limits, dali_threads=2).dali_threads == 2
+    assert choice_on_a_gpu(short_shards, "not here", num_threads=3).dali_threads == 3
+    with pytest.raises(InputError, match=r"data\.dali_threads is 0: give a whole number"):
+        DataConfig(dali_threads=0)
 
 
 @pytest.mark.gpu

@@ -100,6 +100,8 @@ def test_on_a_gpu_dali_takes_part_where_nvdec_decodes(
 ) -> None:
     by_pyav = {("pyav", encode, 1) for encode in ("h264", "mjpeg", "copy")}
     both = by_pyav | {("auto", "h264", 2), ("auto", "mjpeg", 2)}
-    assert ours_on_a_gpu(monkeypatch, ("h264", "hevc")) == both | {("dali", "h264", 1), ("auto", "copy", 1)}
-    assert ours_on_a_gpu(monkeypatch, None) == both
-    assert "DALI is left out: it is not here" in capsys.readouterr().err
+    images = {("dali", "mjpeg", 1), ("hybrid", "mjpeg", 1), ("auto", "copy", 1)}
+    videos = {("dali", "h264", 1), ("hybrid", "h264", 1)}
+    assert ours_on_a_gpu(monkeypatch, ("h264", "hevc")) == both | images | videos
+    assert ours_on_a_gpu(monkeypatch, None) == both | images
+    assert "DALI is left out, but for mjpeg: it is not here" in capsys.readouterr().err

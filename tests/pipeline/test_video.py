@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipeline.crops import Crop, FrameSize
 from pipeline.cutting import cut_views
-from pipeline.graph import Graph
+from pipeline.graph import VideoGraph
 from pipeline.groups import Cut
 from pipeline.plan import PlanRow
 from pipeline.shards import Sample
@@ -193,7 +193,7 @@ def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> N
     data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
     sample, cut = Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), np.zeros((64, 64, 3), np.uint8)
     cut_views(Cut(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
-    graph = Graph(torch.device("cpu"), OneFrame(), 1, 1)
+    graph = VideoGraph(torch.device("cpu"), OneFrame(), 1, 1)
     graph.feed([(Cut(data, row.frames, 1), [row])])
     assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
     assert cut[32, 32, 0] > 195, "mostly red"

@@ -22,7 +22,7 @@ from training.remote.bucket import Bucket
 from training.remote.lease import Lease
 
 BEST = "checkpoints/best"
-LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
+LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "decoders.jsonl", "report.html")
 
 
 def staging(url: str) -> Path:

@@ -1,0 +1,205 @@
+"""What a clip costs by its place in a video, and what DALI and PyAV make side by side.
+
+    python benchmarks/decoder_sharing.py [--encode vp9] [--threads 1] [--dali-threads 1] [--rounds 5] [--output FOLDER]
+
+Draws videos of 400 frames, 336x256, stores them with a key frame every 8 frames, and measures two things.
+clip_places: milliseconds of a clip of 16 frames that begins at the first, middle or last possible frame, by either
+decoder, from the groups of pictures that it needs and from the whole video. decoder_sharing: clips a second of each
+decoder alone and of both at once, with the same threads, in turns; at once they should make what they make together.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, write_results
+from benchmarks.loader_baselines import NUM_FRAMES, SIDE
+from devices import choose_device
+from errors import InputError, run_command
+from pipeline.config import DataConfig
+from pipeline.crops import Crop, FrameSize
+from pipeline.dataset import ShardDataset
+from pipeline.groups import Groups
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan, PlanRow
+from pipeline.sharing import Speeds
+from progress import progress_bar
+from shard_tools.codecs import CODECS
+
+LENGTH, WIDTH, HEIGHT, NUM_VIDEOS = 400, 336, 256, 4
+PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
+BATCH = 8
+WARM_UP = 2  # batches
+
+
+@dataclass(frozen=True)
+class Uncut(ShardDataset):
+    """Read as shards without a table of groups are."""
+
+    def groups(self, sample: int) -> Groups | None:
+        return None
+
+
+class AtPlace:
+    """Batches of clips at one place of their videos."""
+
+    num_frames, frame_size, batch_size, views = NUM_FRAMES, FrameSize.of(SIDE), BATCH, 1
+
+    def __init__(self, place: float, count: int) -> None:
+        self._count = count
+        start = round(place * (LENGTH - NUM_FRAMES))
+        self._frames = tuple(range(start, start + NUM_FRAMES))
+
+    def batch(self, index: int) -> list[PlanRow]:
+        if index >= self._count:
+            return []
+        box = Crop((WIDTH - HEIGHT) // 2, 0, HEIGHT, HEIGHT)
+        return [PlanRow(n, 0, n % NUM_VIDEOS, self._frames, box, flip=False) for n in range(BATCH)]
+
+    def replacement(self, row: PlanRow, attempt: int) -> None:
+        return None
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    device = choose_device()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_shards(Path(scratch), options.encode)
+        arguments = folder, options.threads, options.dali_threads, device.type
+        places = in_fresh_process(measure_places, *arguments, options.rounds)
+        shared = in_fresh_process(measure_sharing, *arguments, options.rounds, options.seconds)
+    about = machine(device, ("av", "nvidia-dali-cuda130"))
+    about |= {"encode": options.encode, "threads": options.threads, "dali_threads": options.dali_threads}
+    output = options.output or default_output(device)
+    size = (
+        f"Clips of {NUM_FRAMES} frames, {SIDE}², of videos of {LENGTH} frames, {WIDTH}x{HEIGHT}, a key frame every 8."
+    )
+    write_results(output, "clip_places", places, about, [f"{size} Batches of {BATCH}; medians of {options.rounds}."])
+    rounds = f"In turns, medians of {options.rounds} rounds of {options.seconds:g} s; batches of {BATCH}."
+    write_results(output, "decoder_sharing", shared, about, [f"{size} {rounds}"])
+    for name in ("clip_places", "decoder_sharing"):
+        print((output / f"{name}.md").read_text(encoding="utf-8"))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encode", choices=CODECS, default="vp9", help="on a CPU, DALI decodes vp9 and mjpeg")
+    parser.add_argument("--threads", type=int, default=1, help="of PyAV")
+    parser.add_argument("--dali-threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a round")
+    parser.add_argument("--output", type=Path, help="folder for the results")
+    options = parser.parse_args(arguments)
+    if min(options.threads, options.dali_threads, options.rounds) < 1 or options.seconds <= 0:
+        raise InputError("--threads, --dali-threads, --rounds and --seconds must be above 0")
+    return options
+
+
+def make_shards(scratch: Path, encode: str) -> Path:
+    draw = [str(scratch / "videos"), "--num-videos", str(NUM_VIDEOS), "--size", f"{WIDTH}x{HEIGHT}"]
+    store = [str(scratch / "videos"), str(scratch / "shards"), "--encode", encode, "--frame-stride", "1"]
+    for program, arguments in (
+        ("synthetic_videos", [*draw, "--num-frames", str(LENGTH)]),
+        ("make_shards", [*store, "--unlabelled"]),
+    ):
+        command = [sys.executable, str(ROOT / "shard_tools" / f"{program}.py"), *arguments]
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+            raise InputError(f"{program} failed: see above")
+    return scratch / "shards"
+
+
+def measure_places(folder: Path, threads: int, dali_threads: int, device: str, rounds: int) -> list[Row]:
+    """Called in a process of its own."""
+    torch.set_num_threads(1)
+    cut = ShardDataset.open(folder)
+    uncut = Uncut(**{field.name: getattr(cut, field.name) for field in fields(ShardDataset)})
+    rows: list[Row] = []
+    for decoder in ("pyav", "dali"):
+        config = DataConfig(decoder=decoder, num_threads=threads, dali_threads=dali_threads)  # type: ignore[arg-type]
+        for read, dataset in (("groups", cut), ("whole", uncut)):
+            for name, place in PLACES.items():
+                rows.append({"decoder": decoder, "read": read, "place": name})
+                plan = AtPlace(place, WARM_UP + rounds)
+                with Loader(dataset, plan, torch.device(device), config, None) as loader:
+                    rows[-1] |= clip_times(loader)
+            of_first = rows[-len(PLACES)]["ms_a_clip"]
+            for row in rows[-len(PLACES) :]:
+                row["times_first"] = row["ms_a_clip"] / of_first
+    return rows
+
+
+def clip_times(loader: Loader) -> Row:
+    """Of all batches; frames are decoded ahead of those that are given out, so only their sums are exact."""
+    seconds = []
+    started = time.perf_counter()
+    for batch in loader.batches(0):
+        seconds.append(time.perf_counter() - started)
+        if len(seconds) == 1:
+            check(batch)
+        started = time.perf_counter()
+    made = loader.counters
+    return {
+        "ms_a_clip": statistics.median(seconds[WARM_UP:]) * 1e3 / BATCH,
+        "frames_decoded_per_delivered": made["frames_decoded"] / made["frames_delivered"],
+        "kib_read_a_clip": made["bytes_read"] / made["videos_read"] / 1024,
+    }
+
+
+def check(batch: Batch) -> None:
+    """Clips of one video at one place are alike, others are not."""
+    clips = batch.clip.cpu()
+    same, other = torch.equal(clips[0], clips[NUM_VIDEOS]), torch.equal(clips[0], clips[1])
+    require("clips are those of their videos", same and not other, f"same {same}, other {other}")
+
+
+def measure_sharing(
+    folder: Path, threads: int, dali_threads: int, device: str, rounds: int, seconds: float
+) -> list[Row]:
+    """Called in a process of its own."""
+    torch.set_num_threads(1)
+    dataset, place = ShardDataset.open(folder), torch.device(device)
+
+    def loader_of(decoder: str, share: float) -> Loader:
+        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, dali_threads=dali_threads)  # type: ignore[arg-type]
+        plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH)
+        return Loader(dataset, plan, place, config, None, share)
+
+    def speed(decoder: str, share: float = 1.0) -> float:
+        with loader_of(decoder, share) as loader:
+            return clips_per_second(loader.batches(0), seconds)
+
+    found: dict[str, list[float]] = {"pyav": [], "dali": [], "both": []}
+    shares = []
+    for _ in progress_bar(range(rounds), unit="round"):
+        for decoder in ("pyav", "dali"):
+            found[decoder].append(speed(decoder))
+        shares.append(Speeds(found["dali"][-1], found["pyav"][-1], 1.0).share)
+        found["both"].append(speed("hybrid", shares[-1]))
+    of_sum = [
+        both / (dali + pyav) for dali, pyav, both in zip(found["dali"], found["pyav"], found["both"], strict=True)
+    ]
+    rows: list[Row] = [{"decoder": name, "clips_per_second": statistics.median(found[name])} for name in found]
+    rows[-1] |= {"share_of_dali": statistics.median(shares), "share_of_sum": statistics.median(of_sum)}
+    rows[-1] |= {"share_of_sum_lowest": min(of_sum), "share_of_sum_highest": max(of_sum)}
+    return rows
+
+
+def clips_per_second(batches: Iterator[Batch], seconds: float) -> float:
+    for _ in range(4):
+        next(batches)
+    clips, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < seconds:
+        clips += len(next(batches).keys)
+    return clips / passed
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,203 @@
+"""Clips are shared between DALI and PyAV as their speeds say: the same clips in the same order, now and later."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_videos import LEVELS, read_number, store, write_shards
+
+from pipeline import sharing
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.graph import VideoGraph
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan
+from pipeline.sharing import Speeds
+
+CPU = torch.device("cpu")
+
+
+def config_of(**settings: Any) -> DataConfig:
+    return DataConfig(**{"frame_stride": 1, "num_threads": 1, "decoder": "hybrid", **settings})
+
+
+def plan_of(dataset: ShardDataset, config: DataConfig, batch_size: int = 4) -> Plan:
+    return Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=batch_size)
+
+
+def batches_of(
+    dataset: ShardDataset,
+    config: DataConfig,
+    share: Path | float,
+    count: int = 6,
+    first: int = 0,
+    batch_size: int = 4,
+) -> list[Batch]:
+    with Loader(dataset, plan_of(dataset, config, batch_size), CPU, config, None, share) as loader:
+        return [batch for batch, _ in zip(loader.batches(first), range(count), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def vp9(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """With noise in the pictures, of which DALI and PyAV make slightly different ones."""
+    videos = [(f"v{i:02d}", store("vp9", 20, first=i)) for i in range(6)]
+    return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / "vp9", videos))
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> ShardDataset:
+    """Of every kind: what DALI decodes as videos, as pictures, and not at all on a CPU."""
+    codecs = ("vp9", "mjpeg", "h264")
+    videos = [(f"v{i:02d}", store(codecs[i % 3], 20, first=i)) for i in range(9)]
+    return ShardDataset.open(write_shards(tmp_path / "mixed", videos))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing takes no time."""
+    monkeypatch.setattr(sharing, "TIMED_S", 0.0)
+
+
+@pytest.mark.parametrize("source", ["vp9", "jpeg"])
+def test_each_clip_is_made_by_the_decoder_whose_turn_it_is(request: pytest.FixtureRequest, source: str) -> None:
+    dataset: ShardDataset = request.getfixturevalue(source)
+    alone = {name: batches_of(dataset, config_of(decoder=name), 1.0) for name in ("pyav", "dali")}
+    shared = batches_of(dataset, config_of(), 0.4)
+    assert batches_of(dataset, config_of(prefetch=1, num_threads=3), 0.4, 2, first=4)[1].keys == shared[5].keys
+    turns = []
+    for place, batch in enumerate(shared):
+        assert batch.keys == alone["pyav"][place].keys
+        for clip, ours, theirs in zip(batch.clip, alone["pyav"][place].clip, alone["dali"][place].clip, strict=True):
+            assert not torch.equal(ours, theirs)
+            turns.append("dali" if torch.equal(clip, theirs) else "pyav")
+            assert torch.equal(clip, ours if turns[-1] == "pyav" else theirs)
+    assert turns.count("dali") == int(0.4 * 24)
+    assert turns[:5].count("dali") == 2, "evenly spread"
+
+
+def test_all_ways_make_one_batch(mixed: ShardDataset) -> None:
+    config = config_of()
+    plan = plan_of(mixed, config)
+    with Loader(mixed, plan, CPU, config, None) as loader:
+        for number, batch in zip(range(12), loader.batches(0), strict=False):
+            for row, key, clip in zip(plan.batch(number), batch.keys, batch.clip, strict=True):
+                shown = [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
+                assert shown == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+        assert loader.counters["rescued_clips"] == 0
+        assert set(loader._dali._graphs) == {"videos", "images"}
+        assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
+
+
+def test_speeds_are_found_once_and_kept(
+    mixed: ShardDataset, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    file = tmp_path / "decoders.jsonl"
+    clips = [batch.clip for batch in batches_of(mixed, config_of(), file)]
+    (line,) = [json.loads(text) for text in file.read_text().splitlines()]
+    assert line["speeds"]["dali"] > 0 < line["speeds"]["pyav"]
+    assert line["speeds"]["suited"] == pytest.approx(2 / 3, abs=0.1)
+    (note,) = capfd.readouterr().err.splitlines()
+    assert note.startswith("note: DALI makes ")
+    assert "on 1 CPU threads" in note
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loader, "_clips_per_second", lambda *_: pytest.fail("timed again"))
+        again = [batch.clip for batch in batches_of(mixed, config_of(), file)]
+    assert all(map(torch.equal, clips, again))
+    assert capfd.readouterr().err == ""
+    batches_of(mixed, config_of(dali_threads=3), file, count=1)
+    assert len(file.read_text().splitlines()) == 2, "under other conditions it is found anew"
+
+
+def test_speeds_of_another_process_or_that_make_no_sense_do_not_count(
+    vp9: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "decoders.jsonl"
+    speeds = iter([30.0, 10.0] * 9)
+    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: next(speeds))
+
+    def share() -> float:
+        config = config_of()
+        with Loader(vp9, plan_of(vp9, config), CPU, config, None, file) as loader:
+            return loader._choice.share
+
+    assert share() == 0.75
+    monkeypatch.setenv("RANK", "1")
+    assert share() == 0.75
+    assert [json.loads(line)["rank"] for line in file.read_text().splitlines()] == [0, 1]
+    for damage in ('"dali": NaN', '"dali": -1', '"dali": "x"', '"dallas": 1'):
+        file.write_text(file.read_text().replace('"dali": 30.0', damage) + "{")
+        assert share() == 0.75
+    assert share() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("speeds", "share"),
+    [
+        (Speeds(dali=300, pyav=100, suited=1), 0.75),
+        (Speeds(dali=300, pyav=100, suited=0.9), 0.75 / 0.9),
+        (Speeds(dali=300, pyav=100, suited=0.5), 1),
+        (Speeds(dali=0, pyav=100, suited=1), 0),
+        (Speeds(dali=0, pyav=100, suited=0), 0),
+    ],
+)
+def test_the_share(speeds: Speeds, share: float) -> None:
+    assert speeds.share == share
+
+
+def test_where_there_is_no_choice_nothing_is_timed(
+    short: ShardDataset, vp9: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: pytest.fail("timed"))
+    file = tmp_path / "decoders.jsonl"
+    batches_of(short, config_of(decoder="auto"), file, count=1)
+    batches_of(vp9, config_of(decoder="auto"), file, count=1)
+    batches_of(vp9, config_of(decoder="pyav"), file, count=1)
+    batches_of(vp9, config_of(decoder="dali"), file, count=1)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("failures", [1, 10**6])
+def test_what_dali_fails_at_when_it_is_timed_is_not_its_own(
+    vp9: ShardDataset, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """One bad video does not cost it all others; if it makes none, it gets none."""
+    numbers, plain = itertools.count(), VideoGraph.take
+
+    def take(graph: VideoGraph) -> torch.Tensor:
+        if next(numbers) < failures:
+            raise RuntimeError("Critical error in pipeline")
+        return plain(graph)
+
+    monkeypatch.setattr(VideoGraph, "take", take)
+    config = config_of()
+    with Loader(vp9, plan_of(vp9, config), CPU, config, None, tmp_path / "decoders.jsonl") as loader:
+        next(loader.batches(0))
+        assert loader._choice.without_dali == (failures > 1)
+        assert loader.counters["rescued_clips"] == 0
+
+
+@pytest.mark.parametrize("failing", ["one", "all"])
+def test_a_run_that_goes_on_keeps_from_dali_what_it_has_failed_at(
+    vp9: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Also where DALI would not fail again: its pixels are not quite PyAV's."""
+    plain = VideoGraph.feed
+
+    def feed(graph: VideoGraph, batch: Any) -> None:
+        if failing == "all" or any(row.sample == 3 for _, rows in batch for row in rows):
+            raise RuntimeError("what only PyAV decodes")
+        plain(graph, batch)
+
+    file, config = tmp_path / "decoders.jsonl", config_of(decoder="dali", prefetch=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(VideoGraph, "feed", feed)
+        whole = batches_of(vp9, config, file, count=18, batch_size=1)
+    again = batches_of(vp9, config, file, count=18, batch_size=1)
+    assert all(torch.equal(a.clip, b.clip) for a, b in zip(whole, again, strict=True))
+    by_dali = batches_of(vp9, config, 1.0, count=18, batch_size=1)
+    kept = {a.keys[0] for a, b in zip(again, by_dali, strict=True) if not torch.equal(a.clip, b.clip)}
+    assert kept == ({vp9.samples[3].key} if failing == "one" else {sample.key for sample in vp9.samples})

@@ -1,0 +1,90 @@
+"""What the CPU has cut goes to the GPU beside what that computes."""
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.upload import HostClips, Uploads
+
+SHAPE = (2, 3, 4, 4, 3)
+
+
+class Streams:
+    """Stands in for torch.cuda: writes down what is queued on which stream."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.now = "compute"
+        log, streams = self.said, self
+
+        class Stream:
+            def __init__(self, name: object) -> None:
+                self.name = name if isinstance(name, str) else "side"
+
+            def wait_event(self, event: Any) -> None:
+                log.append(f"{self.name} waits for {event.of}")
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                self.of = log[-1]
+
+        @contextmanager
+        def stream(chosen: Stream) -> Any:
+            before, streams.now = streams.now, chosen.name
+            yield
+            streams.now = before
+
+        def to(clips: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+            assert non_blocking
+            log.append(f"copy on {streams.now}")
+            return clips.clone()
+
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "stream", stream)
+        patch.setattr(torch.cuda, "current_stream", lambda device: Stream("compute"))
+        patch.setattr(torch.Tensor, "to", to)
+        patch.setattr(torch.Tensor, "record_stream", lambda clips, stream: log.append(f"memory kept for {stream.name}"))
+
+
+def test_the_copy_is_queued_beside_the_step_and_the_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch)
+    uploads, host = Uploads(torch.device("cuda")), HostClips(SHAPE, pinned=False)
+    host.clips.fill_(7)
+    copy = uploads.start(host)
+    assert streams.said == ["copy on side"], "and the host has gone on"
+    assert torch.equal(uploads.finish(copy), host.clips)
+    assert streams.said[1:] == ["compute waits for copy on side", "memory kept for compute"]
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    uploads, host = Uploads(torch.device("cpu")), HostClips(SHAPE, pinned=False)
+    assert not host.is_used
+    host.clips.fill_(7)
+    assert host.is_used
+    assert uploads.finish(uploads.start(host)) is host.clips
+
+
+def test_what_nobody_has_cut_needs_no_memory_here() -> None:
+    """Where DALI makes the whole batch, but by two ways."""
+    uploads, host = Uploads(torch.device("cpu")), HostClips(SHAPE, pinned=False)
+    assert uploads.finish(uploads.start(host)).shape == SHAPE
+    assert not host.is_used
+
+
+@pytest.mark.gpu
+def test_a_copy_does_not_wait_for_the_step() -> None:
+    device = torch.device("cuda")
+    uploads, host = Uploads(device), HostClips((64, 16, 224, 224, 3), pinned=True)
+    host.clips.fill_(7)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    step = torch.cuda.Event()
+    step.record()
+    copy = uploads.start(host)
+    assert copy.arrived is not None
+    copy.arrived.synchronize()
+    assert not step.query(), "the step is still at it"
+    assert (uploads.finish(copy) == 7).all()
