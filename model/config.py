@@ -192,16 +192,6 @@ class ModelConfig:
                 f"model.masking=motion and model.motion_prior compare neighbouring token frames, and a clip of"
                 f" {self.num_frames} frames in tubelets of {self.tubelet_size} has only one: raise model.num_frames"
             )
-        if self.decoder_choice == "probability" and not self.is_sampled:
-            raise InputError(
-                f"model.decoder_choice=probability needs probabilities, which {self.masking} masking has not:"
-                " choose random or running-cell"
-            )
-        for name, needed in (("sampling_sharpness", self.is_sampled), ("motion_prior", self.masking == "adaptive")):
-            if getattr(self, name) != getattr(type(self), name) and not needed:
-                raise InputError(f"model.{name} does nothing with {self.masking} masking: leave it out")
-        if self.sharpness_ramp and self.sampling_sharpness == 1:
-            raise InputError("model.sharpness_ramp has nothing to grow to: give model.sampling_sharpness too")
 
     def _check_heads(self) -> None:
         size = self.dimensions
