@@ -176,7 +176,7 @@ class ViewPlan:
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         self._strides = stored_strides(dataset, config)
-        self._chosen = subset(dataset, np.arange(len(dataset.samples)), config.subset)
+        self._chosen = subset(dataset, np.arange(len(dataset.samples)), config)
 
     def __len__(self) -> int:
         """Clips of all ranks together."""
@@ -232,16 +232,22 @@ def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
     return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))
 
 
-def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], count: int | None) -> Int[np.ndarray, " m"]:
-    """`count` of the samples in their order, chosen by content: the same videos however they were sharded, and nested.
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
+
+
+def subset(dataset: ShardDataset, samples: Int[np.ndarray, " n"], config: DataConfig) -> Int[np.ndarray, " m"]:
+    """data.subset of the samples in their order, chosen by content: the same however they were sharded, and nested.
 
     Raises InputError if there are fewer.
     """
+    count = config.subset
     if count is None:
         return samples
     if count > len(samples):
         raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
     hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
+    # Those with the smallest hashes; seen from another seed's number, others are.
+    hashes = np.column_stack((hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:]))
     order = np.lexsort(hashes.T[::-1])
     # Copies of one video are told apart by their keys.
     same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
@@ -262,7 +268,7 @@ class _Mix:
         members = [np.flatnonzero(part_of_sample == part) for part in range(int(dataset.part_of.max()) + 1)]
         if config.subset is not None and len(members) > 1:
             raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
-        self._members = [subset(dataset, part, config.subset) for part in members]
+        self._members = [subset(dataset, part, config) for part in members]
         sizes = np.array([len(part) for part in self._members])
         weights = np.array(config.weights or sizes, dtype=np.float64)
         # Rounding up gives every dataset at least one place.
