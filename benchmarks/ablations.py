@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=list("abcdef"), required=True)
+    parser.add_argument("--table", choices=list("abcdefg"), required=True, help="g: options beyond the paper")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/ssv2_pretrain.yaml", help="recipe of every run")
     parser.add_argument("--batch-size", type=int, default=16, help="clips that memory is told for (default 16)")
     parser.add_argument("--train", type=int, metavar="STEPS", help="also pre-train every row")

@@ -11,30 +11,33 @@ labelled videos whose class is told by motion alone are drawn (shard_tools/motio
 moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
 with the points that are not done; points run side by side on the GPUs there are. `section.key=value` is given to all
 runs. The presets are in configs/masking_quality.yaml.
+
+A strategy is a masking, perhaps with settings of the model: `adaptive`, `adaptive:sampling_sharpness=6`,
+`adaptive:sampling_sharpness=6,sharpness_ramp=24000`. With --label-sets, every pre-trained model is probed and
+fine-tuned with several sets of --labels videos; differences to --baseline are taken in pairs of the same seed and set.
 """
 
 import argparse
 import json
 import os
-import statistics
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
+from benchmarks.masking_tables import NOTES, PROBE, plot, summarise
 from benchmarks.step import PretrainingStep, noise_clip
-from benchmarks.study_progress import Stage, StudyProgress
+from benchmarks.study_progress import RunningStage, StudyProgress
 from devices import choose_device
-from durable import write_aside, write_json
+from durable import write_aside, write_json, write_text
 from errors import InputError, run_command
 from figures.clips import read_clips
 from model import pretrained
@@ -44,20 +47,15 @@ from training.config import TrainConfig, parse
 from training.metrics import figures_of
 from yaml_files import read_yaml
 
-STRATEGIES = ("adaptive", "tube", "random", "frame", "scratch")
-PROBE = "attentive_probe"
-MEASURES = (f"{PROBE}_top1", "finetune_top1")
+SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "configs/masking_quality.yaml")
-NOTES = [
-    "Top-1 of the last weights; _std is the standard deviation over seeds.",
-    "error_moving, error_still: reconstruction loss of masked tokens, under random masks of the point's ratio. Moving"
-    " are the 20 % of a clip's tokens whose brightness changes most. correlation: of P with that change.",
-]
 
 
 @dataclass(frozen=True)
 class Point:
+    """What is pre-trained once."""
+
     strategy: str
     mask_ratio: float | None  # None: nothing is masked, as nothing is pre-trained
     seed: int
@@ -65,17 +63,30 @@ class Point:
     @property
     def name(self) -> str:
         ratio = "" if self.mask_ratio is None else f"-{self.mask_ratio:g}"
-        return f"{self.strategy}{ratio}-seed{self.seed}"
+        return f"{re.sub('[^0-9A-Za-z._-]', '_', self.strategy)}{ratio}-seed{self.seed}"
 
     @property
     def overrides(self) -> list[str]:
         if self.mask_ratio is None:
             return [f"seed={self.seed}"]
-        return [f"model.masking={self.strategy}", f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
+        masking, _, settings = self.strategy.partition(":")
+        more = [f"model.{setting}" for setting in settings.split(",") if setting]
+        return [f"model.masking={masking}", *more, f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
 
 
-def stages_of(point: Point) -> tuple[str, ...]:
-    return ("finetune",) if point.mask_ratio is None else ("pretrain", PROBE, "finetune")
+class Stage(NamedTuple):
+    """A run of a point: the pre-training, or one that learns from a set of labels."""
+
+    objective: str
+    label_set: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its folder; the first label set's, as before there were several."""
+        return f"{self.objective}-labels{self.label_set}" if self.label_set else self.objective
+
+
+PRETRAIN = Stage("pretrain")
 
 
 class Study:
@@ -86,13 +97,18 @@ class Study:
         self.preset, self.extra, self.folder, self.device = PRESETS[options.preset], options.overrides, folder, device
         pairs = grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
-        self.num_labels: int | None = None  # all
+        self.num_labels: int | None = options.labels
+        self.label_sets = range(options.label_sets)
+        self.drawn = ""
         if options.shards is None:
-            self.num_labels = min(self.preset.get("drawn_labels", options.num_videos), options.num_videos)
-            self.shards, self.validation = draw_motion_classes(folder, self.preset["drawn"], options.num_videos)
+            if self.num_labels is None:
+                self.num_labels = min(self.preset.get("drawn_labels", options.num_videos), options.num_videos)
+            # Of an option that stands twice, the last counts.
+            self.drawn = " ".join([self.preset["drawn"], *options.drawn, f"--num-videos={options.num_videos}"])
+            self.shards, self.validation = draw_motion_classes(folder, self.drawn, options.num_videos)
         else:
             self.shards, self.validation = options.shards, options.validation
-        configs = {point: self.config(point, "pretrain") for point in self.points}
+        configs = {point: self.config(point, PRETRAIN) for point in self.points}
         self.steps = {point: config.steps or 0 for point, config in configs.items()}
         if options.equal == "seconds":
             self.steps = steps_of_equal_time(configs, device)
@@ -105,11 +121,18 @@ class Study:
         for place in range(self.num_places):
             self.places.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpus[place]})
 
+    def stages_of(self, point: Point) -> list[Stage]:
+        """In the order in which they run; the last of a label set is its fine-tuning."""
+        learning = ["finetune"] if point.mask_ratio is None else [PROBE, "finetune"]
+        labelled = [Stage(objective, labels) for labels in self.label_sets for objective in learning]
+        return labelled if point.mask_ratio is None else [PRETRAIN, *labelled]
+
     def run_all(self) -> list[Row]:
+        """A row for each point and label set."""
         pool = ThreadPoolExecutor(self.num_places)
         failures: list[BaseException] = []
 
-        def run(point: Point) -> Row:
+        def run(point: Point) -> list[Row]:
             if failures:
                 raise failures[0]  # no point begins after one that failed
             try:
@@ -119,59 +142,62 @@ class Study:
                 raise
 
         with StudyProgress(
-            sum(self.steps_of(point, stage) for point in self.points for stage in stages_of(point))
+            sum(self.steps_of(point, stage) for point in self.points for stage in self.stages_of(point))
         ) as bar:
             self.progress = bar
             try:
-                return list(pool.map(run, self.points))
+                return [row for rows in pool.map(run, self.points) for row in rows]
             finally:
                 pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
 
-    def run(self, point: Point) -> Row:
-        """The row of a point: read, if it is there, else made."""
+    def run(self, point: Point) -> list[Row]:
+        """The rows of a point: read, if they are there, else made."""
         runs = self.folder / "points" / point.name
         file = runs / "result.json"
-        settings = {stage: self.overrides(point, stage) for stage in ("pretrain", PROBE, "finetune")}
+        settings = {stage.name: self.overrides(point, stage) for stage in self.stages_of(point)} | {"drawn": self.drawn}
         if not file.is_file():
             place = self.places.get()
             try:
-                write_json(file, {"settings": settings, "row": self.made(point, runs, place)})
+                write_json(file, {"settings": settings, "rows": self.made(point, runs, place)})
             finally:
                 self.places.put(place)
         else:
-            self.progress.done(sum(self.steps_of(point, stage) for stage in stages_of(point)))
+            self.progress.done(sum(self.steps_of(point, stage) for stage in self.stages_of(point)))
         result = json.loads(file.read_text(encoding="utf-8"))
         if result["settings"] != settings:
             raise InputError(f"{file} was made with other settings: put them back, or choose another --output")
-        row: Row = result["row"]
-        self.progress.row(point.name, row)
-        return row
+        rows: list[Row] = result["rows"]
+        for row in rows:
+            self.progress.row(f"{point.name}, label set {row['label_set']}", row)
+        return rows
 
-    def made(self, point: Point, runs: Path, place: dict[str, str]) -> Row:
-        row: Row = asdict(point)
-        start = []
-        if point.mask_ratio is not None:
-            self.train(point, "pretrain", runs, place)
-            start = [f"finetune.checkpoint={runs / 'pretrain'}"]
-            row |= time_spent(runs / "pretrain") | self.reconstruction(runs / "pretrain")
-            self.train(point, PROBE, runs, place, *start)
-            row[f"{PROBE}_top1"] = self.judged(point, PROBE, runs, place)
-        self.train(point, "finetune", runs, place, *start)
-        return row | {"finetune_top1": self.judged(point, "finetune", runs, place)}
+    def made(self, point: Point, runs: Path, place: dict[str, str]) -> list[Row]:
+        pretrained_row: Row = {}
+        found: dict[int, Row] = {labels: {} for labels in self.label_sets}
+        for stage in self.stages_of(point):
+            self.train(point, stage, runs, place)
+            if stage.label_set is None:
+                pretrained_row = time_spent(runs / stage.name) | self.reconstruction(runs / stage.name)
+            else:
+                found[stage.label_set][f"{stage.objective}_top1"] = self.judged(stage, runs, place)
+        return [asdict(point) | {"label_set": labels} | pretrained_row | row for labels, row in found.items()]
 
-    def train(self, point: Point, stage: str, runs: Path, place: dict[str, str], *more: str) -> None:
+    def train(self, point: Point, stage: Stage, runs: Path, place: dict[str, str]) -> None:
         runs.mkdir(parents=True, exist_ok=True)
-        command = ["train.py", *self.overrides(point, stage), *more, f"run={runs / stage}"]
-        with self.progress.stage(Stage(point.name, stage, runs / stage / "metrics.jsonl", self.steps_of(point, stage))):
-            self.call(command, place, runs / f"{stage}.log")
+        starts = stage.label_set is not None and point.mask_ratio is not None
+        start = [f"finetune.checkpoint={runs / PRETRAIN.name}"] if starts else []
+        command = ["train.py", *self.overrides(point, stage), *start, f"run={runs / stage.name}"]
+        metrics, steps = runs / stage.name / "metrics.jsonl", self.steps_of(point, stage)
+        with self.progress.stage(RunningStage(point.name, stage.name, metrics, steps)):
+            self.call(command, place, runs / f"{stage.name}.log")
 
-    def judged(self, point: Point, stage: str, runs: Path, place: dict[str, str]) -> float:
+    def judged(self, stage: Stage, runs: Path, place: dict[str, str]) -> float:
         """Top-1 of a classifier's last weights."""
-        output = runs / stage / "evaluation"
+        output = runs / stage.name / "evaluation"
         views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
-        newest = existing(runs / stage / "checkpoints")[-1]
+        newest = existing(runs / stage.name / "checkpoints")[-1]
         command = ["evaluate.py", str(newest), str(self.validation), *views, f"--output={output}"]
-        self.call(command, place, runs / f"{stage}.log")
+        self.call(command, place, runs / f"{stage.name}.log")
         return float(json.loads((output / "results.json").read_text(encoding="utf-8"))["top1"])
 
     def call(self, command: list[str], place: dict[str, str], log: Path) -> None:
@@ -187,34 +213,36 @@ class Study:
         if done.returncode:
             raise InputError(f"{log.parent.name} failed at {script}: {log} says why")
 
-    def overrides(self, point: Point, stage: str) -> list[str]:
+    def overrides(self, point: Point, stage: Stage) -> list[str]:
         scratch = self.preset.get("scratch", []) if point.mask_ratio is None else []
-        given = [*self.preset["common"], *self.preset[stage], *scratch, *self.extra, *point.overrides]
-        if stage == "pretrain":
+        given = [*self.preset["common"], *self.preset[stage.objective], *scratch, *self.extra, *point.overrides]
+        if stage.label_set is None:
             length = [f"steps={self.steps[point]}"] if hasattr(self, "steps") else []
             return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
         labels = [
             f"data.subset={self.num_labels or 'null'}",
+            f"data.subset_seed={stage.label_set}",
             f"finetune.validation_shards={self.validation}",  # classes that do not fit are said before hours are spent
             "finetune.validate_every=1000000000",
         ]
-        return [f"objective={stage}", f"data.shards={self.shards}", *labels, *given]
+        return [f"objective={stage.objective}", f"data.shards={self.shards}", *labels, *given]
 
-    def steps_of(self, point: Point, stage: str) -> int:
+    def steps_of(self, point: Point, stage: Stage) -> int:
         """Optimizer steps; 0, which the bar passes over, where a recipe counts epochs."""
         return self.config(point, stage).steps or 0
 
-    def config(self, point: Point, stage: str) -> TrainConfig:
+    def config(self, point: Point, stage: Stage) -> TrainConfig:
         return parse(self.overrides(point, stage))
 
     @torch.no_grad()
     def reconstruction(self, run: Path) -> Row:
         """Errors of moving and of still tokens under random masks, and what an adaptive sampler looks at."""
         state_dict, config, _ = pretrained.load(run)
-        stride = self.config(self.points[0], "pretrain").data.frame_stride
+        stride = self.config(self.points[0], PRETRAIN).data.frame_stride
         clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
-        model = AdaMAE(replace(config, masking="random")).eval()
-        model.load_state_dict({k: v for k, v in state_dict.items() if not k.startswith("token_sampler.")})
+        trained = AdaMAE(config).eval()
+        trained.load_state_dict(state_dict)
+        model = trained.remasked(masking="random")
         moving, still = [], []
         for place, clip in enumerate(clips):
             output = model(clip.frames[None], seed=0, offset=place)
@@ -223,9 +251,7 @@ class Study:
             still.append(output.loss_per_token[0][~is_moving])
         row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_still": torch.cat(still).mean().item()}
         if config.masking == "adaptive":
-            adaptive = AdaMAE(config).eval()
-            adaptive.load_state_dict(state_dict)
-            report = motion_report.measure(adaptive, clips)
+            report = motion_report.measure(trained, clips)
             row |= {name: report[name] for name in ("correlation", "moving_share_of_visible", "moving_share_of_all")}
         return row
 
@@ -233,9 +259,9 @@ class Study:
 def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
     """Every strategy at every ratio, but training from scratch once."""
     strategies, ratios = strategies or [], ratios or []
-    if any(strategy != "scratch" for strategy in strategies) != bool(ratios):
+    if any(strategy != SCRATCH for strategy in strategies) != bool(ratios):
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
-    pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == "scratch" else ratios)]
+    pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
     return list(dict.fromkeys(pairs))
 
 
@@ -257,11 +283,15 @@ def steps_of_equal_time(configs: dict[Point, TrainConfig], device: torch.device)
 
 def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
     """Labelled shards for training and, a fifth as many, for validation; drawn once."""
+    options = folder / "data" / "options.txt"
+    if options.is_file() and options.read_text(encoding="utf-8") != drawn:
+        raise InputError(f"the videos in {folder}/data were drawn with other options: choose another --output")
+    write_text(options, drawn)
     shards = []
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
         if not (output / "dataset.json").is_file():
-            draw = ["motion_classes.py", videos, "--num-videos", count, "--seed", seed, *drawn.split()]
+            draw = ["motion_classes.py", videos, *drawn.split(), "--num-videos", count, "--seed", seed]
             make = ["make_shards.py", videos, output, "--frame-stride", 1]
             for script, *options in (draw, make):
                 command = [sys.executable, ROOT / "shard_tools" / str(script), *options]
@@ -282,44 +312,6 @@ def logged(run: Path) -> list[dict[str, Any]]:
     return [figures for figures in found if figures is not None]
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Mean and standard deviation over the seeds of each strategy and ratio, the best first."""
-    summary = []
-    for pair, group in grouped(rows).items():
-        line: Row = {"strategy": pair[0], "mask_ratio": pair[1], "seeds": len(group)}
-        numbers = [name for name in group[0] if name not in line and name != "seed"]
-        for name in sorted(numbers, key=lambda name: name not in MEASURES):
-            values = [row[name] for row in group]
-            line[name] = round(statistics.mean(values), 4)
-            if name in MEASURES and len(values) > 1:
-                line[f"{name}_std"] = round(statistics.stdev(values), 4)
-        summary.append(line)
-    return sorted(summary, key=lambda line: -line["finetune_top1"])
-
-
-def grouped(rows: Sequence[Row]) -> dict[tuple[str, float | None], list[Row]]:
-    groups: dict[tuple[str, float | None], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["strategy"], row["mask_ratio"]), []).append(row)
-    return groups
-
-
-def plot(rows: Sequence[Row], equal: str) -> Figure:
-    """Every seed as a dot, the mean as a bar with its standard deviation."""
-    figure = Figure(figsize=(10, 4))
-    groups = grouped(rows)
-    for axes, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
-        lines = [line for line in summarise(rows) if measure in line]
-        for place, line in enumerate(lines):
-            seeds = [row[measure] for row in groups[line["strategy"], line["mask_ratio"]]]
-            axes.bar(place, line[measure], yerr=line.get(f"{measure}_std", 0), color="#9ecae1", capsize=4)
-            axes.scatter([place] * len(seeds), seeds, color="black", s=12, zorder=3)
-        names = [" ".join(str(line[key]) for key in ("strategy", "mask_ratio") if line[key]) for line in lines]
-        axes.set_xticks(range(len(lines)), names, rotation=20)
-        axes.set_title(f"{measure.removesuffix('_top1').replace('_', ' ')}, top-1, equal {equal}")
-    return figure
-
-
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     device = choose_device()
@@ -328,9 +320,9 @@ def main(arguments: list[str] | None = None) -> None:
     about = machine(device) | {"preset": options.preset, "equal": options.equal}
     about["overrides"] = " ".join(options.overrides)
     write_results(folder, "points", rows, about, NOTES)
-    write_results(folder, "masking_quality", summarise(rows), about, NOTES)
+    write_results(folder, "masking_quality", summarise(rows, options.baseline), about, NOTES)
     with write_aside(folder / "masking_quality.png") as aside:
-        plot(rows, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
+        plot(rows, options.baseline, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
     print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
 
 
@@ -340,9 +332,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--shards", help="labelled shards to train on (default: drawn ones)")
     parser.add_argument("--validation", help="labelled shards to judge on")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES)
+    parser.add_argument("--strategies", nargs="+", help=f"MASKING[:key=value,...] or {SCRATCH}")
     parser.add_argument("--ratios", nargs="+", type=float)
+    parser.add_argument("--baseline", default="random", help="strategy that the others are compared with (random)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--labels", type=int, help="videos with labels to learn from (default: the preset's, or all)")
+    parser.add_argument("--label-sets", type=int, default=1, help="how many such sets each model learns from")
+    parser.add_argument(
+        "--drawn", nargs="+", default=[], metavar="OPTION=VALUE",
+        help="of shard_tools/motion_classes.py, such as num-frames=32 distractors=3 object-size=0.4",
+    )  # fmt: skip
     parser.add_argument("--equal", choices=["clips", "seconds"], default="clips", help="what all points get alike")
     parser.add_argument("--num-videos", type=int, default=3200, help="drawn for training (default 3200)")
     parser.add_argument("--parallel", type=int, default=1, help="points at a time where there is no GPU")
@@ -352,8 +351,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         raise InputError("give --shards and --validation together, or neither for drawn videos")
     if options.shards is None and "drawn" not in PRESETS[options.preset]:
         raise InputError(f"--preset {options.preset} draws no videos: give --shards and --validation")
-    if options.parallel < 1 or options.num_videos < 1:
-        raise InputError("--parallel and --num-videos must be at least 1")
+    options.drawn = [f"--{option}" for option in options.drawn]
+    if options.drawn and options.shards is not None:
+        raise InputError("--drawn is for videos that are drawn: leave it out, or --shards")
+    for name in ("parallel", "num_videos", "label_sets", "labels"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
+    if options.label_sets > 1 and options.shards is not None and options.labels is None:
+        raise InputError("--label-sets needs --labels: all labels of --shards are one set")
     return options
 
 

@@ -16,7 +16,7 @@ EVERY_S = 2.0  # seconds between two looks
 
 
 @dataclass(frozen=True)
-class Stage:
+class RunningStage:
     """A run of train.py that is under way."""
 
     point: str
@@ -38,7 +38,7 @@ class StudyProgress:
     def __init__(self, total_steps: int) -> None:
         self._bar = progress_bar(unit="step", total=total_steps, desc="study")
         self._lock = threading.Lock()
-        self._running: list[Stage] = []
+        self._running: list[RunningStage] = []
         self._finished = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -54,7 +54,7 @@ class StudyProgress:
         self._bar.close()
 
     @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
+    def stage(self, stage: RunningStage) -> Iterator[None]:
         """The block is this stage."""
         with self._lock:
             self._running.append(stage)

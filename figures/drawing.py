@@ -65,11 +65,13 @@ def error_row(maps: Maps, clip: int = 0) -> Row:
 
 def probability_row(maps: Maps, clip: int = 0) -> Row:
     if maps.probability is None:
-        raise ValueError("only adaptive masking has probabilities")
+        raise ValueError("this masking has no probabilities")
     # In multiples of the uniform probability: 1 is what a sampler that has learnt nothing gives every token.
     p = (maps.probability[clip] * maps.probability[clip].numel()).cpu().numpy()
     low, high = float(p.min()), float(p.max())
-    return Row(f"probability × N\n{low:.2f} … {high:.2f}", _map_cells(p, low, high, maps.frames.shape[2]), is_map=True)
+    drawn = "" if maps.sharpness == 1 else f"\nof γ 1; drawn at {maps.sharpness:g}"
+    cells = _map_cells(p, low, high, maps.frames.shape[2])
+    return Row(f"probability × N\n{low:.2f} … {high:.2f}{drawn}", cells, is_map=True)
 
 
 def mask_row(maps: Maps, clip: int = 0) -> Row:

@@ -17,10 +17,13 @@ SMALLEST = torch.finfo(torch.float32).min
 NOTHING_TO_DRAW = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
 
-def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk(
+    logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor, sharpness: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw k of N tokens a row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
 
     Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Gradients flow through log_probs.
+    sharpness, fp32 [B], positive: row b is drawn from softmax(sharpness[b] · logits[b]); log_probs stay those of 1.
     A row with NaN, with +inf, or of nothing but -inf raises RuntimeError: at once on the CPU; on CUDA as a device-side
     assertion, which costs no wait here and ends the process at its next one, as CUDA has it.
     """
@@ -29,8 +32,13 @@ def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor
     tokens = logits.shape[1]
     check(0 < tokens <= MAX_TOKENS, f"logits have {tokens} tokens a row: give 1 to {MAX_TOKENS}")
     check(0 <= k <= tokens, f"k is {k}: give a number from 0 to the {tokens} tokens there are")
+    if sharpness is not None:
+        check(
+            sharpness.shape == logits.shape[:1] and sharpness.dtype == torch.float32,
+            f"sharpness is {sharpness.dtype} {tuple(sharpness.shape)}: give fp32, one for each of the rows",
+        )
     draw = gumbel_topk_op if runs_triton(logits) else definition
-    return draw(logits, k, as_scalar("seed", seed, logits), as_scalar("offset", offset, logits))
+    return draw(logits, k, as_scalar("seed", seed, logits), as_scalar("offset", offset, logits), sharpness)
 
 
 def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
@@ -44,14 +52,20 @@ def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
 
 
-def definition(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def definition(
+    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     with torch.no_grad():
         logits = logits.float()
         largest = logits.amax(dim=-1, keepdim=True)
         torch._assert_async(torch.isfinite(largest).all(), NOTHING_TO_DRAW)
-        key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
+        noise = gumbel(seed, offset, rows, tokens)
+        if sharpness is not None:
+            # The order of γ · logit + noise, without a product in front of a sum, which compilers may fuse.
+            noise = noise / sharpness[:, None]
+        key = (logits - largest + noise).clamp(min=SMALLEST_FINITE)
         key = key.masked_fill(logits == -torch.inf, SMALLEST)
         visible_ids = largest_keys(key, k)
         return visible_ids, complement(visible_ids, tokens), log_probs
@@ -95,8 +109,8 @@ def kth_largest(bits, k):
 
 @triton.jit
 def draw_kernel(
-    logits_ptr, seed_ptr, offset_ptr, visible_ptr, masked_ptr, log_probs_ptr, drawn_ptr, stride, tokens, k,
-    QUARTER: tl.constexpr,
+    logits_ptr, seed_ptr, offset_ptr, sharpness_ptr, visible_ptr, masked_ptr, log_probs_ptr, drawn_ptr,
+    stride, tokens, k, SHARPENED: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """One program a row: log-softmax, keys, the k-th largest key by bisection on its bits, both id lists."""
     row = tl.program_id(0).to(tl.int64)
@@ -108,7 +122,10 @@ def draw_kernel(
     tl.store(log_probs_ptr + row * tokens + n, shifted - tl.log(total), mask=inside)
     tl.store(drawn_ptr + row, total == total)  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
 
-    key = shifted + gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
+    noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
+    if SHARPENED:
+        noise = tl.div_rn(noise, tl.load(sharpness_ptr + row))
+    key = shifted + noise
     key = tl.where(key > -3.0e38, key, -3.0e38)  # SMALLEST_FINITE, also for NaN
     key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)  # SMALLEST
     bits = tl.where(inside, ordered_bits(key), 0)  # below every key there is
@@ -142,7 +159,9 @@ def num_warps(tokens: int) -> int:
 
 
 @torch.library.triton_op("adamae::gumbel_topk", mutates_args=())
-def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk_op(
+    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     logits = rows_contiguous(logits)
     visible_ids = logits.new_empty(rows, k, dtype=torch.int64)
@@ -150,7 +169,8 @@ def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tupl
     log_probs = logits.new_empty(rows, tokens, dtype=torch.float32)
     drawn = logits.new_empty(rows, dtype=torch.bool)
     wrap_triton(draw_kernel)[(rows,)](
-        logits, seed, offset, visible_ids, masked_ids, log_probs, drawn, logits.stride(0), tokens, k,
+        logits, seed, offset, seed if sharpness is None else sharpness, visible_ids, masked_ids, log_probs, drawn,
+        logits.stride(0), tokens, k, SHARPENED=sharpness is not None,
         QUARTER=max(1, triton.next_power_of_2(tokens) // 4), num_warps=num_warps(tokens),
     )  # fmt: skip
     torch._assert_async(drawn.all(), NOTHING_TO_DRAW)
@@ -175,7 +195,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> No
 
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
-    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None
+    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None, None
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)

@@ -14,8 +14,11 @@ from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tok
 from model.blocks import Block, LayerNorm, initialize
 from model.channels import of_channels
 from model.config import ModelConfig
+from model.decoder_masking import reconstructed
 from model.encoder import Encoder, Features, encode
 from model.loading import load_weights
+from model.motion import log_motion
+from model.ranking import ranking_loss
 from model.token_samplers import Draw, build_sampler
 from model.tokenizer import Tokenizer, position_table
 
@@ -31,9 +34,9 @@ class Output(NamedTuple):
     sampling_loss: Float[Tensor, ""]  # 0 where masking is not adaptive
     pred: Float[Tensor, "B M P"]  # without a gradient: a compiled step would be given one of its size, of zeros
     loss_per_token: Float[Tensor, "B M"]
-    log_probs: Float[Tensor, "B N"] | None  # None where masking is not adaptive
+    log_probs: Float[Tensor, "B N"] | None  # at a sharpness of 1; None where tokens have no probabilities
     visible_ids: Int[Tensor, "B K"]
-    masked_ids: Int[Tensor, "B M"]
+    masked_ids: Int[Tensor, "B M"]  # those that were predicted: in training a share of them (model.decoder_share)
 
 
 class Decoder(nn.Module):
@@ -89,6 +92,8 @@ class AdaMAE(nn.Module):
         """
         clip = of_channels(clip, self.config.in_channels)
         draw, visible = self._sample(clip, seed, offset)
+        if self.training and self.config.decoder_share < 1:
+            draw = draw._replace(masked_ids=reconstructed(draw, self.config, seed, offset))
         pred = self.decoder(self.encoder(visible), draw.visible_ids, draw.masked_ids)
         return self._objective(clip, pred, draw)
 
@@ -138,16 +143,18 @@ class AdaMAE(nn.Module):
         self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor
     ) -> tuple[Draw, Float[Tensor, "B K D"]]:
         """The drawn ids, and the visible tokens with their positions."""
-        if self.token_sampler.looks and not self.config.detach_sampler_input:
+        config = self.config
+        prior = log_motion(clip, config.tubelet_size, config.patch_size) if config.looks_at_motion else None
+        if self.token_sampler.looks and not config.detach_sampler_input:
             tokens = self.tokenizer(clip).float()
-            draw = self.token_sampler(tokens, seed, offset)
+            draw = self.token_sampler(tokens, seed, offset, prior)
             return draw, gather_tokens(tokens, draw.visible_ids, self.encoder.positions)
         # No gradient comes back through hidden tokens: tokenizing the few visible ones once more costs K/N of the
         # tokenizer and spares its backward, and the memory for it, the other tokens. The positions' fp32 makes the
         # encoder's residual stream fp32 under autocast.
         with torch.no_grad():
             seen = self.tokenizer(clip) if self.token_sampler.looks else clip
-        draw = self.token_sampler(seen, seed, offset)
+        draw = self.token_sampler(seen, seed, offset, prior)
         visible = self.tokenizer(clip, draw.visible_ids) + self.encoder.positions[draw.visible_ids]
         return draw, visible
 
@@ -157,16 +164,23 @@ class AdaMAE(nn.Module):
             pred, clip, draw.masked_ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
         )
         reconstruction = loss_per_token.mean()
-        if draw.log_probs is None:
+        if draw.log_probs is None or not self.token_sampler.looks:
             loss, sampling = reconstruction, torch.zeros_like(reconstruction)
         else:
-            # P goes towards what is rewarded, in proportion (SPEC §4): errors that differ little leave it near uniform.
-            reward = loss_per_token.detach()
-            if config.sampling_baseline:
-                reward = (reward - config.sampling_baseline * reward.mean(dim=1, keepdim=True)).clamp(min=0)
-            sampling = sampling_loss(draw.log_probs, draw.masked_ids, reward)
+            sampling = self._sampling_loss(draw.log_probs, draw.masked_ids, loss_per_token.detach())
             loss = reconstruction + config.sampling_loss_weight * sampling
         return Output(
             loss, reconstruction, sampling, pred.detach(), loss_per_token,
             draw.log_probs, draw.visible_ids, draw.masked_ids,
         )  # fmt: skip
+
+    def _sampling_loss(
+        self, log_probs: Float[Tensor, "B N"], ids: Int[Tensor, "B M"], errors: Float[Tensor, "B M"]
+    ) -> Float[Tensor, ""]:
+        if self.config.sampling_objective == "ranking":
+            return ranking_loss(log_probs, ids, errors)
+        # P goes towards what is rewarded, in proportion (SPEC §4): errors that differ little leave it near uniform.
+        reward = errors
+        if self.config.sampling_baseline:
+            reward = (errors - self.config.sampling_baseline * errors.mean(dim=1, keepdim=True)).clamp(min=0)
+        return sampling_loss(log_probs, ids, reward)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from errors import InputError
 
-Masking = Literal["adaptive", "random", "tube", "frame"]
+Masking = Literal["adaptive", "random", "tube", "frame", "motion"]
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -97,6 +97,19 @@ class ModelConfig:
     """of the sampling loss, beside the reconstruction's 1"""
     sampling_baseline: float = 0.0
     """share of a clip's mean error that does not count for the sampling loss; the paper: none"""
+    sampling_objective: Literal["likelihood", "ranking"] = "likelihood"
+    """what the sampler learns: likelihood, P in proportion to errors (the paper); ranking, only their order"""
+    sampling_sharpness: float = 1.0
+    """γ: tokens are drawn from softmax(γ · logits), and the sampler learns at 1 (the paper); of adaptive, motion"""
+    sharpness_ramp: int = 0
+    """clips, counted over all processes, in which γ grows from 1 to model.sampling_sharpness; 0: it is there at once"""
+    motion_prior: bool = False
+    """add the motion of each token to the sampler's logits, as its first guess; of adaptive"""
+
+    decoder_share: float = 1.0
+    """share of the hidden tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
+    decoder_choice: Literal["random", "running-cell", "probability"] = "random"
+    """which hidden tokens those are: drawn evenly, on a chequered pattern that moves, or by the sampler's P"""
 
     # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
     # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
@@ -123,6 +136,7 @@ class ModelConfig:
                 raise InputError(f"model.{name} is {value}: give a whole number of at least 1")
         self._check_size()
         self._check_heads()
+        self._check_sampling()
         if self.sampler == "mlp" and self.sampler_depth != 1:
             raise InputError(f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1")
         if self.num_frames % self.tubelet_size:
@@ -137,6 +151,11 @@ class ModelConfig:
             raise InputError(
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
                 f" under {self.masking} masking: at least one must stay visible and one masked"
+            )
+        if not self.num_reconstructed:
+            raise InputError(
+                f"model.decoder_share {self.decoder_share} leaves none of {self.num_tokens - self.num_visible} hidden"
+                " tokens to reconstruct: raise it"
             )
 
     def _check_image_size(self) -> None:
@@ -162,6 +181,21 @@ class ModelConfig:
         if self.num_tokens > MAX_TOKENS:
             raise InputError(
                 f"model.num_frames and model.image_size make {self.num_tokens} tokens a clip: {MAX_TOKENS} are the most"
+            )
+
+    def _check_sampling(self) -> None:
+        if not 0 < self.sampling_sharpness < math.inf:
+            raise InputError(
+                f"model.sampling_sharpness is {self.sampling_sharpness}: give a finite number above 0 (the paper: 1)"
+            )
+        if self.sharpness_ramp < 0:
+            raise InputError(f"model.sharpness_ramp is {self.sharpness_ramp}: give a number of clips, at least 0")
+        if not 0 < self.decoder_share <= 1:
+            raise InputError(f"model.decoder_share is {self.decoder_share}: give a share above 0, up to 1 for all")
+        if self.looks_at_motion and self.grid[0] < 2:
+            raise InputError(
+                f"model.masking=motion and model.motion_prior compare neighbouring token frames, and a clip of"
+                f" {self.num_frames} frames in tubelets of {self.tubelet_size} has only one: raise model.num_frames"
             )
 
     def _check_heads(self) -> None:
@@ -209,6 +243,20 @@ class ModelConfig:
     @property
     def patch_values(self) -> int:
         return self.tubelet_size * self.patch_size**2 * self.in_channels
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn by probabilities of their own."""
+        return self.masking in ("adaptive", "motion")
+
+    @property
+    def looks_at_motion(self) -> bool:
+        return self.masking == "motion" or self.motion_prior
+
+    @property
+    def num_reconstructed(self) -> int:
+        """Of a clip, in training."""
+        return int((self.num_tokens - self.num_visible) * Fraction(str(self.decoder_share)))
 
     @property
     def num_visible(self) -> int:

@@ -26,8 +26,9 @@ class Maps(NamedTuple):
     # The same without a look at what is hidden; None where the model predicts pixels, and the first is that already.
     honest: UInt8[Tensor, "B C T H W"] | None
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
-    probability: Float[Tensor, "B t h w"] | None  # None where masking is not adaptive
+    probability: Float[Tensor, "B t h w"] | None  # at a sharpness of 1; None where tokens have none of their own
     is_masked: Bool[Tensor, "B t h w"]
+    sharpness: float = 1.0  # with which tokens were drawn
 
 
 @contextmanager
@@ -76,6 +77,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) 
         error=_grid_of(output.masked_ids, output.loss_per_token, torch.nan, config.grid),
         probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
         is_masked=_grid_of(output.masked_ids, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
+        sharpness=config.sampling_sharpness,
     )
 
 

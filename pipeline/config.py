@@ -24,6 +24,8 @@ class DataConfig:
     """share of each of the mixed datasets; null: by their number of videos"""
     subset: int | None = None
     """only this many videos, always the same ones and nested; null: all"""
+    subset_seed: int = 0
+    """of data.subset: another number chooses other videos"""
     frame_stride: int = 4
     """of strided clips, in frames of the source video: 4 for Kinetics, 2 for SSv2"""
     sampling: Literal["strided", "segments"] = "strided"

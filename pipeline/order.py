@@ -190,7 +190,7 @@ def _members(dataset: ShardDataset, config: DataConfig) -> list[_Members]:
     if config.subset is not None and num_parts > 1:
         raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
     if config.subset is not None:
-        samples = subset(dataset, range(len(dataset.samples)), config.subset)
+        samples = subset(dataset, range(len(dataset.samples)), config)
         return [_in_shards(samples, np.unique(dataset.shard_of[samples], return_counts=True)[1])]
     ends = np.searchsorted(dataset.part_of, np.arange(num_parts), side="right").tolist()
     parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -205,18 +205,24 @@ def _in_shards(samples: range | Int[np.ndarray, " samples"], counts: Int[np.ndar
     return _Members(samples, np.cumsum(counts) - counts, counts)
 
 
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
+
+
 def subset(
-    dataset: ShardDataset, samples: range | Int[np.ndarray, " n"], count: int | None
+    dataset: ShardDataset, samples: range | Int[np.ndarray, " n"], config: DataConfig
 ) -> range | Int[np.ndarray, " m"]:
-    """`count` of the samples in their order, chosen by content: the same videos however they were sharded, and nested.
+    """data.subset of the samples in their order, chosen by content: the same however they were sharded, and nested.
 
     Raises InputError if there are fewer.
     """
+    count = config.subset
     if count is None:
         return samples
     if count > len(samples):
         raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
     hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
+    # Those with the smallest hashes; seen from another seed's number, others are.
+    hashes = np.column_stack((hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:]))
     order = np.lexsort(hashes.T[::-1])
     # Copies of one video are told apart by their keys.
     same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))

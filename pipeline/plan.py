@@ -182,7 +182,7 @@ class ViewPlan:
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         self._strides = stored_strides(dataset, config)
-        self._chosen = subset(dataset, range(len(dataset.samples)), config.subset)
+        self._chosen = subset(dataset, range(len(dataset.samples)), config)
 
     def __len__(self) -> int:
         """Clips of all ranks together."""

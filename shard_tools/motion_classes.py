@@ -55,7 +55,7 @@ CLASSES: dict[str, tuple[Float[np.ndarray, "4"], ...]] = {
     "down_then_right": (_DOWN, _ACROSS),
 }
 SPEEDS = (0.5, 1.0)  # turns per second
-LARGEST, LOG_SIZES = 0.7, math.log(2.0)  # side of the largest object as a share of the picture's; largest : smallest
+LOG_SIZES = math.log(2.0)  # largest : smallest
 TO_AND_FRO = 0.15  # seconds in which a distractor turns back; shorter than a clip, so that it gets nowhere
 
 
@@ -117,15 +117,16 @@ def draw_frames(
     movers: int = 2,
     distractors: int = 1,
     shake: int = 0,
+    object_size: float = 0.7,
 ) -> Iterator[tuple[UInt8[np.ndarray, "H W 3"], list[list[float]]]]:
     """Yield frames, each with the boxes [x0, y0, x1, y1] in pixels of all that moves in the scene.
 
     size: (width, height). movers: how many objects move by the class. shake: the most that the camera leaves its
-    middle position, in pixels.
+    middle position, in pixels. object_size: side of the largest object as a share of the picture's.
     """
     width, height = size
     canvas_size = width + 2 * shake, height + 2 * shake
-    side = round(LARGEST * min(size))
+    side = round(object_size * min(size))
     still = Image.fromarray(texture(rng, *canvas_size, contrast=28))
     for _ in range(rng.integers(1, 3)):
         thing = _thing(rng, side)
@@ -158,7 +159,7 @@ def make_video(output: Path, index: int, arguments: argparse.Namespace) -> Path:
     path = folder / f"video_{index:06d}.{CODECS[arguments.codec].container}"
     width, height = arguments.size
     rng = np.random.default_rng([arguments.seed, index])
-    options = {name: getattr(arguments, name) for name in ("movers", "distractors", "shake")}
+    options = {name: getattr(arguments, name) for name in ("movers", "distractors", "shake", "object_size")}
     drawn = list(draw_frames(rng, name, (width, height), arguments.num_frames, arguments.fps, **options))
     write_video(path, (frame for frame, _ in drawn), arguments.fps, arguments.codec)
     sidecar = {
@@ -192,6 +193,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
     parser.add_argument("--distractors", type=int, default=1, help="objects that move to and fro (default 1)")
     parser.add_argument("--shake", type=int, default=0, help="the most the camera leaves its place, in pixels")
+    parser.add_argument("--object-size", type=float, default=0.7, help="of the largest, of the picture's side (0.7)")
     parser.add_argument("--codec", choices=CODECS, default="h264")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
@@ -203,6 +205,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError("--num-videos, --num-frames, --fps and --movers must be at least 1")
     if min(parsed.distractors, parsed.shake, parsed.seed) < 0:
         raise InputError("--distractors, --shake and --seed must be at least 0")
+    if not 0 < parsed.object_size <= 1:
+        raise InputError(f"--object-size is {parsed.object_size}: give a share above 0, up to 1")
     for index in range(parsed.num_videos):
         make_video(parsed.output, index, parsed)
     say(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")

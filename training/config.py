@@ -156,6 +156,7 @@ class TrainConfig:
             raise InputError("model.activation_checkpointing is for pre-training: leave it out of fine-tuning")
         if self.deterministic:
             self._check_deterministic()
+        self._check_masking()
         if not self.data.shards:
             raise InputError("data.shards is empty: say where the shards are, data.shards=FOLDER")
 
@@ -171,6 +172,28 @@ class TrainConfig:
                 " set data.decoder=pyav"
             )
         self.data = dataclasses.replace(self.data, decoder="pyav")
+
+    def _check_masking(self) -> None:
+        """What a model is given and its way of masking has no use for."""
+        model = self.model
+        if model.decoder_share < 1 and model.decoder_choice == "probability" and not model.is_sampled:
+            raise InputError(
+                f"model.decoder_choice=probability needs probabilities, which {model.masking} masking has not: choose"
+                " random or running-cell"
+            )
+        uses = {
+            "sampling_sharpness": model.is_sampled,
+            "sharpness_ramp": model.sampling_sharpness != 1,
+            "sampling_objective": model.masking == "adaptive",
+            "motion_prior": model.masking == "adaptive",
+            "decoder_choice": model.decoder_share < 1,
+        }
+        for name, used in uses.items():
+            if getattr(model, name) != getattr(ModelConfig, name) and not used:
+                needs = {"sharpness_ramp": "model.sampling_sharpness=1", "decoder_choice": "model.decoder_share=1"}
+                raise InputError(
+                    f"model.{name} does nothing with {needs.get(name, f'model.masking={model.masking}')}: leave it out"
+                )
 
     def clips_per_step(self, world_size: int) -> int:
         """Clips per optimizer step, over all processes."""

@@ -128,9 +128,9 @@ def gib(size: float) -> str:
 def _kept_by_pretraining(config: ModelConfig, on_cpu: bool) -> float:
     """Bytes of a clip, when the loss's gradient has just been made."""
     size, tokens, visible = config.dimensions, config.num_tokens, config.num_visible
-    decoded = tokens * size.decoder_width
+    decoded = (visible + config.num_reconstructed) * size.decoder_width
     sampled = _kept_by_sampler(config)
-    blocks, pred = DECODER * size.decoder_depth, (tokens - visible) * config.patch_values
+    blocks, pred = DECODER * size.decoder_depth, config.num_reconstructed * config.patch_values
     if config.activation_checkpointing:
         blocks, sampled = DECODER + BLOCK_INPUT * (size.decoder_depth - 1), BLOCK_INPUT * tokens * size.encoder_width
     kept = decoded * (blocks + 5.2) + pred * (16 if on_cpu else 4) + sampled

@@ -9,7 +9,17 @@ import forked
 import pytest
 
 from benchmarks import masking_quality
-from benchmarks.masking_quality import Point, grid, main, parse_arguments, plot, steps_of_equal_time, summarise
+from benchmarks.masking_quality import (
+    PRETRAIN,
+    Point,
+    Stage,
+    draw_motion_classes,
+    grid,
+    main,
+    parse_arguments,
+    steps_of_equal_time,
+)
+from benchmarks.masking_tables import paired, plot, summarise
 from devices import choose_device
 from errors import InputError
 from training.config import parse
@@ -20,13 +30,16 @@ TINY = [
 ]  # fmt: skip
 
 
+ADAPTIVE = "adaptive:sampling_sharpness=3"
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
     """A folder with the results of two strategies and of scratch, and the command that made it."""
     folder = tmp_path_factory.mktemp("quality")
     command = [
         "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0",
-        "--strategies", "adaptive", "scratch", "--ratios", "0.75", "--output", str(folder), *TINY,
+        "--strategies", ADAPTIVE, "scratch", "--ratios", "0.75", "--labels", "8", "--label-sets", "2", "--output", str(folder), *TINY,
     ]  # fmt: skip
 
     def forking(command: list[str], stdout: IO[str], env: dict[str, str], **_: object) -> SimpleNamespace:
@@ -42,12 +55,15 @@ def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
 def test_every_point_has_its_figures(study):
     folder, _ = study
     rows = json.loads((folder / "points.json").read_text())["rows"]
-    assert [(row["strategy"], row["mask_ratio"], row["seed"]) for row in rows] == [
-        ("adaptive", 0.75, 0),
-        ("scratch", None, 0),
+    assert [(row["strategy"], row["mask_ratio"], row["seed"], row["label_set"]) for row in rows] == [
+        (ADAPTIVE, 0.75, 0, 0),
+        (ADAPTIVE, 0.75, 0, 1),
+        ("scratch", None, 0, 0),
+        ("scratch", None, 0, 1),
     ]
-    adaptive, scratch = rows
+    adaptive, other_labels, scratch, _ = rows
     assert adaptive["pretrain_steps"] == 2
+    assert adaptive["pretrain_seconds"] == other_labels["pretrain_seconds"]  # of the one there was
     for name in ("attentive_probe_top1", "finetune_top1", "correlation", "moving_share_of_visible"):
         assert -1 <= adaptive[name] <= 1, name
     for name in ("error_moving", "error_still", "pretrain_seconds"):
@@ -55,7 +71,7 @@ def test_every_point_has_its_figures(study):
     assert "attentive_probe_top1" not in scratch
     assert 0 <= scratch["finetune_top1"] <= 1
     assert (folder / "masking_quality.png").stat().st_size > 1000
-    assert "| adaptive | 0.75 | 1 |" in (folder / "masking_quality.md").read_text()
+    assert f"| {ADAPTIVE} | 0.75 | 1 | 2 |" in (folder / "masking_quality.md").read_text()
 
 
 def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(study, monkeypatch):
@@ -72,10 +88,14 @@ def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(st
         main([*command, "optimizer.base_lr=1"])
 
 
-def test_a_fine_tuned_point_starts_from_its_own_pretraining(study):
+def test_a_fine_tuned_point_starts_from_its_own_pretraining_with_its_own_labels(study):
     folder, _ = study
-    config = (folder / "points" / "adaptive-0.75-seed0" / "finetune" / "config.yaml").read_text()
-    assert f"checkpoint: {folder}/points/adaptive-0.75-seed0/pretrain" in config
+    point = folder / "points" / "adaptive_sampling_sharpness_3-0.75-seed0"
+    assert "sampling_sharpness: 3.0" in (point / "pretrain" / "config.yaml").read_text()
+    for name, seed in (("finetune", 0), ("finetune-labels1", 1)):
+        config = (point / name / "config.yaml").read_text()
+        assert f"checkpoint: {point}/pretrain" in config
+        assert f"subset: 8\n  subset_seed: {seed}" in config
     assert "checkpoint: ''" in (folder / "points" / "scratch-seed0" / "finetune" / "config.yaml").read_text()
 
 
@@ -90,17 +110,38 @@ def test_a_script_that_fails_is_said_with_its_log(tmp_path, monkeypatch):
     assert log.read_text().splitlines() == ["7", "it is broken"]
 
 
+def row_of(strategy: str, ratio: float, seed: int, label_set: int, top1: float) -> dict:
+    key = {"strategy": strategy, "mask_ratio": ratio, "seed": seed, "label_set": label_set}
+    return {**key, "finetune_top1": top1, "attentive_probe_top1": top1, "error_moving": 1.0}
+
+
 def test_a_summary_has_means_and_deviations_over_seeds():
     rows = [
-        {"strategy": name, "mask_ratio": ratio, "seed": seed, "finetune_top1": top1, "error_moving": 1.0}
+        row_of(name, ratio, seed, 0, top1)
         for name, ratio, values in (("tube", 0.9, (0.4, 0.6)), ("adaptive", 0.95, (0.7, 0.9)))
         for seed, top1 in enumerate(values)
     ]
-    best, other = summarise(rows)
+    best, other = summarise(rows, "random")
     assert (best["strategy"], best["seeds"], best["finetune_top1"]) == ("adaptive", 2, 0.8)
     assert other["finetune_top1_std"] == pytest.approx(0.1414, abs=1e-4)
     assert "error_moving_std" not in other
-    assert [axes.get_title() for axes in plot(rows, "clips").axes][1] == "finetune, top-1, equal clips"
+    assert "finetune_top1_lead" not in other  # there is nothing random here
+    figure = plot(rows, "random", "clips")
+    assert [axes.get_title() for axes in figure.axes][1] == "finetune, top-1, equal clips"
+    assert len(figure.axes[0].collections) == 2  # shades of two lines
+
+
+def test_a_lead_is_taken_in_pairs_and_its_error_over_what_is_independent():
+    random = [row_of("random", 0.9, seed, labels, 0.5 + 0.1 * seed) for seed in range(3) for labels in range(2)]
+    sharp = [{**row, "strategy": "sharp", "finetune_top1": row["finetune_top1"] + 0.05} for row in random]
+    sharp[0]["finetune_top1"] += 0.06  # one of seed 0, label set 0
+    lead, error = paired(sharp, random, "finetune_top1")
+    assert lead == pytest.approx(0.06)
+    assert error == pytest.approx(max(0.03 / 3**0.5 / 3**0.5, 0.02 / 2**0.5 / 2**0.5))
+    best = summarise([*random, *sharp], "random")[0]
+    assert (best["strategy"], best["finetune_top1_lead"]) == ("sharp", 0.06)
+    assert paired(sharp[:1], random, "finetune_top1")[1] is None
+    assert len(plot([*random, *sharp], "random", "clips").axes[0].patches) == 2  # of one ratio: bars
 
 
 def test_equal_seconds_gives_the_slower_point_fewer_steps():
@@ -141,15 +182,17 @@ def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
 def test_presets_can_be_trained(preset, tmp_path):
     options = parse_arguments(["--preset", preset, "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
     study = masking_quality.Study(options, tmp_path, choose_device())
+    assert study.stages_of(study.points[0]) == [PRETRAIN, Stage("attentive_probe", 0), Stage("finetune", 0)]
     assert [point.name for point in study.points][:2] == [
         f"{'adaptive'}-{study.points[0].mask_ratio:g}-seed0",
         study.points[1].name,
     ]
     assert len(study.points) == 2 * len(masking_quality.PRESETS[preset]["points"])
-    for stage in ("pretrain", "attentive_probe", "finetune"):
+    for stage in study.stages_of(study.points[0]):
         assert study.config(study.points[0], stage).steps
     scratch = next(point for point in study.points if point.mask_ratio is None)
-    assert study.config(scratch, "finetune").finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
+    recipe = study.config(scratch, Stage("finetune", 0))
+    assert recipe.finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
 
 
 @pytest.mark.parametrize(
@@ -159,10 +202,21 @@ def test_presets_can_be_trained(preset, tmp_path):
         (["--preset", "cpu_clips"], "draws no videos"),
         (["--strategies", "tube"], "give --ratios with --strategies that mask"),
         (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
-        (["--parallel", "0"], "at least 1"),
+        (["--parallel", "0"], "--parallel is 0: give a whole number of at least 1"),
+        (["--label-sets", "0"], "--label-sets is 0"),
+        (["--shards", "x", "--validation", "y", "--label-sets", "2"], "--label-sets needs --labels"),
+        (["--shards", "x", "--validation", "y", "--drawn", "size=64"], "--drawn is for videos that are drawn"),
+        (["--strategies", "adaptive:foo=1", "--ratios", ".9", "--shards", "x", "--validation", "y"], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", "--shards", "x", "--validation", "y"], "leaves 0 of"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(arguments, says, tmp_path):
     with pytest.raises(InputError, match=says):
         main([*arguments, "--output", str(tmp_path)])
+
+
+def test_videos_drawn_with_other_options_are_not_taken_for_these(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/options.txt").write_text("--size 32")
+    with pytest.raises(InputError, match="drawn with other options: choose another --output"):
+        draw_motion_classes(tmp_path, "--size 64", 10)

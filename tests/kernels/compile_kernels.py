@@ -83,6 +83,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
+        kernels.gumbel_topk(torch.empty(2, 64), 1, 0, 0, torch.ones(2))
     return recorder.found
 
 
