@@ -90,7 +90,7 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
         if len(measured) == 3:
             raise KeyboardInterrupt
         measured.append((contender, batch_size))
-        return train_throughput.Measurement([1000.0], 1000.0, 2.0, 3.0)
+        return train_throughput.Measurement([10.0], 10.0, 2.0, 3.0)
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
     small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
