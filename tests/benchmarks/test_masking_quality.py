@@ -39,7 +39,8 @@ def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("quality")
     command = [
         "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0",
-        "--strategies", ADAPTIVE, "scratch", "--ratios", "0.75", "--labels", "8", "--label-sets", "2", "--output", str(folder), *TINY,
+        "--strategies", ADAPTIVE, "scratch", "--ratios", "0.75", "--labels", "8", "--label-sets", "2",
+        "--output", str(folder), *TINY,
     ]  # fmt: skip
 
     def forking(command: list[str], stdout: IO[str], env: dict[str, str], **_: object) -> SimpleNamespace:

@@ -100,8 +100,7 @@ def loading(place: Place) -> list[Step]:
 def adding(place: Place) -> list[Step]:
     options = ("--workers", "1", "--max-rejects", "1", "--samples-per-shard", "3", "--preset", "ultrafast")
     arguments = [str(place.given / "videos"), str(place.given / "shards"), *options]
-    # 74: what lies in a file's place cannot be opened, as if the disk were at fault.
-    return [Step("make_shards", lambda: make_shards.main(arguments), refuses=(2, 3, 74), goes_on=True)]
+    return [Step("make_shards", lambda: make_shards.main(arguments), refuses=(2, 3), goes_on=True)]
 
 
 def previewing(place: Place) -> list[Step]:
@@ -151,8 +150,7 @@ def judging(place: Place) -> list[Step]:
 def resuming(*options: str) -> Callable[[Place], list[Step]]:
     def steps(place: Place) -> list[Step]:
         places = [f"data.shards={place.material / 'shards'}", f"run={place.given / 'run'}"]
-        # 74: what lies in the run's place cannot be opened, as if the disk were at fault.
-        return [Step("train", lambda: train.train(parse([*TINY, *options, *places])), refuses=(2, 74), goes_on=True)]
+        return [Step("train", lambda: train.train(parse([*TINY, *options, *places])), goes_on=True)]
 
     return steps
 

@@ -30,6 +30,7 @@ from fuzzer.targets import NEEDS, TARGETS
 USUAL = Limits()
 GRACE = 2.0  # seconds in which the children of a command that has ended may end
 LONGEST_SENTENCE = 4000
+DISK = 74  # exit code of every command where a file cannot be opened, as if the disk were at fault: a folder in its place
 EXCEPTION = re.compile(r"(?m)^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Iteration|Interrupt)\b.*")  # of a traceback
 FOLDERS = ("out", "tmp", "cwd", "home", "elsewhere")
 SECRET = "secret.mp4"
@@ -219,7 +220,7 @@ def _faults_of(ended: Ended, step: Step) -> Iterator[str]:
         yield sandbox.NETWORK
     elif ended.code < 0:
         yield f"it ends by {signal.Signals(-ended.code).name}"
-    elif ended.code not in (0, *step.refuses):
+    elif ended.code not in (0, DISK, *step.refuses):
         yield f"exit code {ended.code}, which is not documented: {_last_line(ended.stderr)}"
     elif ended.code > 1 and not _last_line(ended.stderr).startswith("error: "):
         yield f"exit code {ended.code}, and stderr does not end in one line 'error: …': {_last_line(ended.stderr)!r}"
