@@ -30,7 +30,7 @@ from fuzzer.targets import NEEDS, TARGETS
 USUAL = Limits()
 GRACE = 2.0  # seconds in which the children of a command that has ended may end
 LONGEST_SENTENCE = 4000
-DISK = 74  # exit code of every command where a file cannot be opened, as if the disk were at fault: a folder in its place
+DISK = 74  # every command's exit code where something in a file's place cannot be opened, as if the disk failed
 EXCEPTION = re.compile(r"(?m)^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Iteration|Interrupt)\b.*")  # of a traceback
 FOLDERS = ("out", "tmp", "cwd", "home", "elsewhere")
 SECRET = "secret.mp4"
