@@ -90,11 +90,11 @@ def account(
                 parameter.grad = torch.empty_like(parameter)
             step.update()
     live.label = "gradients"
-    buckets = {p: torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
+    buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
     def keep_gradient(parameter: Tensor) -> None:
         if in_buckets:  # a copy of its own is gone as soon as it has been copied there
-            parameter.grad = buckets[parameter]
+            parameter.grad = buckets[id(parameter)]
         live.relabel(parameter.grad, "gradients")
 
     live.label = "tokenizer"

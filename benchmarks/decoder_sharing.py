@@ -123,7 +123,7 @@ def measure_places(folder: Path, threads: int, dali_threads: int, device: str, r
     uncut = Uncut(**{field.name: getattr(cut, field.name) for field in fields(ShardDataset)})
     rows: list[Row] = []
     for decoder in ("pyav", "dali"):
-        config = DataConfig(decoder=decoder, num_threads=threads, dali_threads=dali_threads)  # type: ignore[arg-type]
+        config = DataConfig(decoder=decoder, num_threads=threads, dali_threads=dali_threads)
         for read, dataset in (("groups", cut), ("whole", uncut)):
             for name, place in PLACES.items():
                 rows.append({"decoder": decoder, "read": read, "place": name})

@@ -92,8 +92,8 @@ def attention(device: torch.device) -> list[Row]:
     return found
 
 
-def both_passes(*inputs: Tensor) -> None:
-    torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sum(), inputs)
+def both_passes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
 
 
 def nvdec(device: torch.device) -> list[Row]:

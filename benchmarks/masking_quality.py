@@ -283,18 +283,18 @@ def steps_of_equal_time(configs: dict[Point, TrainConfig], device: torch.device)
 
 def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
     """Labelled shards for training and, a fifth as many, for validation; drawn once."""
-    options = folder / "data" / "options.txt"
-    if options.is_file() and options.read_text(encoding="utf-8") != drawn:
+    said = folder / "data" / "options.txt"
+    if said.is_file() and said.read_text(encoding="utf-8") != drawn:
         raise InputError(f"the videos in {folder}/data were drawn with other options: choose another --output")
-    write_text(options, drawn)
+    write_text(said, drawn)
     shards = []
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
         if not (output / "dataset.json").is_file():
             draw = ["motion_classes.py", videos, *drawn.split(), "--num-videos", count, "--seed", seed]
             make = ["make_shards.py", videos, output, "--frame-stride", 1]
-            for script, *options in (draw, make):
-                command = [sys.executable, ROOT / "shard_tools" / str(script), *options]
+            for script, *given in (draw, make):
+                command = [sys.executable, ROOT / "shard_tools" / str(script), *given]
                 subprocess.run([str(part) for part in command], check=True)
         shards.append(str(output))
     return shards[0], shards[1]

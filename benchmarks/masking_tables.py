@@ -31,7 +31,7 @@ def summarise(rows: Sequence[Row], baseline: str) -> list[Row]:
         line: Row = {"strategy": pair[0], "mask_ratio": pair[1], "seeds": len(seeds)}
         line["label_sets"] = len({row["label_set"] for row in group})
         for name in sorted(numbers_of(group), key=lambda name: name not in MEASURES):
-            means = means_over(group, "seed", lambda row, name=name: row[name])
+            means = seed_means(group, name)
             line[name] = round(statistics.mean(means), 4)
             if name in MEASURES:
                 line |= spread(name, means, group, groups.get((baseline, pair[1])))

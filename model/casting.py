@@ -44,5 +44,5 @@ class Cast(torch.autograd.Function):
 def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     if copies:
-        torch._foreach_copy_(copies, tensors)
+        torch._foreach_copy_(copies, list(tensors))
     return copies

@@ -30,6 +30,8 @@ class Mlp(TimmMlp):
         self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None] | None = None
     ) -> Float[Tensor, "B N D"]:
         weight1, bias1, weight2, bias2 = weights or self.weights()
+        assert weight1 is not None
+        assert weight2 is not None
         hidden = F.linear(x, weight1, bias1)
         if torch.compiler.is_compiling():  # which makes GELU once more where that is cheaper than keeping it
             return self.drop2(F.linear(F.gelu(hidden), weight2, bias2))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.utils.deterministic
@@ -59,18 +59,21 @@ def attention_order(attention: Attention, always_alike: bool) -> list[str]:
     return [first, *(name for name in DETERMINISTIC if name != first)]
 
 
+_FILLING: Any = torch.utils.deterministic  # whose attribute is a property of the module's class
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Only algorithms that give the same bits every time; to be entered before CUDA's libraries start."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES)
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled(), _FILLING.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)  # torch.compile then chooses no kernel by measurement either
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a launch for each, and every kernel here writes all
+    _FILLING.fill_uninitialized_memory = False  # a launch for each, and every kernel here writes all
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        _FILLING.fill_uninitialized_memory = before[1]
 
 
 def execution(config: "TrainConfig", process: "Process") -> str:
