@@ -10,7 +10,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -51,22 +50,16 @@ def kernel_name(index: int) -> str:
     return kernel.__name__
 
 
-def built(programs: Iterable[str]) -> set[str]:
-    """The kernels that programs of Inductor's call for, each compiled by Triton, in the first of its block sizes; those
-    that differ in nothing but their names, once."""
-    names, seen = set(), set()
+def built(code: str) -> set[str]:
+    """The kernels that a program of Inductor's calls for, each compiled by Triton, in the first of its block sizes."""
+    names = set()
 
     def precompile(kernel: CachingAutotuner, *_: Any, **__: Any) -> None:
-        name = kernel.fn.__name__
-        what = kernel.fn.src.replace(name, ""), str(kernel.configs[0]), str(kernel.triton_meta)
-        if what not in seen:
-            kernel._precompile_config(kernel.configs[0])
-        seen.add(what)
-        names.add(name)
+        kernel._precompile_config(kernel.configs[0])
+        names.add(kernel.fn.__name__)
 
     with patch.object(CachingAutotuner, "precompile", precompile):
-        for program in programs:
-            PyCodeCache.load(program)
+        PyCodeCache.load(code)
     return names
 
 
@@ -85,7 +78,7 @@ if __name__ == "__main__":
         "graphs": {name: len(of_model) for name, of_model in graphs.items()},
         "kept": kept,
         "written": written,
-        "built": sorted(built(chain(*programs.values()))),
+        "built": sorted(set().union(*(built(program) for program in chain(*programs.values())))),
         "peak": {name: peak_of(config, graphs[name], programs[name]) for name, config in MODELS.items()},
         "peak_uncompiled": {name: predict(config, 2).peak_bytes for name, config in MODELS.items()},
     }
