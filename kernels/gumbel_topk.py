@@ -160,7 +160,7 @@ def num_warps(tokens: int) -> int:
 
 @torch.library.triton_op("adamae::gumbel_topk", mutates_args=())
 def gumbel_topk_op(
-    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None
+    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     logits = rows_contiguous(logits)

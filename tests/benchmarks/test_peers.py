@@ -1,6 +1,7 @@
 """The steps that ours is compared with: same loss as ours on the same weights, clips and masks, and they do learn."""
 
 import json
+from types import SimpleNamespace
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,9 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
         return train_throughput.Measurement([10.0], 10.0, 2.0, 3.0)
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
+    # Under Triton's interpreter, attention is not predicted as on a GPU, and nothing would be repeated.
+    account = SimpleNamespace(flops=10**10, repeated_flops=10**9)
+    monkeypatch.setattr(train_throughput, "predict", lambda *_: account)
     small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
     with pytest.raises(KeyboardInterrupt):
         train_throughput.main([*small, "--output", str(tmp_path)])
@@ -100,7 +104,7 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
     assert [(row["contender"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
     ours = rows[1]
     assert ours["driver_used_gib"] == 3
-    assert 0.8 * ours["mfu"] < ours["mfu_once"] < ours["mfu"]
+    assert ours["mfu_once"] == pytest.approx(0.9 * ours["mfu"], abs=1e-3)
     assert "mfu" not in rows[0]
 
 

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.study_progress import Stage, StudyProgress, last_step
+from benchmarks.study_progress import RunningStage, StudyProgress, last_step
 
 
 def test_the_step_of_a_run_that_is_writing(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_stage_step_and_rows_are_said(tmp_path: Path, capsys) -> None:
     file = tmp_path / "metrics.jsonl"
     with StudyProgress(300) as progress:
         progress.done(100)
-        with progress.stage(Stage("tube-0.9-seed0", "pretrain", file, 50)):
+        with progress.stage(RunningStage("tube-0.9-seed0", "pretrain", file, 50)):
             file.write_text('{"step": 30}\n')
             progress.look()
             assert progress._bar.n == 130

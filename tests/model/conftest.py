@@ -12,7 +12,7 @@ def given_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], Non
     def set_ids(visible_ids: Tensor, masked_ids: Tensor) -> None:
         monkeypatch.setattr(
             "model.token_samplers.gumbel_topk",
-            lambda logits, k, seed, offset, sharpness: (visible_ids, masked_ids, logits.log_softmax(-1)),
+            lambda logits, k, seed, offset, sharpness=None: (visible_ids, masked_ids, logits.log_softmax(-1)),
         )
 
     return set_ids

@@ -87,7 +87,7 @@ def test_a_deterministic_run_goes_on_only_as_it_was_executed(tmp_path: Path) -> 
     contents = Contents({"model": model}, torch.optim.AdamW(model.parameters()), {})
     place = Place(3, 16, "these", execution=as_before)
     checkpoint.save(tmp_path / "checkpoints", place, contents.state())
-    assert checkpoint.load_newest(tmp_path / "checkpoints", contents, replace(place, step=0), 6) == 3
+    assert checkpoint.load_newest(tmp_path / "checkpoints", contents, replace(place, step=0), 6) == place
     changed = replace(place, step=0, execution=execution(config("deterministic=true", "compile=true"), process))
     with pytest.raises(InputError, match=r"is deterministic and was computed on .*compile False.* on .*compile True"):
         checkpoint.load_newest(tmp_path / "checkpoints", contents, changed, 6)
