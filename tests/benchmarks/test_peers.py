@@ -1,8 +1,8 @@
 """The steps that ours is compared with: same loss as ours on the same weights, clips and masks, and they do learn."""
 
 import json
-from types import SimpleNamespace
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
