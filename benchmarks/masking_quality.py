@@ -286,6 +286,7 @@ def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str,
     said = folder / "data" / "options.txt"
     if said.is_file() and said.read_text(encoding="utf-8") != drawn:
         raise InputError(f"the videos in {folder}/data were drawn with other options: choose another --output")
+    said.parent.mkdir(parents=True, exist_ok=True)
     write_text(said, drawn)
     shards = []
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):

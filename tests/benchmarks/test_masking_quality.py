@@ -221,3 +221,12 @@ def test_videos_drawn_with_other_options_are_not_taken_for_these(tmp_path):
     (tmp_path / "data/options.txt").write_text("--size 32")
     with pytest.raises(InputError, match="drawn with other options: choose another --output"):
         draw_motion_classes(tmp_path, "--size 64", 10)
+
+
+def test_videos_are_drawn_into_a_folder_that_is_not_there_yet(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: calls.append(command))
+    assert draw_motion_classes(tmp_path / "new/study", "--size 64", 10) == tuple(
+        str(tmp_path / "new/study/data" / name) for name in ("train", "validation")
+    )
+    assert [Path(command[1]).name for command in calls] == ["motion_classes.py", "make_shards.py"] * 2
