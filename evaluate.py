@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openmp  # noqa: F401
+
 import numpy as np
 from jaxtyping import UInt8
 from matplotlib.figure import Figure

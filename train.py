@@ -6,6 +6,8 @@ The run folder can always be started again with the same command: it goes on fro
 import sys
 from dataclasses import replace
 
+import openmp  # noqa: F401
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import openmp  # noqa: F401
+
 import torch
 from PIL import Image
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openmp  # noqa: F401
+
 import torch
 
 from benchmarks import motion_report

@@ -17,6 +17,8 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
+import openmp  # noqa: F401
+
 import torch
 from matplotlib.figure import Figure
 

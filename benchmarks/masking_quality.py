@@ -29,6 +29,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import openmp  # noqa: F401
+
 import torch
 
 from benchmarks import motion_report

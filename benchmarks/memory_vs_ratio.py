@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import openmp  # noqa: F401
+
 import torch
 import triton
 

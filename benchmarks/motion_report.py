@@ -17,6 +17,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import openmp  # noqa: F401
+
 import torch
 from einops import reduce
 from jaxtyping import Bool, Float

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import openmp  # noqa: F401
+
 import torch
 
 from benchmarks import peers
