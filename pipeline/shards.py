@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any, ClassVar, TypeVar, overload
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -155,6 +155,20 @@ class Upgrade:
     content: Sha256  # index.Tables.content when they were made
 
 
+class Report(TypedDict, total=False):
+    """What a dataset holds, for people; datasets made by earlier versions say less."""
+
+    hours: float
+    num_sources: Bytes
+    video_bytes: Bytes
+    codecs: dict[str, Bytes]
+    sizes: dict[str, Bytes]
+    class_histogram: dict[str, Bytes]
+    unlabelled: Bytes
+    file_list_sha256: Sha256
+    duplicates: list[list[str]]
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """What `dataset.json` says."""
@@ -166,7 +180,7 @@ class DatasetInfo:
     encode: dict[str, Any]  # the settings the shards were made with
     shards: Sequence[ShardInfo]  # from schema version 2 on, out of their table
     num_rejected: Bytes = 0
-    report: dict[str, Any] = field(default_factory=dict)  # hours, codecs, class histogram, file-list hash, duplicates
+    report: Report = field(default_factory=Report)
     # What nobody needs to look at every sample for:
     codecs: dict[Word, Sides] = field(default_factory=dict)
     containers: list[Word] = field(default_factory=list)

@@ -191,7 +191,7 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
         f"shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
     )
-    allowed = arguments.max_rejects * (len(rejects) + info.report["num_sources"])
+    allowed = arguments.max_rejects * (len(rejects) + info.report.get("num_sources", info.num_samples))
     if len(rejects) > allowed:
         say(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", sys.stderr)
         return 3

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from durable import write_aside
-from pipeline.shards import DatasetInfo, Sample, ShardInfo, read_samples
+from pipeline.shards import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.inputs import Member
 from shard_tools.layout import shuffled_by
 from shard_tools.source import intact_frames, opened
@@ -34,7 +34,7 @@ def describe(
     by_content: dict[str, set[str]] = defaultdict(set)
     for sample in samples:
         by_content[sample.source_sha256].add(sample.source)
-    report = {
+    report: Report = {
         "hours": round(sum(sample.num_frames / sample.fps for sample in samples) / 3600, 6),
         "num_sources": len({sample.source for sample in samples}),
         "video_bytes": sum(sample.size for sample in samples),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.logging
 import numpy as np
 import yaml
 from PIL import Image
@@ -142,10 +143,11 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
 
 def _decoded(video: bytes) -> list[np.ndarray] | None:
     """All frames in the order of their times, if each has one of its own, upright and as BT.601, float [H, W, 3]; None
-    where a strict decoder refuses one, or what it is."""
+    where a strict decoder refuses one, or what it is, or complains (FFV1's conceals what it was told to refuse)."""
     frames, times = [], []
+    av.logging.set_level(av.logging.ERROR)
     try:
-        with av.open(io.BytesIO(video)) as container:
+        with av.logging.Capture() as complaints, av.open(io.BytesIO(video)) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             stream.codec_context.options = {"err_detect": "explode+crccheck+bitstream+buffer"}
@@ -156,6 +158,10 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
                 frames.append(np.rot90(image, frame.rotation % 360 // 90).astype(float))
                 times.append(frame.pts)
     except (av.error.FFmpegError, ValueError, IndexError):
+        return None
+    finally:
+        av.logging.set_level(None)
+    if complaints:
         return None
     if None in times or len(set(times)) < len(times):
         return frames
@@ -200,7 +206,7 @@ def _meaning(path: Path) -> Any:
         if path.name == DATASET_FILE:
             return json.loads(data.decode())
         if path.suffix == ".jsonl":
-            return [json.loads(line.decode()) for line in data.splitlines() if line.strip()]
+            return [json.loads(line.decode()) for line in data.splitlines()]
     except (ValueError, AttributeError, RecursionError):
         return data
     return data
