@@ -96,7 +96,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def measure(folder: Path, clips: int, version: int) -> Row:
     """Open the dataset, and look at some of it."""
-    before = memory_mib()
+    before, own = memory_mib(), memory_mib("RssAnon")
     started = time.process_time()
     dataset = ShardDataset.open(folder)
     opened, memory = time.process_time() - started, memory_mib() - before
@@ -121,6 +121,7 @@ def measure(folder: Path, clips: int, version: int) -> Row:
         "digest_ms": digest * 1e3,
         **planned(dataset),
         "memory_at_end_mib": memory_mib() - before,
+        "own_at_end_mib": memory_mib("RssAnon") - own,
         "disk_mib": sum(path.stat().st_size for path in folder.iterdir()) / 2**20,
     }
 
@@ -139,10 +140,10 @@ def planned(dataset: ShardDataset) -> Row:
     return {"plan_ms": begun * 1e3, "turn_ms": taken[0] * 1e3, "batch_ms": statistics.median(taken[1:]) * 1e3}
 
 
-def memory_mib() -> float:
-    """Resident memory of this process."""
+def memory_mib(kind: str = "VmRSS") -> float:
+    """Resident memory of this process; RssAnon: its own alone, without pages of files, which all processes share."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    return int(status.split(f"{kind}:")[1].split()[0]) / 1024
 
 
 def key_of(number: int) -> str:
