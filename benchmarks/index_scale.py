@@ -56,10 +56,11 @@ SIZES = (100_000, 240_000, 1_000_000, 10_000_000)
 LOOKS = 256  # random rows
 NOTE = (
     f"Shards of {PER_SHARD} clips. open: from the call to a dataset of which any clip can be asked for; memory: what"
-    f" that adds to the process, its share of the page cache included; rows: {LOOKS} random samples, keys: with their"
-    " keys too. plan: made, with its first batch of 64 clips; turn: the first batch of the second epoch; batch: any"
-    " other one, the median of 64. No video is touched. Times are the process's on a CPU, all its threads together:"
-    " reading from a disk what is not in the page cache yet comes on top."
+    " that adds to the process, the pages of files that it has looked at included; own: without those, which all"
+    f" processes of a machine share. rows: {LOOKS} random samples, keys: with keys too. plan: made, with its first"
+    " batch of 64 clips; turn: the first batch of the second epoch; batch: any other one, the median of 64. No video is"
+    " touched. Times are the process's on a CPU, all its threads together: reading from a disk what is not in the page"
+    " cache yet comes on top."
 )
 
 
