@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from devices import mixed_precision
 from errors import run_command
+from model.channels import check_channels
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan
@@ -106,6 +107,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, 
         batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
         together=objective.together, rank=process.rank, world_size=process.world_size,
     )  # fmt: skip
+    check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, process.device.type, plan.passes)
     return plan
 

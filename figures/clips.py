@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
+from pipeline.arrays import FPS, frames_of, is_array
 from pipeline.crops import FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
@@ -150,6 +151,8 @@ def _count_frames(video: bytes | Path) -> tuple[int, float]:
 
     from pipeline.containers import main_stream, open_video
 
+    if is_array(video):
+        return len(frames_of(video)), FPS
     try:
         with open_video(video) as container:
             stream = main_stream(container)

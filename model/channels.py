@@ -8,6 +8,15 @@ from errors import InputError
 LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
 
 
+def check_channels(channels: int, in_channels: int) -> None:
+    """Raises InputError where a model of `in_channels` does not take clips of so many."""
+    if in_channels != channels and (channels, in_channels) != (3, 1):
+        raise InputError(
+            f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}: give"
+            f" model.in_channels={channels}" + (", or 1 for grey" if channels == 3 else "")
+        )
+
+
 def of_channels(clip: UInt8[Tensor, "B C T H W"], in_channels: int) -> UInt8[Tensor, "B c T H W"]:
     """The clip as a model of `in_channels` takes it; grey is (77 R + 150 G + 29 B + 128) / 256, rounded down.
 

@@ -58,7 +58,7 @@ class ModelConfig:
     patch_size: int = 16
     """height and width of a token, pixels"""
     in_channels: int = 3
-    """of a clip: 3, RGB; 1, grey, made of RGB; up to 12 for clips of one's own, through Python only"""
+    """of a clip: 3, RGB; 1, grey, made of RGB; of arrays (.npy), as many as they have, up to 12"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
     """flat-1d: sines of a token's number; separable-3d: of its time, row and column"""
     encoder_width: int | None = None

@@ -14,6 +14,8 @@ from av.container import InputContainer
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
+from pipeline.arrays import CONTAINER
+
 # FFmpeg's names for the demuxers, and the extensions under which their files are known, the usual one first.
 EXTENSIONS = {
     "mov": ("mp4", "mov", "m4v", "3gp"),
@@ -27,7 +29,7 @@ EXTENSIONS = {
     "ogg": ("ogv", "ogg"),
     "gif": ("gif",),
 }
-VIDEO_EXTENSIONS = frozenset(extension for names in EXTENSIONS.values() for extension in names)
+VIDEO_EXTENSIONS = frozenset((CONTAINER, *(extension for names in EXTENSIONS.values() for extension in names)))
 # Taken too, whatever the file is called.
 UNUSUAL = ("h264", "hevc", "m4v", "mjpeg", "ivf", "obu", "dv", "mxf", "nut", "yuv4mpegpipe")
 DEMUXERS = ",".join([*EXTENSIONS, *UNUSUAL])  # each reads the one file that it is given

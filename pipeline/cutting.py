@@ -16,6 +16,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
+from pipeline import arrays
 from pipeline.crops import Crop, FrameSize
 from pipeline.groups import Cut
 from pipeline.plan import PlanRow
@@ -25,19 +26,22 @@ from pipeline.video import EIGHT_BIT_420, Video, VideoError, turns
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
 CHROMA_CENTRE = 128  # of 8-bit 4:2:0, as FFmpeg's scaler takes it; 1/256 of a pixel from the first pixel's centre
-Store = Callable[[int, int, UInt8[np.ndarray, "H W 3"]], None]
+Store = Callable[[int, int, UInt8[np.ndarray, "H W C"]], None]
 
 
 def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
-    """Call store(view, time, image uint8 [height, width, 3]) for every frame of `views`, which share the frames of
-    `cut`.
+    """Call store(view, time, image uint8 [height, width, channels]) for every frame of `views`, which share the frames
+    of `cut`.
 
     Returns how many frames were decoded; raises VideoError if one cannot be.
     """
     times: dict[int, list[int]] = {}
     for time, number in enumerate(cut.numbers):
         times.setdefault(number, []).append(time)
-    scalers = [Scaler(view.crop, view.flip, size, (sample.width, sample.height)) for view in views]
+    sides = sample.width, sample.height
+    if sample.container == arrays.CONTAINER:
+        return _cut_array(cut, times, [Scaler(view.crop, view.flip, size, sides, "gray") for view in views], store)
+    scalers = [Scaler(view.crop, view.flip, size, sides) for view in views]
     with Video(cut.data, cut.num_frames) as video:
         for number, frame in video.frames(cut.numbers):
             for index, scaler in enumerate(scalers):
@@ -47,15 +51,31 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
         return video.frames_decoded
 
 
+def _cut_array(cut: Cut, times: dict[int, list[int]], scalers: list["Scaler"], store: Store) -> int:
+    """The same of an array, whose channels are cut one by one."""
+    frames = arrays.read_array(cut.data, list(times), cut.num_frames)
+    for frame, places in zip(frames, times.values(), strict=True):
+        planes = [VideoFrame.from_ndarray(np.ascontiguousarray(plane), "gray") for plane in np.moveaxis(frame, -1, 0)]
+        for index, scaler in enumerate(scalers):
+            image = np.stack([scaler(plane) for plane in planes], axis=-1)
+            for time in places:
+                store(index, time, image)
+    return len(frames)
+
+
 class Scaler:
     """Crops, flips and scales frames to `size`, a square's side or height and width in pixels."""
 
-    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
-        """`crop` is a box in upright frames of `stored` = (width, height) pixels."""
+    def __init__(
+        self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int], form: str = "rgb24"
+    ) -> None:
+        """`crop` is a box in upright frames of `stored` = (width, height) pixels; `form`: FFmpeg's pixel format of what
+        comes out."""
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
+        self._form = form
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
+    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W ..."]:
         layout = (frame.width, frame.height, frame.format.name, frame.rotation)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
@@ -81,7 +101,7 @@ class Scaler:
             *_cut(frame.format, box, (width, height)),
             *([("hflip", "")] if self._flip else []),
             self._scaling(frame.format, box),
-            ("format", "rgb24"),
+            ("format", self._form),
             ("buffersink", ""),
         ]
         # The graph passes frames through one by one: it never looks at their time.

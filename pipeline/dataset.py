@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from errors import InputError
+from pipeline.arrays import channels_of
 from pipeline.config import DataConfig
 from pipeline.groups import Groups
 from pipeline.index import Tables
@@ -182,6 +183,11 @@ class ShardDataset:
     def is_remote(self) -> bool:
         """Whether shards lie in an object store."""
         return any(is_remote(part.place) for part in self.parts)
+
+    @property
+    def channels(self) -> int:
+        """Of every clip: 3 of videos, an array's own. Raises InputError where a mix has several."""
+        return channels_of(self.info.codecs)
 
     def groups(self, sample: int) -> Groups | None:
         """The groups of pictures of a sample, None if its video can only be read whole."""

@@ -3,7 +3,7 @@
 Shards hold MP4 of which each fragment (boxes `moof` and `mdat`) is a group of pictures that needs no other. So the
 bytes before the first fragment, and any fragments after them, are a whole video: what a clip needs is read and decoded,
 not what lies before it. The group table has a row for these first bytes and one for every group; a group ends where
-the next one begins, the last one with the video.
+the next one begins, the last one with the video. Of arrays (pipeline/arrays.py) every frame is a group.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from pipeline.arrays import frames_of, is_array, read_shape
 from pipeline.video_error import VideoError
 
 GROUP = np.dtype(
@@ -110,8 +111,8 @@ def checksum(first_frame: int, data: Buffer) -> int:
 def read_groups(data: Buffer, num_frames: int) -> Rows:
     """The rows of a video, none if it is not fragmented MP4, or its fragments cannot be decoded without each other."""
     try:
-        starts = list(_fragments(data))
-    except (struct.error, ValueError):
+        starts = _frames_of_array(data) if is_array(data) else list(_fragments(data))
+    except (struct.error, ValueError, VideoError):
         return np.empty(0, GROUP)
     if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
         return np.empty(0, GROUP)
@@ -122,6 +123,12 @@ def read_groups(data: Buffer, num_frames: int) -> Rows:
         for first, start, end in zip(firsts, offsets[:-1], offsets[1:], strict=True)
     ]
     return np.array(rows, GROUP)
+
+
+def _frames_of_array(data: Buffer) -> list[tuple[int, int]]:
+    """(offset, 1) of every frame."""
+    shape, count = read_shape(data), len(frames_of(data))
+    return [(shape.start + number * shape.frame_bytes, 1) for number in range(count)]
 
 
 def _fragments(data: Buffer) -> Iterator[tuple[int, int]]:

@@ -74,7 +74,7 @@ class Loader:
         """
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
-        self._remote = dataset.is_remote
+        self._remote, self._channels = dataset.is_remote, dataset.channels
         self._choice = self._maker.choice
         self._run: RunDecoders | None = None
         if isinstance(sharing, float):
@@ -152,7 +152,7 @@ class Loader:
             Group(first, rows[first : first + views], number, turn + first // views)
             for first in range(0, len(rows), views)
         ]
-        host = HostClips((len(rows), plan.num_frames, *plan.frame_size, 3), self._device.type == "cuda")
+        host = HostClips((len(rows), plan.num_frames, *plan.frame_size, self._channels), self._device.type == "cuda")
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
         return _Job(
             number, groups, [self._submit(group, host) for group in groups], host, encoded + math.prod(host.shape)

@@ -74,10 +74,15 @@ class Plan:
         """batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
         together: the number of clips in a batch is a multiple of it.
 
-        Raises InputError if batches cannot hold whole groups of repeats or a stride does not fit the shards.
+        Raises InputError if batches cannot hold whole groups of repeats, a stride does not fit the shards, or colours
+        are to be changed of what has none.
         """
         if batch_size % config.repeats:
             raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
+        if config.rand_augment and dataset.channels != 3:
+            raise InputError(
+                f"data.rand_augment changes colours, and these clips have {dataset.channels} channels: leave it out"
+            )
         self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
         self.global_batch = global_batch or batch_size * world_size
         together = math.lcm(together, config.repeats)

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 from command_line import add_settings, as_options, config_parser, keys_of, require_known
 from durable import write_aside
 from errors import InputError, run_command
+from pipeline import arrays
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
@@ -104,10 +105,10 @@ def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.nd
     )
     x, y, width, height = row.crop
     line = max(2, round(max(sample.width, sample.height) / CELL))  # still there when the frame is made smaller
-    sources = [Image.fromarray(frame) for frame in frames]
+    sources = [Image.fromarray(frame) for frame in arrays.shown(frames)]
     for source in sources:
         ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX, width=line)
-    return caption, sources, [Image.fromarray(frame) for frame in clip]
+    return caption, sources, [Image.fromarray(frame) for frame in arrays.shown(clip)]
 
 
 def sheet(strips: list[Strip]) -> Image.Image:

@@ -19,6 +19,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
+from pipeline import arrays
 from pipeline.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
@@ -227,12 +228,15 @@ def is_plain(data: bytes, num_frames: int) -> bool:
 
 def decode_frames(
     source: bytes | Path, numbers: Sequence[int], num_frames: int | None = None
-) -> UInt8[np.ndarray, "T H W 3"]:
+) -> UInt8[np.ndarray, "T H W C"]:
     """The frames with these numbers, in the order given, as RGB, upright; `num_frames` of the video if it is known.
+    Those of an array have its channels.
 
     Colours are what the file says they are (unlike in clips for training, where they are always read as BT.601).
     Raises VideoError if one of them does not decode.
     """
+    if arrays.is_array(source):
+        return arrays.read_array(source, numbers)
     decoded: dict[int, np.ndarray] = {}
     with Video(source, num_frames) as video:
         for number, frame in video.frames(numbers):

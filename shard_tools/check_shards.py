@@ -22,6 +22,7 @@ import numpy as np
 
 from durable import file_hash
 from errors import InputError, run_command
+from pipeline import arrays
 from pipeline.groups import read_groups
 from pipeline.index import Tables
 from pipeline.rows import RowMaker, ShardRows, groups_text
@@ -35,6 +36,7 @@ from pipeline.shards import (
     read_samples,
     read_table,
 )
+from pipeline.video_error import VideoError
 from progress import progress_bar
 from shard_tools.inputs import Member
 from shard_tools.picture import Pose, UnusableError
@@ -251,6 +253,9 @@ def decode(video: Video) -> str | None:
 
 def _differences(path: Path, said: Sample | None) -> Iterator[str]:
     """Where a video is not what was said of it. Raises UnusableError if it does not decode."""
+    if path.suffix == f".{arrays.CONTAINER}":
+        yield from _differences_of_array(path, said)
+        return
     with opened(path) as (container, stream):
         first, count = checked(container, stream)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
@@ -267,6 +272,16 @@ def _differences(path: Path, said: Sample | None) -> Iterator[str]:
         rate = float(read_timing(container, stream).rate)
     if count > 1 and abs(rate - said.fps) > RATE_TOLERANCE * said.fps:
         yield f"it has {rate:.4g} frames a second instead of {said.fps:.4g}"
+
+
+def _differences_of_array(path: Path, said: Sample | None) -> Iterator[str]:
+    try:
+        frames = arrays.frames_of(path)
+    except VideoError as error:
+        raise UnusableError(str(error)) from error
+    shape = said and (said.num_frames, said.height, said.width, arrays.channels_of([said.codec]))
+    if shape and frames.shape != shape:
+        yield f"its shape is {frames.shape} instead of {shape}"
 
 
 def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:

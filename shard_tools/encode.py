@@ -13,7 +13,9 @@ import av
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline import arrays
 from pipeline.video import guesses_times
+from pipeline.video_error import VideoError
 from shard_tools.codecs import CODECS, Codec, open_encoder
 from shard_tools.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
 from shard_tools.settings import COPY, Settings
@@ -90,6 +92,8 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+    if arrays.is_array(source):
+        return [_array(source)]
     with opened(source) as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
@@ -103,6 +107,15 @@ def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
         stride = max(1, round(timing.rate / Fraction(settings.fps)))
     pieces = _transcode(source, stem, settings, timing, stride)
     return [_verified(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
+
+
+def _array(source: Path) -> Stored:
+    """An array as it is, whatever the settings say of videos."""
+    try:
+        num_frames, height, width, channels = arrays.frames_of(source).shape
+    except VideoError as error:
+        raise UnusableError(str(error)) from error
+    return Stored(source, arrays.CONTAINER, arrays.codec_of(channels), num_frames, arrays.FPS, 1, width, height)
 
 
 def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:

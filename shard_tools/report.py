@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from durable import write_aside
+from pipeline import arrays
 from pipeline.shards import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.inputs import Member
 from shard_tools.layout import shuffled_by
@@ -98,8 +99,15 @@ def caption(name: str) -> tuple[str, str]:
 def middle_frame(shard: Path, sample: Sample) -> Image.Image:
     """The frame in the middle of a stored video."""
     place = Member(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
-    with fetched(place, None) as path, opened(path) as (container, stream):
+    with fetched(place, None) as path:
+        if sample.container == arrays.CONTAINER:
+            return Image.fromarray(arrays.shown(arrays.read_array(path, [sample.num_frames // 2])[0]))
+        return _decoded_frame(path, sample, sample.num_frames // 2)
+
+
+def _decoded_frame(path: Path, sample: Sample, wanted: int) -> Image.Image:
+    with opened(path) as (container, stream):
         for number, frame in enumerate(intact_frames(container, stream)):
-            if number == sample.num_frames // 2:
+            if number == wanted:
                 return frame.to_image()
     raise ValueError(f"{sample.key} has fewer frames than its description says")

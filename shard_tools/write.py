@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from durable import write_aside, write_text
+from pipeline.arrays import CONTAINER
 from pipeline.groups import GROUP, read_groups
 from pipeline.rows import groups_text
 from pipeline.shards import Sample, ShardInfo, sample_line
@@ -90,9 +91,10 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
 def groups_in(sample: Sample, path: Path) -> np.ndarray:
     """The group table's rows of a video that we have encoded.
 
-    One that was copied may be cut into groups too, but whether these need each other only its encoder knows.
+    One that was copied may be cut into groups too, but whether these need each other only its encoder knows; frames of
+    an array never do.
     """
-    if sample.sha256 == sample.source_sha256:
+    if sample.sha256 == sample.source_sha256 and sample.container != CONTAINER:
         return np.empty(0, GROUP)
     with (
         path.open("rb") as file,

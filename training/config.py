@@ -141,11 +141,6 @@ class TrainConfig:
         for name in ("checkpoint", "validation_shards"):
             if self.objective == "pretrain" and getattr(self.finetune, name):
                 raise InputError(f"finetune.{name} does nothing with objective=pretrain: leave it out")
-        if self.model.in_channels not in (1, 3):
-            raise InputError(
-                f"model.in_channels is {self.model.in_channels}: videos give 3 (RGB) or 1 (grey); a model for other"
-                " clips is trained from Python (docs/weights.md)"
-            )
         if self.model.init and self.objective != "pretrain":
             raise InputError(
                 f"model.init is for pre-training: with objective={self.objective}, give finetune.checkpoint="

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from errors import InputError
+from pipeline.arrays import CONTAINER
 from shard_tools.inputs.classes import class_names, is_id, read_label_map
 from shard_tools.inputs.folders import from_folder, from_url, local_item
 from shard_tools.inputs.item import Item, Member, Skipped, is_hidden, is_url
@@ -37,10 +38,25 @@ def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skippe
         unique = [replace(item, label=None) for item in unique]
     elif any(item.label is not None for item in unique):
         unique = [item if item.label is not None or item.problem else _unlabelled(item) for item in unique]
+    unique = _videos_alone(unique, skipped)
     if not unique:
         looked_for = f"looked for {', '.join(sorted(VIDEO_EXTENSIONS))} files"
         raise InputError("; ".join([f"no video found in {inputs}: {looked_for}", *skipped.lines()]))
     return sorted(unique, key=lambda item: item.source)
+
+
+def _videos_alone(items: list[Item], skipped: Skipped) -> list[Item]:
+    """Arrays count where there is nothing else: beside videos they are features of these, or labels."""
+    kept = [item for item in items if not _is_array(item)]
+    if not kept or len(kept) == len(items):
+        return items
+    for item in filter(_is_array, items):
+        skipped.add("arrays beside videos", item.source)
+    return kept
+
+
+def _is_array(item: Item) -> bool:
+    return item.source.lower().endswith(f".{CONTAINER}")
 
 
 def _unlabelled(item: Item) -> Item:

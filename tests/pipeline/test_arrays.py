@@ -1,0 +1,169 @@
+"""Arrays in the place of videos: what is taken, what a clip reads, and that it is cut as a video's pictures are."""
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from made_videos import encode
+
+from errors import InputError
+from pipeline import arrays
+from pipeline.config import DataConfig
+from pipeline.crops import Crop
+from pipeline.cutting import cut_views
+from pipeline.dataset import ShardDataset
+from pipeline.groups import Cut, read_groups
+from pipeline.loader import Loader
+from pipeline.plan import Plan, PlanRow
+from pipeline.reader import Reader
+from pipeline.shards import Sample
+from pipeline.video import decode_frames
+from pipeline.video_error import VideoError
+from shard_tools import check_shards, make_shards
+
+T, H, W = 12, 40, 56
+
+
+def smooth(channels: int, first: int = 0) -> np.ndarray:
+    """Pictures that change slowly over space, time and channels."""
+    t, y, x, c = np.meshgrid(*map(np.arange, (T, H, W, channels)), indexing="ij")
+    return (40 + 2 * x + 1.5 * y + 5 * t + 9 * c + first).clip(0, 255).astype(np.uint8)
+
+
+def npy_bytes(array: np.ndarray, tmp_path: Path) -> bytes:
+    np.save(tmp_path / "array.npy", array)
+    return (tmp_path / "array.npy").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arrays")
+    for kind in ("a", "b"):
+        (folder / "in" / kind).mkdir(parents=True)
+        for number in range(3):
+            np.save(folder / "in" / kind / f"{number}.npy", smooth(5, 10 * number))
+    assert make_shards.main([str(folder / "in"), str(folder / "out"), "--contact-sheet"]) == 0
+    return folder / "out"
+
+
+def batches(shards: Path | list[Path], **settings: object) -> tuple[Plan, torch.Tensor]:
+    config = DataConfig(str(shards), frame_stride=2, num_threads=1, decoder="pyav", **settings)  # type: ignore[arg-type]
+    dataset = ShardDataset.of(config)
+    plan = Plan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
+    with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+        return plan, next(iter(loader.batches(0))).clip.clone()
+
+
+def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Path) -> None:
+    assert check_shards.main([str(shards)]) == 0
+    dataset = ShardDataset.open(shards)
+    assert (dataset.channels, list(dataset.info.codecs), dataset.info.containers) == (5, ["uint8x5"], ["npy"])
+    plan, clips = batches(shards, flip=False)
+    assert clips.shape == (6, 5, 4, 24, 24)
+    for clip, row in zip(clips, plan.batch(0), strict=True):
+        frames = decode_frames(Reader(dataset).read(row.sample), row.frames)
+        x, y, width, height = row.crop
+        seen = torch.from_numpy(frames[:, y : y + height, x : x + width].copy()).permute(3, 0, 1, 2).float()
+        expected = torch.nn.functional.interpolate(seen, (24, 24), mode="bilinear", antialias=True)
+        assert (expected - clip.float()).abs().max() <= 2  # smooth pictures; no channel is mixed with another
+        assert (expected.mean((1, 2, 3)) - clip.float().mean((1, 2, 3))).abs().max() < 0.6
+
+
+def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset.open(shards)
+    cut = Reader(dataset).clip(0, [3, 9, 9])
+    shape = arrays.read_shape(cut.data)
+    assert (len(cut.data), cut.numbers, cut.num_frames) == (shape.start + 2 * shape.frame_bytes, (0, 1, 1), 2)
+    whole = decode_frames(Reader(dataset).read(0), [3, 9])
+    assert np.array_equal(arrays.read_array(cut.data, [0, 1], 2), whole)
+    data = bytearray(npy_bytes(smooth(2), tmp_path))
+    rows = read_groups(bytes(data), T)
+    assert len(rows) == T + 1
+    data[-1] ^= 1
+    assert (read_groups(bytes(data), T)["checksum"] != rows["checksum"]).tolist() == [False] * T + [True]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_path: Path) -> None:
+    """A clip of the same plan from FFV1, which keeps RGB as it is, is the same within a grey level."""
+    pictures = smooth(channels)
+    with av.open(str(tmp_path / "v.mkv"), "w") as out:
+        form = "gray" if channels == 1 else "bgr0"
+        stream = out.add_stream("ffv1", rate=25, options={})
+        stream.width, stream.height, stream.pix_fmt = W, H, form
+        for picture in pictures:
+            given = picture[..., 0] if channels == 1 else picture
+            frame = av.VideoFrame.from_ndarray(given, "gray" if channels == 1 else "rgb24")
+            out.mux(stream.encode(frame.reformat(format=form)))
+        out.mux(stream.encode(None))
+    found = []
+    for container, data in (("mkv", (tmp_path / "v.mkv").read_bytes()), ("npy", npy_bytes(pictures, tmp_path))):
+        codec = arrays.codec_of(channels) if container == "npy" else "ffv1"
+        sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
+
+        row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(7, 5, 33, 31), True)
+        clip = np.zeros((4, 16, 16, channels), np.uint8)
+
+        def store(view: int, time: int, image: np.ndarray, clip: np.ndarray = clip) -> None:
+            clip[time] = image[..., :channels]
+
+        cut_views(Cut(data, row.frames, T), sample, [row], 16, store)
+        found.append(clip.astype(int))
+    assert np.abs(found[0] - found[1]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.zeros((2, 3, 4, 5), np.float32), "it is float32 of shape"),
+        (np.zeros((3, 4, 5), np.uint8), r"it is uint8 of shape \(3, 4, 5\): videos are uint8 of frames, height"),
+        (np.asfortranarray(smooth(2)), "its first axis the fastest"),
+        (np.zeros((2, 4, 4, 13), np.uint8), "1 to 12 channels"),
+        (np.zeros((0, 4, 4, 3), np.uint8), "at least a frame"),
+        (np.array([{"a": 1}], object), "it is object of shape"),
+    ],
+)
+def test_what_is_no_video_is_refused(array: np.ndarray, says: str, tmp_path: Path) -> None:
+    data = npy_bytes(array, tmp_path)
+    with pytest.raises(VideoError, match=says):
+        arrays.read_shape(data)
+
+
+def test_damaged_and_cut_files_are_rejected_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    whole = npy_bytes(smooth(4), tmp_path)
+    (folder / "whole.npy").write_bytes(whole)
+    (folder / "cut.npy").write_bytes(whole[:-100])
+    (folder / "head.npy").write_bytes(whole[:20])
+    (folder / "long.npy").write_bytes(whole[:8] + b"\xff\xff" + whole[10:])
+    (folder / "pickle.npy").write_bytes(npy_bytes(np.array([{}], object), tmp_path))
+    assert make_shards.main([str(folder), str(tmp_path / "out"), "--max-rejects", "1"]) == 0
+    said = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    reasons = {entry["source"]: entry["reason"] for entry in said}
+    assert "holds 11.989 of its 12 frames" in reasons["cut.npy"]
+    assert "no header" in reasons["head.npy"]
+    assert "no header" in reasons["long.npy"]
+    assert "object" in reasons["pickle.npy"]
+    assert ShardDataset.open(tmp_path / "out").info.num_samples == 1
+
+
+def test_arrays_beside_videos_are_none(tmp_path: Path) -> None:
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "v.mp4").write_bytes(encode(8))
+    np.save(folder / "v.npy", np.zeros(512, np.float32))
+    assert make_shards.main([str(folder), str(tmp_path / "out"), "--frame-stride", "1"]) == 0
+    assert ShardDataset.open(tmp_path / "out").info.num_samples == 1
+    assert not (tmp_path / "out/rejected.jsonl").read_text()
+
+
+def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) -> None:
+    with pytest.raises(InputError, match="clips of 3 and 5 channels, which no model takes together"):
+        arrays.channels_of(["h264", "uint8x5"])
+    with pytest.raises(InputError, match="changes colours, and these clips have 5 channels"):
+        batches(shards, rand_augment=2)
