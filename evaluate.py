@@ -27,6 +27,7 @@ from errors import InputError, run_command
 from model import pretrained
 from model.config import ModelConfig
 from model.probe import classifier_of
+from pipeline import arrays
 from pipeline.dataset import ShardDataset
 from pipeline.reader import Reader
 from pipeline.store import is_remote
@@ -239,7 +240,8 @@ def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     from pipeline.video import decode_frames  # PyAV, which may be missing where DALI decodes all
 
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
-    return np.concatenate(decode_frames(Reader(dataset).read(sample), numbers), axis=1)
+    frames = decode_frames(Reader(dataset).read(sample), numbers)
+    return np.concatenate(arrays.shown(frames), axis=1)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -9,7 +9,7 @@ at Hugging Face, in separate matrices for queries, keys and values. Nothing is r
 import math
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.config import SIZES, ModelConfig
+from model.config import MAX_CHANNELS, SIZES, ModelConfig
 from model.loading import check_keys, shapes
 
 StateDict = dict[str, Tensor]
@@ -223,14 +223,19 @@ def _architecture(state_dict: StateDict) -> dict[str, Any]:
     }
 
 
+TUBELETS = (2, 4, 1, 3, 8)
+
+
 def _patch(num_values: int) -> tuple[int, int, int]:
-    """Tubelet size, patch size and channels that `num_values` allow; colour and the usual tubelets first."""
-    for channels, tubelet_size in product((3, 1), (2, 4, 1, 3, 8)):
+    """Tubelet size, patch size and channels that `num_values` allow; colour, grey and the usual tubelets first."""
+    others = (2, *range(4, MAX_CHANNELS + 1))
+    for channels, tubelet_size in chain(product((3, 1), TUBELETS), product(others, TUBELETS)):
         side = math.isqrt(num_values // (channels * tubelet_size))
         if side and channels * tubelet_size * side**2 == num_values:
             return tubelet_size, side, channels
     raise InputError(
-        f"these weights are for patches of {num_values} values: those are not square patches in colour or grey"
+        f"these weights are for patches of {num_values} values: those are not square patches of up to"
+        f" {MAX_CHANNELS} channels"
     )
 
 

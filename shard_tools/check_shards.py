@@ -308,7 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = list(dataset.shards())
         problems = list(dataset.rest())
     else:
-        problems = []
+        problems = [
+            f"{DATASET_FILE} is missing, and {table.name} was written with one: put it back, or make the shards again"
+            for table in sorted([*folder.glob("*.samples.jsonl"), *folder.glob("samples-*.npy")])[:1]
+        ]
         found = [check_foreign(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
     if not found:
         raise InputError(f"{folder} holds no shards")
