@@ -72,7 +72,7 @@ def frames_of(source: Source, num_frames: int | None = None) -> UInt8[np.ndarray
 
     Raises VideoError if there are more or fewer bytes than these take.
     """
-    data = memoryview(np.memmap(source, np.uint8, "r")) if isinstance(source, Path) else source
+    data = np.memmap(source, np.uint8, "r").data if isinstance(source, Path) else source
     shape = read_shape(data)
     count = shape.num_frames if num_frames is None else num_frames
     if len(data) != shape.start + count * shape.frame_bytes:
