@@ -6,8 +6,10 @@ world size sees the same steps, and going on after a restart takes nothing but s
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from errors import InputError
@@ -46,6 +48,15 @@ class ClipPlan(Protocol):
     frame_size: FrameSize
     batch_size: int
     views: int
+    lanes: int = 1  # pieces of a step that read shards of their own
+
+    def videos(self, index: int) -> list[int]:
+        """The samples of batch `index`, one a decode."""
+        return [row.sample for row in self.batch(index)[:: self.views]]
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        """Batches, about, from `index`, where it is behind, until this node reads a shard again; None: unknown."""
+        return None
 
     def batch(self, index: int) -> list[PlanRow]:
         """The clips of this process's batch `index`; none when the plan has ended."""
@@ -54,7 +65,7 @@ class ClipPlan(Protocol):
         """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
 
 
-class Plan:
+class Plan(ClipPlan):
     """Endless stream of training clips."""
 
     def __init__(
@@ -85,11 +96,15 @@ class Plan:
             raise InputError(
                 f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
             )
-        self._passes = passes(self.global_batch, batch_size, together, world_size, rank)
-        self.batch_size = max(map(len, self._passes))
+        shared = partial(passes, self.global_batch, batch_size, together, world_size)
+        self._passes = shared(rank)
+        self.batch_size, self.lanes = max(map(len, self._passes)), config.lanes
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
         self._order = self._in_order(order.VERSION)
+        first = rank - int(os.environ.get("LOCAL_RANK", "0"))  # torchrun numbers the processes of a node in a row
+        ranks = range(max(first, 0), min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
+        self._lanes_of_node = sorted({lane for other in ranks for lane in self._lanes_of(shared(other))})
 
     @property
     def clips_per_epoch(self) -> int:
@@ -106,23 +121,39 @@ class Plan:
             self._order = self._in_order(version)
 
     def _in_order(self, version: int) -> Order:
-        step, views = self.global_batch // self.views, self.views
-        lane = step // self._config.lanes or 1
-        served = len({place // views // lane for part in self._passes for place in part})
+        served = len(self._lanes_of(self._passes))
+        step = self.global_batch // self.views
         return Order(self._dataset, self._config, self._seed, step=step, served=served, version=version)
+
+    def _lanes_of(self, parts: list[range]) -> set[int]:
+        """Of the clips of a step that a process takes."""
+        lane = self.global_batch // self.views // self._config.lanes or 1
+        return {place // self.views // lane for part in parts for place in part}
 
     def batch(self, index: int) -> list[PlanRow]:
         step, number = divmod(index, self.passes)
         return [self.row(step * self.global_batch + place) for place in self._passes[number]]
+
+    def videos(self, index: int) -> list[int]:
+        step, number = divmod(index, self.passes)
+        places = self._passes[number][:: self.views]
+        return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        step = index / self.passes
+        found = self._order.next_use(shard, step, self._lanes_of_node)
+        return None if found is None else (found - step) * self.passes
 
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
         return self._cut(position, draw // self._order.per_epoch, self._order.sample(draw), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
-        """Another video of the same dataset, drawn for this position and attempt."""
-        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (row.position // self.views, attempt, 0), 1)[0]
-        sample = self._order.other(row.sample, share)
+        """Another video of the same window, after some attempts of the same dataset, drawn for this position and
+        attempt."""
+        draw = row.position // self.views
+        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
+        sample = self._order.other(draw, share, attempt)
         return self._cut(row.position, row.epoch, sample, attempt)
 
     def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
@@ -151,7 +182,7 @@ class Plan:
         return changes.drawn_changes(count, self._config.rand_augment_magnitude, rest), box
 
 
-class ViewPlan:
+class ViewPlan(ClipPlan):
     """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
 
     As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last

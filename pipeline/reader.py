@@ -2,20 +2,25 @@
 
 import hashlib
 import os
+import resource
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from errors import InputError
+from pipeline.ahead import LookAhead
 from pipeline.dataset import ShardDataset
 from pipeline.groups import Cut
+from pipeline.ledger import Holder
+from pipeline.plan import ClipPlan
 from pipeline.shards import Sample
 from pipeline.store import is_remote
 from pipeline.video_error import VideoError
-from pipeline.workers import Task, Workers
+from pipeline.workers import Task
 
 OPENS = 5  # tries to open a copy before another process makes room of it
 T = TypeVar("T")
@@ -24,15 +29,19 @@ T = TypeVar("T")
 class Reader:
     """Reads byte ranges of shards, of local ones where they are; safe to use from many threads."""
 
-    def __init__(self, dataset: ShardDataset) -> None:
+    def __init__(self, dataset: ShardDataset, plan: ClipPlan | None = None) -> None:
+        """`plan`: what will be read, of which shards in an object store are downloaded ahead."""
         self._dataset = dataset
-        self._downloads: Workers | None = None
         self._closed = False
-        self._starting = threading.Lock()  # no thread begins after the end
-        self._requested = lru_cache(maxsize=64)(self._request)
-        self._file = lru_cache(maxsize=64)(self._open)  # a file that falls out is closed when its last reader is done
+        self._starting = threading.Lock()  # no download begins after the end
+        self._files = OpenFiles()
         self._renewed: set[int] = set()
         self._renewing = threading.Lock()
+        self._holder: Holder | None = None
+        self._held: dict[int, Path] = {}  # what the cache keeps for this reader
+        self._ahead: LookAhead | None = None
+        if plan is not None and dataset.is_remote:
+            self._ahead = LookAhead(dataset, plan, partial(self._local, ahead=True), self._let_go)
 
     def download(self, sample: int, task: Task) -> None:
         """Have the sample's shard here; returns at once if it is. The time that this takes is none of the task's.
@@ -98,31 +107,38 @@ class Reader:
             if shard not in self._renewed:
                 self._renewed.add(shard)
                 self._local(shard, fresh=True)
-                self._file.cache_clear()
+                self._files.close()
         return True
 
-    def expect(self, samples: Iterable[int]) -> None:
-        """Have the shards of samples that will be read soon downloaded in the background; returns at once."""
-        for shard in {int(self._dataset.shard_of[sample]) for sample in samples}:
-            if is_remote(self._dataset.shards[shard]):
-                self._requested(shard)
+    def reach(self, batch: int) -> None:
+        """Have the shards of the plan's batches from `batch` on downloaded in the background; returns at once.
+
+        The cache may have those that no batch from there on reads.
+        """
+        with self._starting:
+            if self._ahead is not None and not self._closed:
+                self._ahead.reach(batch)
 
     def close(self) -> None:
         """Stop the downloads and close the files. What is still to be read opens them again, but downloads nothing."""
         with self._starting:
             self._closed = True
-        self._file.cache_clear()
-        if self._downloads is not None:
-            self._downloads.close()
+        self._files.close()
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._holder is not None:
+            self._holder.close()
 
-    def _request(self, shard: int) -> None:
-        with self._starting:
-            if self._closed:
-                return
-            if self._downloads is None:
-                self._downloads = Workers(2, "shards")
-        # An error is left for the read to find.
-        self._downloads.submit(lambda _: self._local(shard))
+    def _let_go(self) -> None:
+        """Of what is behind."""
+        assert self._ahead is not None
+        behind = [shard for shard in tuple(self._held) if not self._ahead.expects(shard)]
+        wanted_in = {path: self._ahead.wanted_in(shard) for shard in behind if (path := self._held.pop(shard, None))}
+        if wanted_in and self._holder:
+            self._dataset.cache.ledger.release(wanted_in, self._holder)
+
+    def _file(self, shard: int) -> BinaryIO:
+        return self._files.get(shard) or self._files.add(shard, self._open(shard))
 
     def _open(self, shard: int) -> BinaryIO:
         place = self._dataset.shards[shard]
@@ -133,11 +149,53 @@ class Reader:
             raise InputError(f"the cache is too small to hold {place} until it is opened: raise data.cache_gib")
         raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder")
 
-    def _local(self, shard: int, *, fresh: bool = False) -> Path:
+    def _local(self, shard: int, *, fresh: bool = False, ahead: bool = False) -> Path:
         place = self._dataset.shards[shard]
         if not is_remote(place):
             return Path(place)
-        info = self._dataset.info.shards[shard]
-        return self._dataset.cache.fetch(
-            place, version=info.sha256, size=info.num_bytes, fresh=fresh, given_up=lambda: self._closed
-        )
+        info, cache = self._dataset.info.shards[shard], self._dataset.cache
+        with self._starting:
+            if self._ahead and not self._holder and not self._closed:
+                self._holder = cache.ledger.holder()
+        path = cache.fetch(
+            place, version=info.sha256, size=info.num_bytes, fresh=fresh, given_up=lambda: self._closed,
+            holder=self._holder, ahead=ahead,
+        )  # fmt: skip
+        if self._holder:
+            self._held[shard] = path
+        return path
+
+
+class OpenFiles:
+    """The files of shards, open to be read; safe to use from many threads.
+
+    Those used last stay open, half of what the process may have. A file that is let go is closed when its last reader
+    is done with it.
+    """
+
+    def __init__(self) -> None:
+        self._most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // 2
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, shard: int) -> BinaryIO | None:
+        with self._lock:
+            if shard in self._files:
+                self._files.move_to_end(shard)
+            return self._files.get(shard)
+
+    def add(self, shard: int, file: BinaryIO) -> BinaryIO:
+        """Keep a file, and let go of those that have been removed from the disk, which takes back none of them else."""
+        with self._lock:
+            for other in [number for number, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]:
+                del self._files[other]
+            while len(self._files) >= self._most:
+                self._files.popitem(last=False)
+            return self._files.setdefault(shard, file)
+
+    def close(self) -> None:
+        with self._lock:
+            self._files.clear()

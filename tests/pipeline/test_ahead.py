@@ -1,0 +1,175 @@
+"""What is downloaded before it is needed, what the cache keeps for whom, and which files stay open."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from listed import Listed
+
+from pipeline import reader as reading
+from pipeline.ahead import LookAhead
+from pipeline.config import DataConfig
+from pipeline.dataset import ShardDataset
+from pipeline.ledger import NoRoomError
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.reader import OpenFiles, Reader
+from pipeline.store import Cache
+
+
+class Fetched:
+    """Shards of 10 bytes in a cache of 100, as the look-ahead asks for them."""
+
+    def __init__(self, plan: Listed, refuses: Callable[[int], bool] = lambda _: False) -> None:
+        self.shards: list[int] = []
+        dataset: Any = SimpleNamespace(
+            shard_of=np.arange(1000),
+            shards=[f"s3://bucket/{number}" for number in range(1000)],
+            info=SimpleNamespace(shards=[SimpleNamespace(num_bytes=10)] * 1000),
+            cache=SimpleNamespace(max_bytes=100),
+        )
+        self.refuses = refuses
+        self.ahead = LookAhead(dataset, plan, self._fetch, lambda: None)
+
+    def at(self, batch: int) -> list[int]:
+        """All that is fetched from when `batch` is reached."""
+        self.shards = []
+        self.ahead.reach(batch)
+        for _ in range(100 * 50):
+            if not self.ahead._working:
+                return sorted(self.shards)
+            threading.Event().wait(0.01)
+        raise AssertionError("still at work")
+
+    def _fetch(self, shard: int) -> Path:
+        if self.refuses(shard):
+            raise NoRoomError
+        self.shards.append(shard)
+        return Path()
+
+
+def test_it_looks_ahead_over_half_of_the_cache() -> None:
+    fetched = Fetched(Listed([[number] for number in range(20)]))
+    assert fetched.at(0) == [0, 1, 2, 3, 4, 5]
+    assert fetched.at(1) == [6]
+    assert fetched.at(5) == [7, 8, 9, 10]
+    assert fetched.at(2) == [2, 3, 4, 5, 6, 7], "from the beginning"
+    fetched.ahead.close()
+
+
+def test_processes_with_shards_of_their_own_share_that_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for lanes, expected in ((1, 5), (2, 2), (100, 1)):
+        fetched = Fetched(Listed([[number] for number in range(20)], lanes=lanes))
+        assert fetched.at(0) == list(range(expected + 1))
+        fetched.ahead.close()
+
+
+def test_shards_are_asked_for_once_and_expected_until_their_last_batch() -> None:
+    fetched = Fetched(Listed([[1, 2], [2, 3], [1, 3], [3, 1], [4]]))
+    assert fetched.at(0) == [1, 2, 3, 4]
+    assert fetched.at(1) == []
+    assert [shard for shard in range(6) if fetched.ahead.expects(shard)] == [1, 2, 3, 4]
+    assert fetched.at(2) == []
+    assert [shard for shard in range(6) if fetched.ahead.expects(shard)] == [1, 3, 4]
+    fetched.ahead.close()
+
+
+def test_what_finds_no_room_is_asked_for_again() -> None:
+    fetched = Fetched(Listed([[1], [2], [3]]), refuses=lambda shard: shard == 2)
+    assert fetched.at(0) == [1]
+    fetched.refuses = lambda _: False
+    assert fetched.at(0) == [2, 3]
+    fetched.ahead.close()
+
+
+def test_a_plan_that_repeats_itself_is_not_looked_through_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.ahead.FURTHEST", 20)
+    fetched = Fetched(Listed([[1, 2]] * 10**5))
+    assert fetched.at(0) == [1, 2]
+    assert fetched.ahead._seen == 20
+    fetched.ahead.close()
+
+
+def test_seconds_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("pipeline.ahead.time.monotonic", lambda: clock[0])
+    fetched = Fetched(Listed([[1], [2], [3]], later={1: 6.0}))
+    fetched.at(0)
+    assert fetched.ahead.wanted_in(1) is None
+    clock[0] += 4
+    fetched.at(2)
+    assert fetched.ahead.wanted_in(1) == 12.0
+    assert fetched.ahead.wanted_in(2) is None
+    fetched.ahead.close()
+
+
+@pytest.fixture
+def bucket(short_shards: Path) -> str:
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.put(f"{short_shards}/", "memory://bucket/data", recursive=True)
+    return "memory://bucket/data"
+
+
+def test_files_that_have_been_removed_do_not_stay_open(bucket: str, tmp_path: Path) -> None:
+    dataset = ShardDataset.open(bucket, Cache(tmp_path))
+    reader = Reader(dataset)
+    expected = [reader.read(sample) for sample in (0, 5, 9)]
+    assert len(reader._files) == 3
+    for path in list(tmp_path.rglob("*.tar"))[:2]:
+        path.unlink()
+    assert [reader.read(sample) for sample in (0, 5, 9)] == expected, "whoever has them open may go on"
+    reader._files.add(99, next(tmp_path.rglob("*.tar")).open("rb"))  # the reader closes it
+    assert len(reader._files) == 2
+
+
+def test_open_files_are_half_of_what_the_process_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.resource, "getrlimit", lambda _: (40, 40))
+    files = OpenFiles()
+    (tmp_path / "file").touch()
+    opened = [files.add(number, (tmp_path / "file").open("rb")) for number in range(25)]
+    assert len(files) == 20
+    assert files.get(4) is None
+    assert files.get(5) is opened[5]
+    files.add(25, (tmp_path / "file").open("rb"))
+    assert files.get(5) is opened[5], "it was used"
+    assert files.get(6) is None
+    files.close()
+
+
+def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_path: Path) -> None:
+    """And gives the same clips; a cache that holds two of three shards keeps to that, and leaves nothing open."""
+    clips = []
+    size = max(path.stat().st_size for path in short_shards.glob("*.tar"))
+    for place in (str(short_shards), f"file://{short_shards}"):
+        config = DataConfig(
+            place, frame_stride=1, cache=str(tmp_path / "nvme"), cache_gib=2.5 * size / 2**30, shuffle_shards=1
+        )
+        dataset = ShardDataset.of(config)
+        plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+        with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+            clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(8), strict=False)]))
+            kept = [path for path in (tmp_path / "nvme").rglob("*.tar") if path.is_file()]
+            assert len(kept) == (2 if "://" in place else 0)
+            gone = [
+                link
+                for link in map(os.readlink, (f"/proc/self/fd/{number}" for number in _descriptors()))
+                if link.endswith(".tar (deleted)") and str(tmp_path) in link
+            ]
+            assert len(gone) <= 1, "one that is being read, at most"
+    assert torch.equal(*clips)
+    assert not list((tmp_path / "nvme").glob(".*.holder"))
+
+
+def _descriptors() -> list[int]:
+    with os.scandir("/proc/self/fd") as found:
+        numbers = [int(entry.name) for entry in found]
+    return [number for number in numbers if os.path.islink(f"/proc/self/fd/{number}")]
