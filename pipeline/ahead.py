@@ -1,11 +1,16 @@
-"""The shards of batches to come, downloaded while there is room for them, and let go when they are behind."""
+"""The shards of batches to come, downloaded while there is room for them, and let go when they are behind.
+
+A shard comes whole, or, where this node reads few of its videos, a video at a time.
+"""
 
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from pipeline.dataset import ShardDataset
 from pipeline.ledger import NoRoomError
@@ -16,25 +21,62 @@ from pipeline.workers import Task, Workers
 FURTHEST = 512  # batches that are looked through beyond the one in use; each costs its share of the plan, once
 THREADS = 2  # that download
 
-Fetch = Callable[[int], Path]  # a shard, by its number; raises NoRoomError
+REQUEST = 2**22  # bytes that come in the time that a request takes, 40 ms at 100 MiB/s
+
+
+class Piece(NamedTuple):
+    """What is downloaded at once, and is a file in the cache."""
+
+    shard: int
+    sample: int | None = None  # None: all of them
+
+
+Fetch = Callable[[Piece], Path]  # raises NoRoomError
+
+
+class Pieces:
+    """Which pieces of a dataset a plan is read in. Safe to use from many threads."""
+
+    def __init__(self, dataset: ShardDataset, plan: ClipPlan | None) -> None:
+        self._dataset, self._plan = dataset, plan
+        self._comes = lru_cache(maxsize=4096)(self._comes_as)
+
+    def of(self, sample: int) -> Piece | None:
+        """What is to be here before a sample can be read; None: it is here."""
+        shard = int(self._dataset.shard_of[sample])
+        comes = self._comes(shard)
+        return Piece(shard, sample if comes == "videos" else None) if comes else None
+
+    def num_bytes(self, piece: Piece) -> int:
+        if piece.sample is None:
+            return self._dataset.info.shards[piece.shard].num_bytes
+        return self._dataset.samples[piece.sample].size
+
+    def _comes_as(self, shard: int) -> Literal["", "whole", "videos"]:
+        if not is_remote(self._dataset.shards[shard]):
+            return ""
+        info, share = self._dataset.info.shards[shard], self._plan.share(shard) if self._plan else 1.0
+        return "videos" if share * (info.num_samples * REQUEST + info.num_bytes) < info.num_bytes else "whole"
 
 
 class LookAhead:
     """Of one plan and process. Together, the processes of a node look ahead over half of their cache at most."""
 
-    def __init__(self, dataset: ShardDataset, plan: ClipPlan, fetch: Fetch, let_go: Callable[[], None]) -> None:
-        """`let_go` is called when there may be shards that are behind."""
-        self._dataset, self._plan, self._fetch, self._let_go = dataset, plan, fetch, let_go
+    def __init__(
+        self, plan: ClipPlan, pieces: Pieces, cache_bytes: int, fetch: Fetch, let_go: Callable[[], None]
+    ) -> None:
+        """`let_go` is called when there may be pieces that are behind."""
+        self._plan, self._pieces, self._fetch, self._let_go = plan, pieces, fetch, let_go
         walkers = min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), plan.lanes)  # others read the same shards
-        self._most_bytes = dataset.cache.max_bytes // 2 // walkers
+        self._most_bytes = cache_bytes // 2 // walkers
         self._lock = threading.Lock()
         self._workers: Workers | None = None
         self._working = 0
         self._at = 0  # the first batch that is not out yet
         self._seen = 0  # batches before this one have been looked through
-        self._last: dict[int, int] = {}  # of the shards that are expected, the last batch seen that reads them
-        self._coming: deque[tuple[int, int]] = deque()  # (batch that reads it first, shard) of those to be fetched
-        self._ahead: dict[int, int] = {}  # of those that were, and are not read yet, the first batch
+        self._last: dict[Piece, int] = {}  # of what is expected, the last batch seen that reads it
+        self._coming: deque[tuple[int, Piece]] = deque()  # (batch that reads it first, piece) of those to be fetched
+        self._ahead: dict[Piece, tuple[int, int]] = {}  # of those that were, and are not read yet, that batch and bytes
         self._started = (0.0, 0)  # when, and with which batch
 
     def reach(self, batch: int) -> None:
@@ -47,21 +89,21 @@ class LookAhead:
                 self._last, self._ahead = {}, {}
                 self._coming.clear()
             self._at, self._seen = batch, max(batch, self._seen)
-            self._last = {shard: last for shard, last in self._last.items() if last >= batch}
-            self._ahead = {shard: first for shard, first in self._ahead.items() if first > batch}
+            self._last = {piece: last for piece, last in self._last.items() if last >= batch}
+            self._ahead = {piece: said for piece, said in self._ahead.items() if said[0] > batch}
             idle = THREADS - self._working
             self._working += idle
         for _ in range(idle):
             self._workers.submit(self._work)
 
-    def expects(self, shard: int) -> bool:
+    def expects(self, piece: Piece) -> bool:
         """Whether a batch that is not out yet is known to read it."""
-        return shard in self._last
+        return piece in self._last
 
-    def wanted_in(self, shard: int) -> float | None:
-        """Seconds until a shard that is behind is read again on this node, about; None if nobody knows."""
+    def wanted_in(self, piece: Piece) -> float | None:
+        """Seconds until a piece that is behind is read again on this node, about; None if nobody knows."""
         since, first = self._started
-        batches = self._plan.next_use(shard, self._at)
+        batches = self._plan.next_use(piece.shard, self._at)
         if batches is None or self._at == first:
             return None
         return batches * (time.monotonic() - since) / (self._at - first)
@@ -94,25 +136,24 @@ class LookAhead:
             if self._coming:
                 return self._fits(*self._coming[0])
             videos = self._plan.videos(self._seen) if self._seen - self._at < FURTHEST else []
-            for shard in dict.fromkeys(self._dataset.shard_of[videos].tolist()) if videos else ():
-                if is_remote(self._dataset.shards[shard]):
-                    if shard not in self._last:
-                        self._coming.append((self._seen, shard))
-                    self._last[shard] = self._seen
+            for piece in dict.fromkeys(map(self._pieces.of, videos)):
+                if piece:
+                    if piece not in self._last:
+                        self._coming.append((self._seen, piece))
+                    self._last[piece] = self._seen
             self._seen += bool(videos)
             return bool(videos)
 
-    def _next(self) -> tuple[int, int] | None:
-        """The next shard, if it is time to fetch it."""
+    def _next(self) -> tuple[int, Piece] | None:
+        """The next piece, if it is time to fetch it."""
         with self._lock:
             if not self._coming or not self._fits(*self._coming[0]):
                 return None
-            first, shard = self._coming.popleft()
+            first, piece = self._coming.popleft()
             if first > self._at:
-                self._ahead[shard] = first
-            return first, shard
+                self._ahead[piece] = first, self._pieces.num_bytes(piece)
+            return first, piece
 
-    def _fits(self, first: int, shard: int) -> bool:
-        shards = self._dataset.info.shards
-        ahead = sum(shards[other].num_bytes for other in self._ahead)
-        return first <= self._at or ahead + shards[shard].num_bytes <= self._most_bytes
+    def _fits(self, first: int, piece: Piece) -> bool:
+        ahead = sum(num_bytes for _, num_bytes in self._ahead.values())
+        return first <= self._at or ahead + self._pieces.num_bytes(piece) <= self._most_bytes

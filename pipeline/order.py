@@ -82,6 +82,10 @@ class Order:
         window, _ = stream.window(lane, place)
         return int(stream.samples[int(window[int(share * len(window))])])
 
+    def samples_of(self, shard: int) -> range | Int[np.ndarray, " samples"]:
+        """All samples of the dataset that a shard is of that take part; they ascend."""
+        return self._streams[int(self._part_of[shard])].samples
+
     def next_use(self, shard: int, step: float, lanes: Sequence[int]) -> float | None:
         """The step, about, in which one of `lanes` reaches a shard again after `step`; None: in this round and the next
         one, none does."""

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+from jaxtyping import Int
+
 from errors import InputError
 from pipeline import changes, crops, draws, order
 from pipeline.changes import Box, Change
@@ -53,6 +56,10 @@ class ClipPlan(Protocol):
     def videos(self, index: int) -> list[int]:
         """The samples of batch `index`, one a decode."""
         return [row.sample for row in self.batch(index)[:: self.views]]
+
+    def share(self, shard: int) -> float:
+        """Of a shard's videos, about, that this node reads when it comes to it."""
+        return 1.0
 
     def next_use(self, shard: int, index: int) -> float | None:
         """Batches, about, from `index`, where it is behind, until this node reads a shard again; None: unknown."""
@@ -102,9 +109,9 @@ class Plan(ClipPlan):
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
         self._order = self._in_order(order.VERSION)
-        first = rank - int(os.environ.get("LOCAL_RANK", "0"))  # torchrun numbers the processes of a node in a row
-        ranks = range(max(first, 0), min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
-        self._lanes_of_node = sorted({lane for other in ranks for lane in self._lanes_of(shared(other))})
+        node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
+        self._lanes_of_node = sorted(self._lanes_of(node))
+        self._share_of_lanes = sum(map(len, node)) * config.lanes / self.global_batch / len(self._lanes_of_node)
 
     @property
     def clips_per_epoch(self) -> int:
@@ -138,6 +145,9 @@ class Plan(ClipPlan):
         step, number = divmod(index, self.passes)
         places = self._passes[number][:: self.views]
         return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
+
+    def share(self, shard: int) -> float:
+        return self._share_of_lanes * share_of_shard(self._dataset, self._order.samples_of(shard), shard)
 
     def next_use(self, shard: int, index: int) -> float | None:
         step = index / self.passes
@@ -212,6 +222,7 @@ class ViewPlan(ClipPlan):
         self.batch_size, self.views = batch_size, num_spatial
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
+        self._share_of_node = len(ranks_of_node(rank, world_size)) / world_size
         self._strides = stored_strides(dataset, config)
         self._chosen = subset(dataset, range(len(dataset.samples)), config)
 
@@ -239,6 +250,24 @@ class ViewPlan(ClipPlan):
 
     def replacement(self, row: PlanRow, attempt: int) -> None:
         return None
+
+    def share(self, shard: int) -> float:
+        return self._share_of_node * share_of_shard(self._dataset, self._chosen, shard)
+
+
+def ranks_of_node(rank: int, world_size: int) -> range:
+    """Those of this process's node: torchrun numbers the processes of a node in a row."""
+    first = max(0, rank - int(os.environ.get("LOCAL_RANK", "0")))
+    return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
+
+
+def share_of_shard(dataset: ShardDataset, samples: range | Int[np.ndarray, " samples"], shard: int) -> float:
+    """Of a shard's samples, those among `samples`, which ascend."""
+    first, count = int(dataset.shard_of.first_of_shard[shard]), int(dataset.shard_of.counts[shard])
+    if isinstance(samples, range):
+        return 1.0
+    start, end = np.searchsorted(samples, [first, first + count])
+    return float(end - start) / count
 
 
 def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:

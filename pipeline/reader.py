@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from errors import InputError
-from pipeline.ahead import LookAhead
+from pipeline.ahead import LookAhead, Piece, Pieces
 from pipeline.dataset import ShardDataset
 from pipeline.groups import Cut
 from pipeline.ledger import Holder
@@ -35,42 +35,47 @@ class Reader:
         self._closed = False
         self._starting = threading.Lock()  # no download begins after the end
         self._files = OpenFiles()
-        self._renewed: set[int] = set()
+        self._renewed: set[Piece] = set()
         self._renewing = threading.Lock()
+        self._pieces = Pieces(dataset, plan)
         self._holder: Holder | None = None
-        self._held: dict[int, Path] = {}  # what the cache keeps for this reader
+        self._held: dict[Piece, Path] = {}  # what the cache keeps for this reader
         self._ahead: LookAhead | None = None
         if plan is not None and dataset.is_remote:
-            self._ahead = LookAhead(dataset, plan, partial(self._local, ahead=True), self._let_go)
+            fetch = partial(self._local, ahead=True)
+            self._ahead = LookAhead(plan, self._pieces, dataset.cache.max_bytes, fetch, self._let_go)
 
     def download(self, sample: int, task: Task) -> None:
-        """Have the sample's shard here; returns at once if it is. The time that this takes is none of the task's.
+        """Have the sample here; returns at once if it is. The time that this takes is none of the task's.
 
-        Raises InputError if the object store does not give it.
+        Raises VideoError if its row is broken, InputError if the object store does not give it.
         """
-        shard = int(self._dataset.shard_of[sample])
-        if is_remote(self._dataset.shards[shard]):
+        self._usable(sample)
+        if piece := self._pieces.of(sample):
             with task.clock_stopped():
-                self._file(shard)
+                self._file(piece)
 
     def read(self, sample: int) -> bytes:
         """The video of a sample. Raises VideoError if its bytes are not those that were put there.
 
         The hash costs 0.6 ms a megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
-        shard, video = int(self._dataset.shard_of[sample]), self._usable(sample)
-        return self._tried(shard, partial(self._whole, shard, video))
+        piece, video = self._piece(sample), self._usable(sample)
+        return self._tried(piece, partial(self._whole, piece, video))
 
     def clip(self, sample: int, frames: Sequence[int]) -> Cut:
         """What of a sample's video these frames take: their groups of pictures where it has such, else all of it.
 
         Raises VideoError if the bytes are not those that were put there.
         """
-        shard, video = int(self._dataset.shard_of[sample]), self._usable(sample)
+        piece, video = self._piece(sample), self._usable(sample)
         groups = self._dataset.groups(sample)
         if groups is None:
             return Cut(self.read(sample), tuple(frames), video.num_frames)
-        return self._tried(shard, partial(groups.clip_bytes, frames, partial(self._range, shard, video.offset)))
+        return self._tried(piece, partial(groups.clip_bytes, frames, partial(self._range, piece, video)))
+
+    def _piece(self, sample: int) -> Piece:
+        return self._pieces.of(sample) or Piece(int(self._dataset.shard_of[sample]))
 
     def _usable(self, sample: int) -> Sample:
         video = self._dataset.samples[sample]
@@ -78,35 +83,35 @@ class Reader:
             raise VideoError(video.problem)
         return video
 
-    def _tried(self, shard: int, read: Callable[[], T]) -> T:
+    def _tried(self, piece: Piece, read: Callable[[], T]) -> T:
         try:
             return read()
         except VideoError:
-            if not self._renew(shard):
+            if not self._renew(piece):
                 raise
             return read()
 
-    def _whole(self, shard: int, video: Sample) -> bytes:
-        data = self._range(shard, 0, video.offset, video.size)
+    def _whole(self, piece: Piece, video: Sample) -> bytes:
+        data = self._range(piece, video, 0, video.size)
         if len(data) < video.size:
             raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
         if hashlib.sha256(data).hexdigest() != video.sha256:
             raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
         return data
 
-    def _range(self, shard: int, start: int, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer at the end of the shard, from `offset` behind `start` on."""
-        file = self._file(shard)  # held here: another thread may push it out of the cache
-        return os.pread(file.fileno(), size, start + offset)
+    def _range(self, piece: Piece, video: Sample, offset: int, size: int) -> bytes:
+        """`size` bytes of a video from `offset` on, fewer at the end of the shard."""
+        file = self._file(piece)  # held here: another thread may push it out of the cache
+        return os.pread(file.fileno(), size, offset + (video.offset if piece.sample is None else 0))
 
-    def _renew(self, shard: int) -> bool:
-        """Download a shard anew if its copy has been damaged here; whether that may have helped."""
-        if not is_remote(self._dataset.shards[shard]):
+    def _renew(self, piece: Piece) -> bool:
+        """Download a piece anew if its copy has been damaged here; whether that may have helped."""
+        if not is_remote(self._dataset.shards[piece.shard]):
             return False
         with self._renewing:
-            if shard not in self._renewed:
-                self._renewed.add(shard)
-                self._local(shard, fresh=True)
+            if piece not in self._renewed:
+                self._renewed.add(piece)
+                self._local(piece, fresh=True)
                 self._files.close()
         return True
 
@@ -132,42 +137,48 @@ class Reader:
     def _let_go(self) -> None:
         """Of what is behind."""
         assert self._ahead is not None
-        behind = [shard for shard in tuple(self._held) if not self._ahead.expects(shard)]
-        wanted_in = {path: self._ahead.wanted_in(shard) for shard in behind if (path := self._held.pop(shard, None))}
+        behind = [piece for piece in tuple(self._held) if not self._ahead.expects(piece)]
+        wanted_in = {path: self._ahead.wanted_in(piece) for piece in behind if (path := self._held.pop(piece, None))}
         if wanted_in and self._holder:
             self._dataset.cache.ledger.release(wanted_in, self._holder)
 
-    def _file(self, shard: int) -> BinaryIO:
-        return self._files.get(shard) or self._files.add(shard, self._open(shard))
+    def _file(self, piece: Piece) -> BinaryIO:
+        return self._files.get(piece) or self._files.add(piece, self._open(piece))
 
-    def _open(self, shard: int) -> BinaryIO:
-        place = self._dataset.shards[shard]
+    def _open(self, piece: Piece) -> BinaryIO:
+        place = self._dataset.shards[piece.shard]
         for _ in range(OPENS if is_remote(place) else 1):
             with suppress(FileNotFoundError):
-                return open(self._local(shard), "rb")
+                return open(self._local(piece), "rb")
         if is_remote(place):
             raise InputError(f"the cache is too small to hold {place} until it is opened: raise data.cache_gib")
         raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder")
 
-    def _local(self, shard: int, *, fresh: bool = False, ahead: bool = False) -> Path:
-        place = self._dataset.shards[shard]
+    def _local(self, piece: Piece, *, fresh: bool = False, ahead: bool = False) -> Path:
+        place = self._dataset.shards[piece.shard]
         if not is_remote(place):
             return Path(place)
-        info, cache = self._dataset.info.shards[shard], self._dataset.cache
+        cache = self._dataset.cache
         with self._starting:
             if self._ahead and not self._holder and not self._closed:
                 self._holder = cache.ledger.holder()
         path = cache.fetch(
-            place, version=info.sha256, size=info.num_bytes, fresh=fresh, given_up=lambda: self._closed,
-            holder=self._holder, ahead=ahead,
-        )  # fmt: skip
+            place,
+            version=self._dataset.info.shards[piece.shard].sha256,
+            size=self._pieces.num_bytes(piece),
+            start=None if piece.sample is None else self._dataset.samples[piece.sample].offset,
+            fresh=fresh,
+            given_up=lambda: self._closed,
+            holder=self._holder,
+            ahead=ahead,
+        )
         if self._holder:
-            self._held[shard] = path
+            self._held[piece] = path
         return path
 
 
 class OpenFiles:
-    """The files of shards, open to be read; safe to use from many threads.
+    """The files of pieces, open to be read; safe to use from many threads.
 
     Those used last stay open, half of what the process may have. A file that is let go is closed when its last reader
     is done with it.
@@ -175,26 +186,26 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // 2
-        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._files: OrderedDict[Piece, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def get(self, shard: int) -> BinaryIO | None:
+    def get(self, piece: Piece) -> BinaryIO | None:
         with self._lock:
-            if shard in self._files:
-                self._files.move_to_end(shard)
-            return self._files.get(shard)
+            if piece in self._files:
+                self._files.move_to_end(piece)
+            return self._files.get(piece)
 
-    def add(self, shard: int, file: BinaryIO) -> BinaryIO:
+    def add(self, piece: Piece, file: BinaryIO) -> BinaryIO:
         """Keep a file, and let go of those that have been removed from the disk, which takes back none of them else."""
         with self._lock:
-            for other in [number for number, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]:
+            for other in [kept for kept, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]:
                 del self._files[other]
             while len(self._files) >= self._most:
                 self._files.popitem(last=False)
-            return self._files.setdefault(shard, file)
+            return self._files.setdefault(piece, file)
 
     def close(self) -> None:
         with self._lock:

@@ -77,6 +77,7 @@ class Cache:
         *,
         version: str = "",
         size: int | None = None,
+        start: int | None = None,
         fresh: bool = False,
         given_up: Callable[[], bool] = lambda: False,
         holder: Holder | None = None,
@@ -84,7 +85,8 @@ class Cache:
     ) -> Path:
         """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
 
-        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. `holder`
+        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. With
+        `start`, these are bytes of a file of that version, and their hash is for the reader to check. `holder`
         goes on expecting a shard until it releases it (see `Ledger`). Whoever has the file open may go on reading it
         when another process removes it. Raises InputError if the file cannot be had after several tries, or is another
         one; CancelledError soon after `given_up` says that nobody waits; NoRoomError if a shard that is asked for
@@ -96,6 +98,10 @@ class Cache:
                 " hold the shards that are shuffled together"
             )
         parent, name = url.rsplit("/", 1)
+        part = range(2**62)
+        if start is not None:
+            assert size is not None
+            part, name = range(start, start + size), f"{name.removesuffix('.tar')}@{start}.tar"
         copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         # One process downloads, the others wait for it.
@@ -105,7 +111,7 @@ class Cache:
                 for left in copy.parent.glob(f".{name}.*.partial"):  # by a kill
                     left.unlink()
                 with write_aside(copy) as aside:
-                    Download(url, aside, self._timeout, given_up).run(version, size)
+                    Download(url, aside, self._timeout, given_up, part).run("" if start is not None else version, size)
                 self._count(download_seconds=time.monotonic() - started)
             else:
                 self._count(cache_hits=1)

@@ -14,14 +14,16 @@ import torch
 from listed import Listed
 
 from pipeline import reader as reading
-from pipeline.ahead import LookAhead
+from pipeline.ahead import LookAhead, Piece, Pieces
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.ledger import NoRoomError
 from pipeline.loader import Loader
-from pipeline.plan import Plan
+from pipeline.plan import Plan, ViewPlan
 from pipeline.reader import OpenFiles, Reader
 from pipeline.store import Cache
+from pipeline.video_error import VideoError
+from tests.pipeline.test_plan import plan_of, table
 
 
 class Fetched:
@@ -32,11 +34,10 @@ class Fetched:
         dataset: Any = SimpleNamespace(
             shard_of=np.arange(1000),
             shards=[f"s3://bucket/{number}" for number in range(1000)],
-            info=SimpleNamespace(shards=[SimpleNamespace(num_bytes=10)] * 1000),
-            cache=SimpleNamespace(max_bytes=100),
+            info=SimpleNamespace(shards=[SimpleNamespace(num_bytes=10, num_samples=1)] * 1000),
         )
         self.refuses = refuses
-        self.ahead = LookAhead(dataset, plan, self._fetch, lambda: None)
+        self.ahead = LookAhead(plan, Pieces(dataset, None), 100, self._fetch, lambda: None)
 
     def at(self, batch: int) -> list[int]:
         """All that is fetched from when `batch` is reached."""
@@ -48,10 +49,10 @@ class Fetched:
             threading.Event().wait(0.01)
         raise AssertionError("still at work")
 
-    def _fetch(self, shard: int) -> Path:
-        if self.refuses(shard):
+    def _fetch(self, piece: Piece) -> Path:
+        if self.refuses(piece.shard):
             raise NoRoomError
-        self.shards.append(shard)
+        self.shards.append(piece.shard)
         return Path()
 
 
@@ -76,9 +77,9 @@ def test_shards_are_asked_for_once_and_expected_until_their_last_batch() -> None
     fetched = Fetched(Listed([[1, 2], [2, 3], [1, 3], [3, 1], [4]]))
     assert fetched.at(0) == [1, 2, 3, 4]
     assert fetched.at(1) == []
-    assert [shard for shard in range(6) if fetched.ahead.expects(shard)] == [1, 2, 3, 4]
+    assert [shard for shard in range(6) if fetched.ahead.expects(Piece(shard))] == [1, 2, 3, 4]
     assert fetched.at(2) == []
-    assert [shard for shard in range(6) if fetched.ahead.expects(shard)] == [1, 3, 4]
+    assert [shard for shard in range(6) if fetched.ahead.expects(Piece(shard))] == [1, 3, 4]
     fetched.ahead.close()
 
 
@@ -103,11 +104,11 @@ def test_seconds_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ahead.time.monotonic", lambda: clock[0])
     fetched = Fetched(Listed([[1], [2], [3]], later={1: 6.0}))
     fetched.at(0)
-    assert fetched.ahead.wanted_in(1) is None
+    assert fetched.ahead.wanted_in(Piece(1)) is None
     clock[0] += 4
     fetched.at(2)
-    assert fetched.ahead.wanted_in(1) == 12.0
-    assert fetched.ahead.wanted_in(2) is None
+    assert fetched.ahead.wanted_in(Piece(1)) == 12.0
+    assert fetched.ahead.wanted_in(Piece(2)) is None
     fetched.ahead.close()
 
 
@@ -127,7 +128,7 @@ def test_files_that_have_been_removed_do_not_stay_open(bucket: str, tmp_path: Pa
     for path in list(tmp_path.rglob("*.tar"))[:2]:
         path.unlink()
     assert [reader.read(sample) for sample in (0, 5, 9)] == expected, "whoever has them open may go on"
-    reader._files.add(99, next(tmp_path.rglob("*.tar")).open("rb"))  # the reader closes it
+    reader._files.add(Piece(99), next(tmp_path.rglob("*.tar")).open("rb"))  # the reader closes it
     assert len(reader._files) == 2
 
 
@@ -135,13 +136,13 @@ def test_open_files_are_half_of_what_the_process_may_have(tmp_path: Path, monkey
     monkeypatch.setattr(reading.resource, "getrlimit", lambda _: (40, 40))
     files = OpenFiles()
     (tmp_path / "file").touch()
-    opened = [files.add(number, (tmp_path / "file").open("rb")) for number in range(25)]
+    opened = [files.add(Piece(number), (tmp_path / "file").open("rb")) for number in range(25)]
     assert len(files) == 20
-    assert files.get(4) is None
-    assert files.get(5) is opened[5]
-    files.add(25, (tmp_path / "file").open("rb"))
-    assert files.get(5) is opened[5], "it was used"
-    assert files.get(6) is None
+    assert files.get(Piece(4)) is None
+    assert files.get(Piece(5)) is opened[5]
+    files.add(Piece(25), (tmp_path / "file").open("rb"))
+    assert files.get(Piece(5)) is opened[5], "it was used"
+    assert files.get(Piece(6)) is None
     files.close()
 
 
@@ -167,6 +168,68 @@ def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_pa
             assert len(gone) <= 1, "one that is being read, at most"
     assert torch.equal(*clips)
     assert not list((tmp_path / "nvme").glob(".*.holder"))
+
+
+@pytest.mark.parametrize("nodes", [1, 6])
+def test_few_videos_of_a_shard_come_one_by_one(
+    nodes: int, bucket: str, short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a subset, or where many nodes read the same shards; and with the same clips."""
+    monkeypatch.setattr("pipeline.ahead.REQUEST", 0)
+    clips = []
+    for place in (str(short.folder), bucket):
+        config = DataConfig(place, frame_stride=1, cache=str(tmp_path), subset=5 if nodes == 1 else None)
+        dataset = ShardDataset.of(config)
+        plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=2, world_size=nodes)
+        with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+            clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
+    assert torch.equal(*clips)
+    files = list(tmp_path.rglob("*.tar"))
+    assert files
+    assert all("@" in path.name for path in files)
+    assert {path.stat().st_size for path in files} <= {sample.size for sample in short.samples}
+
+
+def test_where_many_are_read_the_shard_is_cheaper(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request counts as 4 MiB: here, 20 of 200 videos cost as much as all of them."""
+    info = SimpleNamespace(num_samples=200, num_bytes=100 * 2**20)
+    dataset: Any = SimpleNamespace(shard_of=np.zeros(1, int), shards=["s3://a"], info=SimpleNamespace(shards=[info]))
+    plan = Listed([])
+    for share, comes in ((0.1, Piece(0, 0)), (0.12, Piece(0)), (1.0, Piece(0))):
+        monkeypatch.setattr(plan, "share", lambda _, share=share: share)
+        assert Pieces(dataset, plan).of(0) == comes
+    dataset.shards = ["/local"]
+    assert Pieces(dataset, plan).of(0) is None
+
+
+def test_a_video_that_is_another_one_in_the_store_is_a_bad_video(
+    bucket: str, short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ahead.REQUEST", 0)
+    dataset, plan = ShardDataset.open(bucket, Cache(tmp_path)), Listed([[0, 1]])
+    monkeypatch.setattr(plan, "share", lambda _: 0.5)
+    content = fsspec.filesystem("memory").store["/bucket/data/shard-000000.tar"].getbuffer()
+    content[short.samples[1].offset + 100] ^= 1
+    reader = Reader(dataset, plan)
+    assert reader.read(0) == Reader(short).read(0)
+    with pytest.raises(VideoError, match="sha256 differs"):
+        reader.read(1)
+    reader.close()
+
+
+def test_how_much_of_a_shard_a_node_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the clips of its lanes, of those that take part."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    shape: Any = {"batch_size": 4, "global_batch": 24, "world_size": 6, "rank": 3}
+    dataset = table([6, 6, 6, 6])
+    for lanes, share in ((1, 1 / 3), (2, 1 / 3), (3, 1), (6, 1)):
+        assert plan_of(dataset, DataConfig(frame_stride=1, lanes=lanes), **shape).share(0) == pytest.approx(share)
+    subset = DataConfig(frame_stride=1, subset=6)
+    shares = [plan_of(dataset, subset, **shape).share(shard) for shard in range(4)]
+    assert sum(shares) == pytest.approx(6 / 6 / 3)
+    views = ViewPlan(dataset, subset, num_frames=2, image_size=8, batch_size=1, rank=3, world_size=6)
+    assert [views.share(shard) for shard in range(4)] == shares
 
 
 def _descriptors() -> list[int]:
