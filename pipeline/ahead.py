@@ -32,6 +32,7 @@ class Piece(NamedTuple):
 
 
 Fetch = Callable[[Piece], Path]  # raises NoRoomError
+LetGo = Callable[[list[Piece]], None]  # of pieces that no batch is known to read from now on
 
 
 class Pieces:
@@ -62,10 +63,7 @@ class Pieces:
 class LookAhead:
     """Of one plan and process. Together, the processes of a node look ahead over half of their cache at most."""
 
-    def __init__(
-        self, plan: ClipPlan, pieces: Pieces, cache_bytes: int, fetch: Fetch, let_go: Callable[[], None]
-    ) -> None:
-        """`let_go` is called when there may be pieces that are behind."""
+    def __init__(self, plan: ClipPlan, pieces: Pieces, cache_bytes: int, fetch: Fetch, let_go: LetGo) -> None:
         self._plan, self._pieces, self._fetch, self._let_go = plan, pieces, fetch, let_go
         walkers = min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), plan.lanes)  # others read the same shards
         self._most_bytes = cache_bytes // 2 // walkers
@@ -76,7 +74,10 @@ class LookAhead:
         self._seen = 0  # batches before this one have been looked through
         self._last: dict[Piece, int] = {}  # of what is expected, the last batch seen that reads it
         self._coming: deque[tuple[int, Piece]] = deque()  # (batch that reads it first, piece) of those to be fetched
-        self._ahead: dict[Piece, tuple[int, int]] = {}  # of those that were, and are not read yet, that batch and bytes
+        self._ahead: deque[tuple[int, Piece]] = deque()  # the same of those that were
+        self._bytes_ahead = 0
+        self._reads: deque[tuple[int, list[Piece]]] = deque()  # what each of the batches seen reads
+        self._behind: list[Piece] = []  # to be let go
         self._started = (0.0, 0)  # when, and with which batch
 
     def reach(self, batch: int) -> None:
@@ -86,15 +87,25 @@ class LookAhead:
                 self._workers, self._started = Workers(THREADS, "shards"), (time.monotonic(), batch)
             if batch < self._at:  # from the beginning
                 self._seen, self._started = batch, (time.monotonic(), batch)
-                self._last, self._ahead = {}, {}
+                self._pass(2**62)
                 self._coming.clear()
             self._at, self._seen = batch, max(batch, self._seen)
-            self._last = {piece: last for piece, last in self._last.items() if last >= batch}
-            self._ahead = {piece: said for piece, said in self._ahead.items() if said[0] > batch}
+            self._pass(batch)
             idle = THREADS - self._working
             self._working += idle
         for _ in range(idle):
             self._workers.submit(self._work)
+
+    def _pass(self, batch: int) -> None:
+        """Leave behind what is read before a batch."""
+        while self._reads and self._reads[0][0] < batch:
+            number, pieces = self._reads.popleft()
+            done = [piece for piece in pieces if self._last.get(piece) == number]
+            self._behind += done
+            for piece in done:
+                del self._last[piece]
+        while self._ahead and self._ahead[0][0] <= batch:
+            self._bytes_ahead -= self._pieces.num_bytes(self._ahead.popleft()[1])
 
     def expects(self, piece: Piece) -> bool:
         """Whether a batch that is not out yet is known to read it."""
@@ -116,15 +127,16 @@ class LookAhead:
     def _work(self, _: Task) -> None:
         """Fetch what comes; an error is left for the read to find."""
         try:
-            self._let_go()
+            with self._lock:
+                behind, self._behind = self._behind, []
+            if behind:
+                self._let_go(behind)
             while self._look_on():
                 if (coming := self._next()) is not None:
                     try:
                         self._fetch(coming[1])
                     except NoRoomError:
-                        with self._lock:
-                            self._coming.appendleft(coming)
-                            self._ahead.pop(coming[1], None)
+                        self._put_back(coming)
                         return
         finally:
             with self._lock:
@@ -136,11 +148,10 @@ class LookAhead:
             if self._coming:
                 return self._fits(*self._coming[0])
             videos = self._plan.videos(self._seen) if self._seen - self._at < FURTHEST else []
-            for piece in dict.fromkeys(map(self._pieces.of, videos)):
-                if piece:
-                    if piece not in self._last:
-                        self._coming.append((self._seen, piece))
-                    self._last[piece] = self._seen
+            pieces = [piece for piece in dict.fromkeys(map(self._pieces.of, videos)) if piece]
+            self._coming.extend((self._seen, piece) for piece in pieces if piece not in self._last)
+            self._last.update(dict.fromkeys(pieces, self._seen))
+            self._reads.append((self._seen, pieces))
             self._seen += bool(videos)
             return bool(videos)
 
@@ -151,9 +162,16 @@ class LookAhead:
                 return None
             first, piece = self._coming.popleft()
             if first > self._at:
-                self._ahead[piece] = first, self._pieces.num_bytes(piece)
+                self._ahead.append((first, piece))
+                self._bytes_ahead += self._pieces.num_bytes(piece)
             return first, piece
 
+    def _put_back(self, coming: tuple[int, Piece]) -> None:
+        with self._lock:
+            self._coming.appendleft(coming)
+            if coming in self._ahead:
+                self._ahead.remove(coming)
+                self._bytes_ahead -= self._pieces.num_bytes(coming[1])
+
     def _fits(self, first: int, piece: Piece) -> bool:
-        ahead = sum(num_bytes for _, num_bytes in self._ahead.values())
-        return first <= self._at or ahead + self._pieces.num_bytes(piece) <= self._most_bytes
+        return first <= self._at or self._bytes_ahead + self._pieces.num_bytes(piece) <= self._most_bytes

@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -134,12 +134,12 @@ class Reader:
         if self._holder is not None:
             self._holder.close()
 
-    def _let_go(self) -> None:
-        """Of what is behind."""
-        assert self._ahead is not None
-        behind = [piece for piece in tuple(self._held) if not self._ahead.expects(piece)]
-        wanted_in = {path: self._ahead.wanted_in(piece) for piece in behind if (path := self._held.pop(piece, None))}
-        if wanted_in and self._holder:
+    def _let_go(self, pieces: Iterable[Piece]) -> None:
+        """The cache may have them, and is told when they are read again."""
+        if self._ahead is None or self._holder is None:
+            return
+        wanted_in = {path: self._ahead.wanted_in(piece) for piece in pieces if (path := self._held.pop(piece, None))}
+        if wanted_in:
             self._dataset.cache.ledger.release(wanted_in, self._holder)
 
     def _file(self, piece: Piece) -> BinaryIO:
@@ -158,23 +158,28 @@ class Reader:
         place = self._dataset.shards[piece.shard]
         if not is_remote(place):
             return Path(place)
-        cache = self._dataset.cache
-        with self._starting:
-            if self._ahead and not self._holder and not self._closed:
-                self._holder = cache.ledger.holder()
-        path = cache.fetch(
+        path = self._dataset.cache.fetch(
             place,
             version=self._dataset.info.shards[piece.shard].sha256,
             size=self._pieces.num_bytes(piece),
             start=None if piece.sample is None else self._dataset.samples[piece.sample].offset,
             fresh=fresh,
             given_up=lambda: self._closed,
-            holder=self._holder,
+            holder=self._expecting(),
             ahead=ahead,
         )
         if self._holder:
             self._held[piece] = path
+            if self._ahead and not self._ahead.expects(piece):  # a replacement, or it is behind already
+                self._let_go([piece])
         return path
+
+    def _expecting(self) -> Holder | None:
+        """Who expects what is fetched now; None: nobody for longer than that takes."""
+        with self._starting:
+            if self._ahead and not self._holder and not self._closed:
+                self._holder = self._dataset.cache.ledger.holder()
+            return self._holder
 
 
 class OpenFiles:

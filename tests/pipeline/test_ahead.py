@@ -31,13 +31,14 @@ class Fetched:
 
     def __init__(self, plan: Listed, refuses: Callable[[int], bool] = lambda _: False) -> None:
         self.shards: list[int] = []
+        self.behind: list[int] = []
         dataset: Any = SimpleNamespace(
             shard_of=np.arange(1000),
             shards=[f"s3://bucket/{number}" for number in range(1000)],
             info=SimpleNamespace(shards=[SimpleNamespace(num_bytes=10, num_samples=1)] * 1000),
         )
         self.refuses = refuses
-        self.ahead = LookAhead(plan, Pieces(dataset, None), 100, self._fetch, lambda: None)
+        self.ahead = LookAhead(plan, Pieces(dataset, None), 100, self._fetch, self._let_go)
 
     def at(self, batch: int) -> list[int]:
         """All that is fetched from when `batch` is reached."""
@@ -48,6 +49,9 @@ class Fetched:
                 return sorted(self.shards)
             threading.Event().wait(0.01)
         raise AssertionError("still at work")
+
+    def _let_go(self, pieces: list[Piece]) -> None:
+        self.behind += [piece.shard for piece in pieces]
 
     def _fetch(self, piece: Piece) -> Path:
         if self.refuses(piece.shard):
@@ -78,7 +82,9 @@ def test_shards_are_asked_for_once_and_expected_until_their_last_batch() -> None
     assert fetched.at(0) == [1, 2, 3, 4]
     assert fetched.at(1) == []
     assert [shard for shard in range(6) if fetched.ahead.expects(Piece(shard))] == [1, 2, 3, 4]
+    assert fetched.behind == []
     assert fetched.at(2) == []
+    assert fetched.behind == [2]
     assert [shard for shard in range(6) if fetched.ahead.expects(Piece(shard))] == [1, 3, 4]
     fetched.ahead.close()
 
