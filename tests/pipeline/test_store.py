@@ -114,9 +114,10 @@ def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: N
     cache, url = Cache(tmp_path), "s3://bucket/large/part.tar"
     store.requests.clear()
     assert cache.fetch(url, version="v", size=9000, start=500_000).read_bytes() == content[500_000:509_000]
-    assert [line.split()[0] for line in store.requests] == ["HEAD", "GET"]
+    asked = list(store.requests)
+    assert [line.split()[0] for line in asked].count("GET") == 1
     assert cache.fetch(url, version="v", size=9000, start=500_000).read_bytes() == content[500_000:509_000]
-    assert len(store.requests) == 2, "it is here"
+    assert store.requests == asked, "it is here"
     store.lay("cut", "part.tar", times=2)
     assert cache.fetch(url, version="v", size=9000, start=0).read_bytes() == content[:9000]
     with pytest.raises(InputError, match=r"it has 576 bytes instead of 9000"):
