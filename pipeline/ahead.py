@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipeline.dataset import ShardDataset
@@ -31,7 +30,7 @@ class Piece(NamedTuple):
     sample: int | None = None  # None: all of them
 
 
-Fetch = Callable[[Piece], Path]  # raises NoRoomError
+Fetch = Callable[[Piece], None]  # raises NoRoomError
 LetGo = Callable[[list[Piece]], None]  # of pieces that no batch is known to read from now on
 
 
@@ -131,33 +130,36 @@ class LookAhead:
                 behind, self._behind = self._behind, []
             if behind:
                 self._let_go(behind)
-            while self._look_on():
-                if (coming := self._next()) is not None:
-                    try:
+            room = True
+            while (coming := self._next() if room else None) or self._look_on():
+                try:
+                    if coming:
                         self._fetch(coming[1])
-                    except NoRoomError:
-                        self._put_back(coming)
-                        return
+                except NoRoomError:
+                    self._put_back(coming)
+                    room = False
         finally:
             with self._lock:
                 self._working -= 1
 
     def _look_on(self) -> bool:
-        """Look through a batch if nothing is coming; whether there is more to do now."""
+        """Look through the next batch, also where nothing more can be fetched: what is read again is to stay."""
         with self._lock:
-            if self._coming:
-                return self._fits(*self._coming[0])
             videos = self._plan.videos(self._seen) if self._seen - self._at < FURTHEST else []
+            if not videos:
+                return False
             pieces = [piece for piece in dict.fromkeys(map(self._pieces.of, videos)) if piece]
             self._coming.extend((self._seen, piece) for piece in pieces if piece not in self._last)
             self._last.update(dict.fromkeys(pieces, self._seen))
             self._reads.append((self._seen, pieces))
-            self._seen += bool(videos)
-            return bool(videos)
+            self._seen += 1
+            return True
 
     def _next(self) -> tuple[int, Piece] | None:
         """The next piece, if it is time to fetch it."""
         with self._lock:
+            while self._coming and self._coming[0][1] not in self._last:  # it is behind
+                self._coming.popleft()
             if not self._coming or not self._fits(*self._coming[0]):
                 return None
             first, piece = self._coming.popleft()

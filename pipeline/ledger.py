@@ -32,12 +32,12 @@ CREATE TRIGGER dropped AFTER DELETE ON files BEGIN UPDATE total SET bytes = byte
 INSERT INTO total VALUES (0);
 """
 # Whom it costs least to lose: what nobody is known to want again, by its last use; then what is wanted last; and only
-# where a reader waits, what is expected, the newest first, as that is read last.
+# where a reader waits, what is expected: the oldest first, as whoever reads that has opened it.
 TURNS = (
     "wanted IS NULL AND name NOT IN (SELECT name FROM held) ORDER BY used",
     "wanted IS NOT NULL AND name NOT IN (SELECT name FROM held) ORDER BY wanted DESC",
 )
-LAST_TURN = "name IN (SELECT name FROM held) ORDER BY used DESC"
+LAST_TURN = "name IN (SELECT name FROM held) ORDER BY used"
 
 
 class NoRoomError(Exception):
@@ -190,11 +190,11 @@ class Ledger:
         ledger.execute("UPDATE files SET wanted = NULL WHERE wanted < ?", (time.time(),))  # and it was not
         walked = False
         while _others(ledger, keep) > room:
-            name = _first(ledger, keep)
+            name, expected_here = _first(ledger, keep)
             path = self._folder / name
             for left in path.parent.glob(f".{path.name}.*.partial"):  # by a kill
                 left.unlink(missing_ok=True)
-            if not path.is_file() and not walked:  # what else is said is not to be trusted either
+            if not (walked or expected_here or path.is_file()):  # what else is said is not to be trusted either
                 self._walk(ledger)
                 walked = True
                 continue
@@ -208,12 +208,12 @@ def _others(ledger: sqlite3.Connection, name: str) -> int:
     return int(found.fetchone()[0])
 
 
-def _first(ledger: sqlite3.Connection, keep: str) -> str:
-    """The file whose turn to go is first."""
+def _first(ledger: sqlite3.Connection, keep: str) -> tuple[str, bool]:
+    """The file whose turn to go is first, and whether somebody expects it: it may be on its way then."""
     for turn in (*TURNS, LAST_TURN):
         found = ledger.execute(f"SELECT name FROM files WHERE name != ? AND {turn} LIMIT 1", (keep,)).fetchone()
         if found:
-            return str(found[0])
+            return str(found[0]), turn == LAST_TURN
     raise AssertionError("files that are not there take room")
 
 

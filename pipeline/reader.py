@@ -34,7 +34,7 @@ class Reader:
         self._dataset = dataset
         self._closed = False
         self._starting = threading.Lock()  # no download begins after the end
-        self._files = OpenFiles()
+        self._files = OpenFiles(lambda piece: self._ahead is not None and self._ahead.expects(piece))
         self._renewed: set[Piece] = set()
         self._renewing = threading.Lock()
         self._pieces = Pieces(dataset, plan)
@@ -42,8 +42,7 @@ class Reader:
         self._held: dict[Piece, Path] = {}  # what the cache keeps for this reader
         self._ahead: LookAhead | None = None
         if plan is not None and dataset.is_remote:
-            fetch = partial(self._local, ahead=True)
-            self._ahead = LookAhead(plan, self._pieces, dataset.cache.max_bytes, fetch, self._let_go)
+            self._ahead = LookAhead(plan, self._pieces, dataset.cache.max_bytes, self._fetch_ahead, self._let_go)
 
     def download(self, sample: int, task: Task) -> None:
         """Have the sample here; returns at once if it is. The time that this takes is none of the task's.
@@ -111,7 +110,7 @@ class Reader:
         with self._renewing:
             if piece not in self._renewed:
                 self._renewed.add(piece)
-                self._local(piece, fresh=True)
+                self._fetch(piece, fresh=True).close()
                 self._files.close()
         return True
 
@@ -147,19 +146,18 @@ class Reader:
 
     def _open(self, piece: Piece) -> BinaryIO:
         place = self._dataset.shards[piece.shard]
-        for _ in range(OPENS if is_remote(place) else 1):
+        remote = is_remote(place)
+        for _ in range(OPENS if remote else 1):
             with suppress(FileNotFoundError):
-                return open(self._local(piece), "rb")
-        if is_remote(place):
+                return self._fetch(piece) if remote else open(place, "rb")
+        if remote:
             raise InputError(f"the cache is too small to hold {place} until it is opened: raise data.cache_gib")
         raise InputError(f"{place} is missing: run `python shard_tools/check_shards.py` on its folder")
 
-    def _local(self, piece: Piece, *, fresh: bool = False, ahead: bool = False) -> Path:
-        place = self._dataset.shards[piece.shard]
-        if not is_remote(place):
-            return Path(place)
-        path = self._dataset.cache.fetch(
-            place,
+    def _fetch(self, piece: Piece, *, fresh: bool = False, ahead: bool = False) -> BinaryIO:
+        """A piece of an object store."""
+        file = self._dataset.cache.open(
+            self._dataset.shards[piece.shard],
             version=self._dataset.info.shards[piece.shard].sha256,
             size=self._pieces.num_bytes(piece),
             start=None if piece.sample is None else self._dataset.samples[piece.sample].offset,
@@ -169,10 +167,13 @@ class Reader:
             ahead=ahead,
         )
         if self._holder:
-            self._held[piece] = path
+            self._held[piece] = Path(file.name)
             if self._ahead and not self._ahead.expects(piece):  # a replacement, or it is behind already
                 self._let_go([piece])
-        return path
+        return file
+
+    def _fetch_ahead(self, piece: Piece) -> None:
+        self._fetch(piece, ahead=True).close()
 
     def _expecting(self) -> Holder | None:
         """Who expects what is fetched now; None: nobody for longer than that takes."""
@@ -189,7 +190,8 @@ class OpenFiles:
     is done with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Callable[[Piece], bool]) -> None:
+        self._expected = expected
         self._most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // 2
         self._files: OrderedDict[Piece, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
@@ -204,10 +206,15 @@ class OpenFiles:
             return self._files.get(piece)
 
     def add(self, piece: Piece, file: BinaryIO) -> BinaryIO:
-        """Keep a file, and let go of those that have been removed from the disk, which takes back none of them else."""
+        """Keep a file, and let go of those that have been removed, whose room the disk does not get back else.
+
+        What will be read yet stays: of a cache that is too small for it, it would be downloaded for every clip.
+        """
         with self._lock:
-            for other in [kept for kept, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]:
-                del self._files[other]
+            gone = [kept for kept, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]
+            for other in gone:
+                if not self._expected(other):
+                    del self._files[other]
             while len(self._files) >= self._most:
                 self._files.popitem(last=False)
             return self._files.setdefault(piece, file)

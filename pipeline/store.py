@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from durable import write_aside
 from errors import InputError
@@ -71,27 +72,51 @@ class Cache:
         with self._lock:
             return Counter(self._counts)
 
-    def fetch(
+    def fetch(self, url: str, *, version: str = "", size: int | None = None, fresh: bool = False) -> Path:
+        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
+
+        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. Raises
+        InputError if the file cannot be had after several tries, or is another one.
+        """
+        with self._copy(url, version, size, fresh=fresh) as copy:
+            return copy
+
+    def open(
         self,
         url: str,
         *,
-        version: str = "",
-        size: int | None = None,
+        version: str,
+        size: int,
         start: int | None = None,
         fresh: bool = False,
         given_up: Callable[[], bool] = lambda: False,
         holder: Holder | None = None,
         ahead: bool = False,
-    ) -> Path:
-        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
+    ) -> BinaryIO:
+        """A copy, as from `fetch`, open to be read: another process may remove it all the same.
 
-        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. With
-        `start`, these are bytes of a file of that version, and their hash is for the reader to check. `holder`
-        goes on expecting a shard until it releases it (see `Ledger`). Whoever has the file open may go on reading it
-        when another process removes it. Raises InputError if the file cannot be had after several tries, or is another
-        one; CancelledError soon after `given_up` says that nobody waits; NoRoomError if a shard that is asked for
-        `ahead` of its use would take the place of others that are expected.
+        With `start`, these are `size` bytes of a file of that version, and their hash is for the reader to check.
+        `holder` goes on expecting a shard until it releases it (see `Ledger`). Raises InputError as `fetch` does;
+        CancelledError soon after `given_up` says that nobody waits; NoRoomError if a shard that is asked for `ahead` of
+        its use would take the place of others that are expected; FileNotFoundError if others were faster to remove it.
         """
+        with self._copy(url, version, size, start, given_up, holder, fresh=fresh, ahead=ahead) as copy:
+            return copy.open("rb")
+
+    @contextmanager
+    def _copy(
+        self,
+        url: str,
+        version: str,
+        size: int | None,
+        start: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+        holder: Holder | None = None,
+        *,
+        fresh: bool,
+        ahead: bool = False,
+    ) -> Iterator[Path]:
+        """A copy that is whole and, in the block, seldom removed."""
         if size is not None and size > self.max_bytes:
             raise InputError(
                 f"{url} has {size / 2**30:.3g} GiB, and data.cache_gib is {self.max_bytes / 2**30:.3g}: raise it to"
@@ -116,7 +141,7 @@ class Cache:
             else:
                 self._count(cache_hits=1)
             os.utime(copy)
-        return copy
+            yield copy
 
     @contextmanager
     def _counted(self, copy: Path, size: int | None, holder: Holder | None, ahead: bool) -> Iterator[None]:

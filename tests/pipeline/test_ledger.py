@@ -69,10 +69,10 @@ def test_what_is_expected_stays_unless_a_reader_waits(ledger: Ledger, tmp_path: 
         put(ledger, tmp_path, me, "e", ahead=True)
     assert held(tmp_path) == "abcd"
     put(ledger, tmp_path, me, "e")
-    assert held(tmp_path) == "abce"
+    assert held(tmp_path) == "acde"
     other.close()
     put(ledger, tmp_path, me, "f", ahead=True)
-    assert held(tmp_path) == "bcef"
+    assert held(tmp_path) == "cdef"
     assert len(list(tmp_path.glob(".*.holder"))) == 1
 
 

@@ -113,15 +113,15 @@ def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: N
     request(store.url, "PUT", "/bucket/large/part.tar", content)
     cache, url = Cache(tmp_path), "s3://bucket/large/part.tar"
     store.requests.clear()
-    assert cache.fetch(url, version="v", size=9000, start=500_000).read_bytes() == content[500_000:509_000]
+    assert cache.open(url, version="v", size=9000, start=500_000).read() == content[500_000:509_000]
     asked = list(store.requests)
     assert [line.split()[0] for line in asked].count("GET") == 1
-    assert cache.fetch(url, version="v", size=9000, start=500_000).read_bytes() == content[500_000:509_000]
+    assert cache.open(url, version="v", size=9000, start=500_000).read() == content[500_000:509_000]
     assert store.requests == asked, "it is here"
     store.lay("cut", "part.tar", times=2)
-    assert cache.fetch(url, version="v", size=9000, start=0).read_bytes() == content[:9000]
+    assert cache.open(url, version="v", size=9000, start=0).read() == content[:9000]
     with pytest.raises(InputError, match=r"it has 576 bytes instead of 9000"):
-        cache.fetch(url, version="v", size=9000, start=2**20 - 576)
+        cache.open(url, version="v", size=9000, start=2**20 - 576)
     assert len(list(tmp_path.rglob("*.tar"))) == 2
 
 
