@@ -132,12 +132,12 @@ class LookAhead:
                 self._let_go(behind)
             room = True
             while (coming := self._next() if room else None) or self._look_on():
-                try:
-                    if coming:
+                if coming:
+                    try:
                         self._fetch(coming[1])
-                except NoRoomError:
-                    self._put_back(coming)
-                    room = False
+                    except NoRoomError:
+                        self._put_back(coming)
+                        room = False
         finally:
             with self._lock:
                 self._working -= 1
