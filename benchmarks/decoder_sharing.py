@@ -29,7 +29,7 @@ from pipeline.crops import Crop, FrameSize
 from pipeline.dataset import ShardDataset
 from pipeline.groups import Groups
 from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan, PlanRow
+from pipeline.plan import ClipPlan, Plan, PlanRow
 from pipeline.sharing import Speeds
 from progress import progress_bar
 from shard_tools.codecs import CODECS
@@ -48,7 +48,7 @@ class Uncut(ShardDataset):
         return None
 
 
-class AtPlace:
+class AtPlace(ClipPlan):
     """Batches of clips at one place of their videos."""
 
     num_frames, frame_size, batch_size, views = NUM_FRAMES, FrameSize.of(SIDE), BATCH, 1

@@ -17,7 +17,7 @@ class DataConfig:
     """Where clips come from and how they are cut; the defaults are the paper's pre-training on Kinetics."""
 
     shards: str | list[str] = ""
-    """dataset folder or URL (s3://…); a list mixes several"""
+    """dataset folder or URL (s3://…, or file://… to be copied to data.cache); a list mixes several"""
     validation_shards: str = ""
     """never learnt from: at every review of pre-training their loss under fixed masks, k-NN accuracy and RankMe"""
     weights: list[float] | None = None
@@ -62,7 +62,7 @@ class DataConfig:
     prefetch_mib: int = 2048
     """bound on decoded frames waiting; one batch is always let through"""
     cache: str = ""
-    """folder for shards of an object store; "": the user's own, ~/.cache/adamae"""
+    """folder for shards of an object store, or of a slow disk (file://…); "": the user's own, ~/.cache/adamae"""
     cache_gib: float = 50.0
     """the most that the cache keeps"""
     download_timeout_s: float = 60.0

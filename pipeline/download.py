@@ -24,9 +24,12 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class Download:
     """A file on its way; a try that fails is followed by one that goes on behind the bytes that are there."""
 
-    def __init__(self, url: str, to: Path, timeout: float, given_up: Callable[[], bool]) -> None:
-        """`timeout`: seconds in which a try must bring a MiB or the rest of the file; `given_up`: nobody waits now."""
-        self._url, self._to, self._timeout, self._given_up = url, to, timeout, given_up
+    def __init__(
+        self, url: str, to: Path, timeout: float, given_up: Callable[[], bool], part: range = range(2**62)
+    ) -> None:
+        """`timeout`: seconds in which a try must bring a MiB or the rest of the file; `given_up`: nobody waits now;
+        `part`: the bytes that are asked for."""
+        self._url, self._to, self._timeout, self._given_up, self._part = url, to, timeout, given_up, part
         self._workers = Workers(1, "download")
         self._file: Any = None
         self._digest: Any = None
@@ -98,12 +101,12 @@ class Download:
         filesystem, folder = _filesystem(parent)
         # Without a cache, which would wait for more than is asked for.
         with filesystem.open(f"{folder}/{name}", "rb", cache_type="none") as remote:
-            if self._at:
-                remote.seek(self._at)
+            if self._part.start + self._at:
+                remote.seek(self._part.start + self._at)
             amount = SMALLEST
             while True:
                 started = time.monotonic()
-                block = remote.read(amount)
+                block = remote.read(min(amount, len(self._part) - self._at))
                 if not self._store(task, block):
                     return
                 amount = min(2 * amount, LARGEST) if time.monotonic() - started < 0.5 else max(amount // 2, SMALLEST)

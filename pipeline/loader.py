@@ -23,8 +23,6 @@ from pipeline.sharing import TIMED_BATCHES, RunDecoders, clips_per_second
 from pipeline.upload import Copy, HostClips, Uploads
 from pipeline.workers import Task, Workers
 
-DOWNLOAD_AHEAD = 64  # batches between the download of an object store's shard and its first use
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -74,7 +72,7 @@ class Loader:
         """
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
-        self._remote, self._channels = dataset.is_remote, dataset.channels
+        self._channels = dataset.channels
         self._choice = self._maker.choice
         self._run: RunDecoders | None = None
         if isinstance(sharing, float):
@@ -141,8 +139,7 @@ class Loader:
             rows = self._plan.batch(number)
             if not rows:
                 return
-            if self._remote:
-                self._maker.reader.expect(row.sample for row in self._plan.batch(number + DOWNLOAD_AHEAD))
+            self._maker.reader.reach(jobs[0].number if jobs else number)
             jobs.append(self._start(number, rows))
 
     def _start(self, number: int, rows: list[PlanRow]) -> _Job:
@@ -298,7 +295,7 @@ class Loader:
         """How fast one decoder makes the clips of a plan that repeats itself."""
         config = replace(self._config, decoder=decoder, cached_batch=False)
         with Loader(self._dataset, plan, self._device, config, None) as loader:
-            return clips_per_second(loader, decoder, warm_up=TIMED_BATCHES if self._remote else 2)
+            return clips_per_second(loader, decoder, warm_up=TIMED_BATCHES if self._dataset.is_remote else 2)
 
 
 COUNTERS = (

@@ -47,7 +47,7 @@ class ClipMaker:
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
     ) -> None:
-        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset)
+        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, plan)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
         self.choice = Choice(dataset, device, config)
         self._counts: Counter[str] = Counter()

@@ -6,9 +6,14 @@ world size sees the same steps, and going on after a restart takes nothing but s
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
 
 from errors import InputError
 from pipeline import changes, crops, draws, order
@@ -46,6 +51,19 @@ class ClipPlan(Protocol):
     frame_size: FrameSize
     batch_size: int
     views: int
+    lanes: int = 1  # pieces of a step that read shards of their own
+
+    def videos(self, index: int) -> list[int]:
+        """The samples of batch `index`, one a decode."""
+        return [row.sample for row in self.batch(index)[:: self.views]]
+
+    def share(self, shard: int) -> float:
+        """Of a shard's videos, about, that this node reads when it comes to it."""
+        return 1.0
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        """Batches, about, from `index`, where it is behind, until this node reads a shard again; None: unknown."""
+        return None
 
     def batch(self, index: int) -> list[PlanRow]:
         """The clips of this process's batch `index`; none when the plan has ended."""
@@ -54,7 +72,7 @@ class ClipPlan(Protocol):
         """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
 
 
-class Plan:
+class Plan(ClipPlan):
     """Endless stream of training clips."""
 
     def __init__(
@@ -90,11 +108,15 @@ class Plan:
             raise InputError(
                 f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
             )
-        self._passes = passes(self.global_batch, batch_size, together, world_size, rank)
-        self.batch_size = max(map(len, self._passes))
+        shared = partial(passes, self.global_batch, batch_size, together, world_size)
+        self._passes = shared(rank)
+        self.batch_size, self.lanes = max(map(len, self._passes)), config.lanes
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
         self._order = self._in_order(order.VERSION)
+        node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
+        self._lanes_of_node = sorted(self._lanes_of(node))
+        self._share_of_lanes = sum(map(len, node)) * config.lanes / self.global_batch / len(self._lanes_of_node)
 
     @property
     def clips_per_epoch(self) -> int:
@@ -111,23 +133,42 @@ class Plan:
             self._order = self._in_order(version)
 
     def _in_order(self, version: int) -> Order:
-        step, views = self.global_batch // self.views, self.views
-        lane = step // self._config.lanes or 1
-        served = len({place // views // lane for part in self._passes for place in part})
+        served = len(self._lanes_of(self._passes))
+        step = self.global_batch // self.views
         return Order(self._dataset, self._config, self._seed, step=step, served=served, version=version)
+
+    def _lanes_of(self, parts: list[range]) -> set[int]:
+        """Of the clips of a step that a process takes."""
+        lane = self.global_batch // self.views // self._config.lanes or 1
+        return {place // self.views // lane for part in parts for place in part}
 
     def batch(self, index: int) -> list[PlanRow]:
         step, number = divmod(index, self.passes)
         return [self.row(step * self.global_batch + place) for place in self._passes[number]]
+
+    def videos(self, index: int) -> list[int]:
+        step, number = divmod(index, self.passes)
+        places = self._passes[number][:: self.views]
+        return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
+
+    def share(self, shard: int) -> float:
+        return self._share_of_lanes * share_of_shard(self._dataset, self._order.samples_of(shard), shard)
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        step = index / self.passes
+        found = self._order.next_use(shard, step, self._lanes_of_node)
+        return None if found is None else (found - step) * self.passes
 
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
         return self._cut(position, draw // self._order.per_epoch, self._order.sample(draw), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
-        """Another video of the same dataset, drawn for this position and attempt."""
-        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (row.position // self.views, attempt, 0), 1)[0]
-        sample = self._order.other(row.sample, share)
+        """Another video of the same window, after some attempts of the same dataset, drawn for this position and
+        attempt."""
+        draw = row.position // self.views
+        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
+        sample = self._order.other(draw, share, attempt)
         return self._cut(row.position, row.epoch, sample, attempt)
 
     def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
@@ -156,7 +197,7 @@ class Plan:
         return changes.drawn_changes(count, self._config.rand_augment_magnitude, rest), box
 
 
-class ViewPlan:
+class ViewPlan(ClipPlan):
     """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
 
     As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
@@ -186,6 +227,7 @@ class ViewPlan:
         self.batch_size, self.views = batch_size, num_spatial
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
+        self._share_of_node = len(ranks_of_node(rank, world_size)) / world_size
         self._strides = stored_strides(dataset, config)
         self._chosen = subset(dataset, range(len(dataset.samples)), config)
 
@@ -213,6 +255,24 @@ class ViewPlan:
 
     def replacement(self, row: PlanRow, attempt: int) -> None:
         return None
+
+    def share(self, shard: int) -> float:
+        return self._share_of_node * share_of_shard(self._dataset, self._chosen, shard)
+
+
+def ranks_of_node(rank: int, world_size: int) -> range:
+    """Those of this process's node: torchrun numbers the processes of a node in a row."""
+    first = max(0, rank - int(os.environ.get("LOCAL_RANK", "0")))
+    return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
+
+
+def share_of_shard(dataset: ShardDataset, samples: range | Int[np.ndarray, " samples"], shard: int) -> float:
+    """Of a shard's samples, those among `samples`, which ascend."""
+    first, count = int(dataset.shard_of.first_of_shard[shard]), int(dataset.shard_of.counts[shard])
+    if isinstance(samples, range):
+        return 1.0
+    start, end = np.searchsorted(samples, [first, first + count])
+    return float(end - start) / count
 
 
 def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:

@@ -52,12 +52,12 @@ class Timed(Protocol):
     def counters(self) -> dict[str, float]: ...
 
 
-class Repeated:
+class Repeated(ClipPlan):
     """A few batches of a plan again and again, without augmentation."""
 
     def __init__(self, plan: ClipPlan, batches: Sequence[list[PlanRow]]) -> None:
         self.num_frames, self.frame_size = plan.num_frames, plan.frame_size
-        self.batch_size, self.views = plan.batch_size, plan.views
+        self.batch_size, self.views, self.lanes = plan.batch_size, plan.views, plan.lanes
         self._plan, self._batches = plan, batches
 
     def batch(self, index: int) -> list[PlanRow]:

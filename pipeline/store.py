@@ -1,7 +1,5 @@
 """Shards in an object store (s3://, gs://, https://, …: what fsspec knows), kept in a local folder of bounded size."""
 
-import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -10,14 +8,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from durable import write_aside
 from errors import InputError
 from pipeline.download import Download
+from pipeline.ledger import Holder, Ledger, locked
 
 
 def is_remote(place: str | Path) -> bool:
@@ -51,11 +50,11 @@ def _private(folder: Path) -> Path:
 
 
 class Cache:
-    """Local copies of remote files, shared by all processes of the machine; the least recently used ones go first."""
+    """Local copies of remote files, shared by all processes of the machine; `Ledger` says which make room."""
 
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
         """`timeout`: seconds in which a store must bring a MiB, or what is left of a file."""
-        self._given, self._max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
+        self._given, self.max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -63,90 +62,115 @@ class Cache:
     def _folder(self) -> Path:
         return self._given or default_cache()
 
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self._folder, self.max_bytes)
+
     @property
     def counts(self) -> Counter[str]:
         """`download_seconds`, of all threads together, and `cache_hits`, since the start, of this process."""
         with self._lock:
             return Counter(self._counts)
 
-    def fetch(
+    def fetch(self, url: str, *, version: str = "", size: int | None = None, fresh: bool = False) -> Path:
+        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
+
+        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. Raises
+        InputError if the file cannot be had after several tries, or is another one.
+        """
+        with self._copy(url, version, size, fresh=fresh) as copy:
+            return copy
+
+    def open(
         self,
         url: str,
         *,
-        version: str = "",
-        size: int | None = None,
+        version: str,
+        size: int,
+        start: int | None = None,
         fresh: bool = False,
         given_up: Callable[[], bool] = lambda: False,
-    ) -> Path:
-        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
+        holder: Holder | None = None,
+        ahead: bool = False,
+    ) -> BinaryIO:
+        """A copy, as from `fetch`, open to be read: another process may remove it all the same.
 
-        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. Whoever
-        has the file open may go on reading it when another process removes it. Raises InputError if the file cannot be
-        had after several tries, or is another one; CancelledError soon after `given_up` says that nobody waits.
+        With `start`, these are `size` bytes of a file of that version, and their hash is for the reader to check.
+        `holder` goes on expecting a shard until it releases it (see `Ledger`). Raises InputError as `fetch` does;
+        CancelledError soon after `given_up` says that nobody waits; NoRoomError if a shard that is asked for `ahead` of
+        its use would take the place of others that are expected; FileNotFoundError if others were faster to remove it.
         """
-        if size is not None and size > self._max_bytes:
+        with self._copy(url, version, size, start, given_up, holder, fresh=fresh, ahead=ahead) as copy:
+            return copy.open("rb")
+
+    @contextmanager
+    def _copy(
+        self,
+        url: str,
+        version: str,
+        size: int | None,
+        start: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+        holder: Holder | None = None,
+        *,
+        fresh: bool,
+        ahead: bool = False,
+    ) -> Iterator[Path]:
+        """A copy that is whole and, in the block, seldom removed."""
+        if size is not None and size > self.max_bytes:
             raise InputError(
-                f"{url} has {size / 2**30:.3g} GiB, and data.cache_gib is {self._max_bytes / 2**30:.3g}: raise it to"
+                f"{url} has {size / 2**30:.3g} GiB, and data.cache_gib is {self.max_bytes / 2**30:.3g}: raise it to"
                 " hold the shards that are shuffled together"
             )
         parent, name = url.rsplit("/", 1)
+        part = range(2**62)
+        if start is not None:
+            assert size is not None
+            part, name = range(start, start + size), f"{name.removesuffix('.tar')}@{start}.tar"
         copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         # One process downloads, the others wait for it.
-        with _locked(copy.with_name(f".{copy.name}.lock"), given_up):
+        with locked(copy.with_name(f".{copy.name}.lock"), given_up), self._counted(copy, size, holder, ahead):
             if fresh or not _is_whole(copy, size):
                 started = time.monotonic()
                 for left in copy.parent.glob(f".{name}.*.partial"):  # by a kill
                     left.unlink()
                 with write_aside(copy) as aside:
-                    Download(url, aside, self._timeout, given_up).run(version, size)
-                self._make_room(keep=copy)
+                    Download(url, aside, self._timeout, given_up, part).run("" if start is not None else version, size)
                 self._count(download_seconds=time.monotonic() - started)
             else:
                 self._count(cache_hits=1)
             os.utime(copy)
-        return copy
+            yield copy
+
+    @contextmanager
+    def _counted(self, copy: Path, size: int | None, holder: Holder | None, ahead: bool) -> Iterator[None]:
+        """There is room for a shard before it comes; tables are not counted."""
+        if copy.suffix != ".tar":
+            yield
+            return
+        expected = holder or self._own
+        self.ledger.admit(copy, size or 0, expected, ahead=ahead)
+        try:
+            yield
+        finally:
+            if copy.exists():  # of a size that was not known, or another has removed it from the ledger
+                self.ledger.admit(copy, copy.stat().st_size, expected)
+            else:
+                self.ledger.remove(copy)
+            if holder is None:
+                self.ledger.release({copy: None}, expected)
+
+    @cached_property
+    def _own(self) -> Holder:
+        """Who expects what is on its way and nobody else does."""
+        return self.ledger.holder()
 
     def _count(self, **amounts: float) -> None:
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
-    def _make_room(self, keep: Path) -> None:
-        files = []
-        for path in self._folder.rglob("*.tar"):
-            with suppress(FileNotFoundError):  # another process makes room too
-                if path != keep:
-                    files.append((path.stat(), path))
-        total = keep.stat().st_size + sum(state.st_size for state, _ in files)
-        for state, path in sorted(files, key=lambda item: item[0].st_mtime):
-            if total <= self._max_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= state.st_size
-
 
 def _is_whole(copy: Path, size: int | None) -> bool:
     return copy.is_file() and size in (None, copy.stat().st_size)
-
-
-@contextmanager
-def _locked(path: Path, given_up: Callable[[], bool]) -> Iterator[None]:
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InputError(f"{path} is a link: remove it, or name a folder of your own with data.cache") from error
-        raise
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if given_up():
-                    raise CancelledError from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(lock)

@@ -29,7 +29,7 @@ from pipeline.dataset import ShardDataset
 from pipeline.graph import VideoGraph
 from pipeline.groups import Cut
 from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan, PlanRow, ViewPlan
+from pipeline.plan import ClipPlan, Plan, PlanRow, ViewPlan
 from pipeline.reader import Reader
 from pipeline.video import VideoError, decode_frames
 from shard_tools.codecs import CODECS
@@ -503,7 +503,7 @@ def test_decoder_dali_says_which_codec_it_does_not_know(short: ShardDataset) -> 
         Loader(short, plan_of(short, config), CPU, config, None)
 
 
-class Chosen:
+class Chosen(ClipPlan):
     """A plan of one video's clips at every start and stride, also over its last frames."""
 
     views, num_frames, frame_size, batch_size = 1, 4, FrameSize(32, 32), 20

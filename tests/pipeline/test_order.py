@@ -236,3 +236,49 @@ def test_neighbours_come_from_one_shard_no_more_often_than_in_a_full_shuffle_of_
         of_shard = counts.swapaxes(1, 2)[present]
         chi_square = ((of_shard - 5) ** 2 / 5).sum() / of_shard.shape[0]
         assert 6.5 < chi_square < 9.5, "9 degrees of freedom, less what a window without replacement takes: 7.9"
+
+
+@pytest.mark.parametrize(
+    ("parts", "lanes"), [([0] * 24, 1), ([0] * 24, 4), ([0] * 16 + [1] * 8, 1), ([0] * 16 + [1] * 8, 3)]
+)
+def test_it_is_known_when_a_shard_is_read_again(parts: list[int], lanes: int) -> None:
+    """By a lane that is asked about; of one dataset to the step in which its window begins, of a mix about."""
+    rng = np.random.default_rng(lanes)
+    dataset = bare(rng.integers(5, 12, 24), parts)
+    made = order_of(dataset, DataConfig(shards=["a", "b"][: max(parts) + 1], lanes=lanes, shuffle_shards=2))
+    share, steps = STEP // lanes, 60
+    shard_of = np.array([int(dataset.shard_of[made.sample(draw)]) for draw in range(steps * STEP)])
+    read = shard_of.reshape(steps, lanes, share)
+    window = 2 * 12 / share * (max(parts) + 1)
+    for lane in range(lanes):
+        for step in (0, 7, 15):
+            for shard in range(24):
+                found = made.next_use(shard, step, [lane])
+                uses = np.flatnonzero((read[:, lane] == shard).any(axis=1))
+                if found is not None and found < steps - window:
+                    later = uses[uses > step]
+                    assert len(later)
+                    assert np.abs(later - found).min() <= window + 1, "it is read when that was said"
+                if found is not None and not (np.abs(uses - step) <= window).any():
+                    assert not ((uses > step) & (uses < found - (window if max(parts) else 2))).any(), "not before"
+
+
+def test_a_bad_video_is_replaced_out_of_its_own_window() -> None:
+    """By a pure function of the place, in shards that its lane reads just then; where too many fail, by any other."""
+    dataset = bare(np.full(60, 5))
+    config = DataConfig(lanes=3, shuffle_shards=2)
+    made, former = (order_of(dataset, config, version=version) for version in (3, 2))
+    shards = np.array([int(dataset.shard_of[made.sample(draw)]) for draw in range(240)]).reshape(20, 3, 4)
+    for draw in range(40, 160):
+        step, lane = draw // STEP, draw % STEP // 4
+        near = set(shards[max(0, step - 3) : step + 4, lane].ravel().tolist())
+        others = [made.other(draw, share, 1) for share in (0.0, 0.3, 0.999)]
+        assert {int(dataset.shard_of[other]) for other in others} <= near
+        assert len(set(others)) == 3
+        assert others[1] == order_of(dataset, config, version=3).other(draw, 0.3, 8)
+        assert made.other(draw, 0.3, order.NEARBY + 1) == former.other(draw, 0.3, 1) == 90
+    mix = bare(np.full(8, 5), [0] * 4 + [1] * 4)
+    made = order_of(mix, DataConfig(shards=["a", "b"], shuffle_shards=1), version=3)
+    for draw in range(80):
+        assert (made.other(draw, 0.5, 1) < 20) == (made.sample(draw) < 20)
+        assert dataset.shard_of[made.other(draw, 0.5, 1)] == dataset.shard_of[made.sample(draw)]

@@ -117,6 +117,25 @@ def test_a_cut_body_goes_on_where_it_was_cut(store: Proxy, tmp_path: Path, impat
     assert Cache(tmp_path, timeout=1).fetch("s3://bucket/large/file.tar").read_bytes() == content
 
 
+def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: None) -> None:
+    """In one request, or in several where they are cut; what the file does not have is said."""
+    content = os.urandom(2**20)
+    request(store.url, "PUT", "/bucket")
+    request(store.url, "PUT", "/bucket/large/part.tar", content)
+    cache, url = Cache(tmp_path), "s3://bucket/large/part.tar"
+    store.requests.clear()
+    assert cache.open(url, version="v", size=9000, start=500_000).read() == content[500_000:509_000]
+    asked = list(store.requests)
+    assert [line.split()[0] for line in asked].count("GET") == 1
+    assert cache.open(url, version="v", size=9000, start=500_000).read() == content[500_000:509_000]
+    assert store.requests == asked, "it is here"
+    store.lay("cut", "part.tar", times=2)
+    assert cache.open(url, version="v", size=9000, start=0).read() == content[:9000]
+    with pytest.raises(InputError, match=r"it has 576 bytes instead of 9000"):
+        cache.open(url, version="v", size=9000, start=2**20 - 576)
+    assert len(list(tmp_path.rglob("*.tar"))) == 2
+
+
 def test_an_object_of_another_size_is_not_kept(store: Proxy, uploaded: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"it has \d+ bytes instead of 7\)"):
         Cache(tmp_path).fetch(f"{uploaded}/{SHARD}", size=7)
