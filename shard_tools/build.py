@@ -68,7 +68,7 @@ class Build:
     def _refuse_other_settings(self) -> None:
         theirs = self.done.encode if self.done else None
         if self.plan_file.exists():
-            theirs = Plan.load(self.plan_file).settings
+            theirs = Plan.load(self.plan_file, self.part).settings
         ours = self.settings.to_json()
         if theirs is None or theirs == ours:
             return
@@ -80,7 +80,7 @@ class Build:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
         with locked_folder(self.folder):
             if self.plan_file.exists():
-                plan = Plan.load(self.plan_file)
+                plan = Plan.load(self.plan_file, self.part)
                 self._refuse_collisions(plan, ())
                 return plan
             shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
@@ -113,12 +113,13 @@ class Build:
         (self.work_folder / "items").mkdir(parents=True, exist_ok=True)
         (self.work_folder / "shards").mkdir(exist_ok=True)
         plan.save(self.plan_file)
-        return plan
+        return plan if self.part[1] == 1 else Plan.load(self.plan_file, self.part)
 
     def _refuse_collisions(self, plan: Plan, stored: Iterable[Sample]) -> None:
         """Raises InputError if two videos would have the same key: of one of them nothing would ever be staged."""
         owners: dict[str, str] = {}
-        for source, key in plan.keys.items():
+        for source in plan.places:
+            key = plan.key(source)
             self._refuse_collision(plan, key, owners.setdefault(key, source), source)
         in_pieces = self.settings.max_seconds is not None
         for sample in stored:
@@ -189,31 +190,33 @@ class Build:
     def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
         """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
-        sources = {self._stem(plan, source): source for source in self._unfinished_sources(plan)}
         waiting = {
-            name: set(plan.sources(name)) for name in self._missing(plan) if self._parts(plan, name) == {self.part[0]}
+            name: set(plan.sources(name))
+            for name in self._missing(plan)
+            if plan.parts_of(name, self.part[1]) == {self.part[0]}
         }
 
-        def finish(stem: Path, outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             progress(outcome)
-            for name in dict.fromkeys(plan.places[sources[stem]]):
+            for name in dict.fromkeys(plan.places[outcome.source]):
                 if name in waiting:
-                    waiting[name].discard(sources[stem])
+                    waiting[name].discard(outcome.source)
                     if not waiting[name]:
                         self._finish_shard(plan, name)
 
         def jobs() -> Iterator[Job]:
             missing = set(self._missing(plan))
-            for stem, source in sources.items():
+            for source, label in self._unfinished(plan).items():
+                stem = self._stem(plan, source)
                 staged = self._staged(plan, source, missing)
                 stem.parent.mkdir(exist_ok=True)
                 if staged is None and source not in locations:
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
                 if staged is not None:
-                    finish(stem, staged)
+                    finish(staged)
                 else:
-                    yield Job(source, locations[source], plan.labels[source], stem, self.settings)
+                    yield Job(source, locations[source], label, stem, self.settings)
 
         for job, result in runner.run(jobs()):
             if isinstance(result, OSError):
@@ -221,24 +224,21 @@ class Build:
             if isinstance(result, Failed):
                 result = Outcome(job.source, [], result.reason)
                 result.save(job.stem)
-            finish(job.stem, result)
+            finish(result)
 
     def _missing(self, plan: Plan) -> list[str]:
         """The shards that are not whole yet."""
         return [name for name in plan.shards if not self._marker(name).exists()]
 
-    def _unfinished_sources(self, plan: Plan) -> list[str]:
-        """This part's videos of which a shard still needs something, in the order of the shards."""
+    def _unfinished(self, plan: Plan) -> dict[str, int | None]:
+        """This part's videos of which a shard still needs something, with their labels, in the order of the shards."""
         part, num_parts = self.part
-        sources = dict.fromkeys(source for name in self._missing(plan) for source in plan.sources(name))
-        return [source for source in sources if plan.part_of(source, num_parts) == part]
+        entries = (entry for name in self._missing(plan) for entry in plan.shards[name])
+        return {entry.source: entry.label for entry in entries if plan.part_of(entry.source, num_parts) == part}
 
     def num_missing(self, plan: Plan) -> int:
         """How many inputs `run` will have to see to."""
-        return len(self._unfinished_sources(plan))
-
-    def _parts(self, plan: Plan, name: str) -> set[int]:
-        return {plan.part_of(source, self.part[1]) for source in plan.sources(name)}
+        return len(self._unfinished(plan))
 
     def _staged(self, plan: Plan, source: str, shards: set[str]) -> Outcome | None:
         """What was made of a video earlier, if all that these shards need of it is there."""
@@ -246,7 +246,7 @@ class Build:
 
     def _stem(self, plan: Plan, source: str) -> Path:
         # A folder of its own for each shard: what is staged is looked for by name, in as long as its folder is full.
-        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.keys[source]
+        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.key(source)
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
@@ -297,7 +297,7 @@ class Build:
 
     def _late_part(self, plan: Plan, name: str) -> int | None:
         """A part that has to do something yet before a missing shard can be made here."""
-        parts = self._parts(plan, name)
+        parts = plan.parts_of(name, self.part[1])
         if len(parts) == 1:
             return parts.pop()  # which makes it by itself
         missing = (source for source in plan.sources(name) if not self._staged(plan, source, {name}))
