@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -68,7 +68,7 @@ class Build:
     def _refuse_other_settings(self) -> None:
         theirs = self.done.encode if self.done else None
         if self.plan_file.exists():
-            theirs = Plan.load(self.plan_file).settings
+            theirs = Plan.load(self.plan_file, self.part).settings
         ours = self.settings.to_json()
         if theirs is None or theirs == ours:
             return
@@ -80,8 +80,8 @@ class Build:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
         with locked_folder(self.folder):
             if self.plan_file.exists():
-                plan = Plan.load(self.plan_file)
-                self._refuse_collisions(plan, {})
+                plan = Plan.load(self.plan_file, self.part)
+                self._refuse_collisions(plan, ())
                 return plan
             shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
             return self._new_plan(items, classes, retry_rejects)
@@ -94,9 +94,7 @@ class Build:
         if classes and names != classes:
             items = [_with_known_label(item, classes) for item in items]
             names = classes
-        stored = self._stored()
-        self._refuse_changes(items, stored)
-        known = stored.keys() | (set() if retry_rejects else read_rejects(self.folder).keys())
+        known = self._stored_unchanged(items) | (set() if retry_rejects else read_rejects(self.folder).keys())
         new = [item for item in items if item.source not in known]
         if not new:
             return None
@@ -111,54 +109,65 @@ class Build:
         }
         rejected = {item.source: item.problem for item in new if item.problem is not None}
         plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects, KEY_DIGITS)
-        self._refuse_collisions(plan, stored)
+        self._refuse_collisions(plan, self._stored())
         (self.work_folder / "items").mkdir(parents=True, exist_ok=True)
         (self.work_folder / "shards").mkdir(exist_ok=True)
         plan.save(self.plan_file)
-        return plan
+        return plan if self.part[1] == 1 else Plan.load(self.plan_file, self.part)
 
-    def _refuse_collisions(self, plan: Plan, stored: dict[str, Sample]) -> None:
+    def _refuse_collisions(self, plan: Plan, stored: Iterable[Sample]) -> None:
         """Raises InputError if two videos would have the same key: of one of them nothing would ever be staged."""
+        owners: dict[str, str] = {}
+        for source in plan.places:
+            key = plan.key(source)
+            self._refuse_collision(plan, key, owners.setdefault(key, source), source)
         in_pieces = self.settings.max_seconds is not None
-        owners = {
-            sample.key.rpartition("-")[0] if in_pieces else sample.key: source for source, sample in stored.items()
-        }
-        for source, key in plan.keys.items():
-            other = owners.setdefault(key, source)
-            if other != source:
-                what_to_do = "rename one of them"
-                if plan.key_digits != KEY_DIGITS:
-                    what_to_do = f"remove {self.work_folder}, planned by an earlier version, and start again"
-                raise InputError(f"{other} and {source} would have the same key {key} in {self.folder}: {what_to_do}")
+        for sample in stored:
+            key = sample.key.rpartition("-")[0] if in_pieces else sample.key
+            self._refuse_collision(plan, key, sample.source, owners.get(key, sample.source))
 
-    def _stored(self) -> dict[str, Sample]:
-        """All videos that the dataset holds, by source. Raises InputError if a shard of it is gone."""
-        stored: dict[str, Sample] = {}
+    def _refuse_collision(self, plan: Plan, key: str, other: str, source: str) -> None:
+        if other != source:
+            what_to_do = "rename one of them"
+            if plan.key_digits != KEY_DIGITS:
+                what_to_do = f"remove {self.work_folder}, planned by an earlier version, and start again"
+            raise InputError(f"{other} and {source} would have the same key {key} in {self.folder}: {what_to_do}")
+
+    def _stored(self) -> Iterator[Sample]:
+        """All samples that the dataset holds. Raises InputError if a shard of it is gone."""
         for shard in self.done.shards if self.done else []:
             path = self.folder / shard.name
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
                 raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
-            stored |= {sample.source: sample for sample in read_samples(self.folder, shard)}
-        return stored
+            yield from read_samples(self.folder, shard)
 
-    def _refuse_changes(self, items: Sequence[Item], stored: dict[str, Sample]) -> None:
-        """Raises InputError if an input is not what it was when it was stored: it would not be stored again."""
+    def _stored_unchanged(self, items: Sequence[Item]) -> set[str]:
+        """The sources of those items that the dataset holds.
+
+        Raises InputError if one is not what it was when it was stored: it would not be stored again.
+        """
         known = self.done.classes if self.done else []
-        labels, sizes = [], []
-        for item in items:
-            sample = stored.get(item.source)
-            if item.problem or sample is None:
+        by_source = {item.source: item for item in items}
+        stored: set[str] = set()
+        labels: dict[str, str] = {}
+        sizes: dict[str, str] = {}
+        for sample in self._stored():
+            item = by_source.get(sample.source)
+            if item is None:
                 continue
+            stored.add(item.source)
             label = None if sample.label is None else known[sample.label]
-            if label != item.label:
-                labels.append(f"{item.source}, {label!r} there and {item.label!r} in the input")
-            if item.size and sample.source_size and item.size != sample.source_size:
-                sizes.append(f"{item.source}, {sample.source_size} bytes then and {item.size} now")
+            if not item.problem and label != item.label:
+                labels[item.source] = f"{item.source}, {label!r} there and {item.label!r} in the input"
+            if not item.problem and item.size and sample.source_size and item.size != sample.source_size:
+                sizes[item.source] = f"{item.source}, {sample.source_size} bytes then and {item.size} now"
         for what, found in (("have another label now", labels), ("have changed since they were stored", sizes)):
             if found:
+                first = found[min(found)]
                 raise InputError(
-                    f"{len(found)} videos of {self.folder} {what} (the first: {found[0]}): give another output folder"
+                    f"{len(found)} videos of {self.folder} {what} (the first: {first}): give another output folder"
                 )
+        return stored
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -181,31 +190,33 @@ class Build:
     def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
         """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails."""
         locations = {item.source: item.location for item in items}
-        sources = {self._stem(plan, source): source for source in self._unfinished_sources(plan)}
         waiting = {
-            name: set(plan.sources(name)) for name in self._missing(plan) if self._parts(plan, name) == {self.part[0]}
+            name: set(plan.sources(name))
+            for name in self._missing(plan)
+            if plan.parts_of(name, self.part[1]) == {self.part[0]}
         }
 
-        def finish(stem: Path, outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             progress(outcome)
-            for name in dict.fromkeys(plan.places[sources[stem]]):
+            for name in dict.fromkeys(plan.places[outcome.source]):
                 if name in waiting:
-                    waiting[name].discard(sources[stem])
+                    waiting[name].discard(outcome.source)
                     if not waiting[name]:
                         self._finish_shard(plan, name)
 
         def jobs() -> Iterator[Job]:
             missing = set(self._missing(plan))
-            for stem, source in sources.items():
+            for source, label in self._unfinished(plan).items():
+                stem = self._stem(plan, source)
                 staged = self._staged(plan, source, missing)
                 stem.parent.mkdir(exist_ok=True)
                 if staged is None and source not in locations:
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
                 if staged is not None:
-                    finish(stem, staged)
+                    finish(staged)
                 else:
-                    yield Job(source, locations[source], plan.labels[source], stem, self.settings)
+                    yield Job(source, locations[source], label, stem, self.settings)
 
         for job, result in runner.run(jobs()):
             if isinstance(result, OSError):
@@ -213,24 +224,21 @@ class Build:
             if isinstance(result, Failed):
                 result = Outcome(job.source, [], result.reason)
                 result.save(job.stem)
-            finish(job.stem, result)
+            finish(result)
 
     def _missing(self, plan: Plan) -> list[str]:
         """The shards that are not whole yet."""
         return [name for name in plan.shards if not self._marker(name).exists()]
 
-    def _unfinished_sources(self, plan: Plan) -> list[str]:
-        """This part's videos of which a shard still needs something, in the order of the shards."""
+    def _unfinished(self, plan: Plan) -> dict[str, int | None]:
+        """This part's videos of which a shard still needs something, with their labels, in the order of the shards."""
         part, num_parts = self.part
-        sources = dict.fromkeys(source for name in self._missing(plan) for source in plan.sources(name))
-        return [source for source in sources if plan.part_of(source, num_parts) == part]
+        entries = (entry for name in self._missing(plan) for entry in plan.shards[name])
+        return {entry.source: entry.label for entry in entries if plan.part_of(entry.source, num_parts) == part}
 
     def num_missing(self, plan: Plan) -> int:
         """How many inputs `run` will have to see to."""
-        return len(self._unfinished_sources(plan))
-
-    def _parts(self, plan: Plan, name: str) -> set[int]:
-        return {plan.part_of(source, self.part[1]) for source in plan.sources(name)}
+        return len(self._unfinished(plan))
 
     def _staged(self, plan: Plan, source: str, shards: set[str]) -> Outcome | None:
         """What was made of a video earlier, if all that these shards need of it is there."""
@@ -238,7 +246,7 @@ class Build:
 
     def _stem(self, plan: Plan, source: str) -> Path:
         # A folder of its own for each shard: what is staged is looked for by name, in as long as its folder is full.
-        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.keys[source]
+        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.key(source)
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
@@ -289,7 +297,7 @@ class Build:
 
     def _late_part(self, plan: Plan, name: str) -> int | None:
         """A part that has to do something yet before a missing shard can be made here."""
-        parts = self._parts(plan, name)
+        parts = plan.parts_of(name, self.part[1])
         if len(parts) == 1:
             return parts.pop()  # which makes it by itself
         missing = (source for source in plan.sources(name) if not self._staged(plan, source, {name}))
@@ -307,7 +315,7 @@ class Build:
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
         write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
         if shards:
-            samples = [sample for shard in shards for sample in read_samples(self.folder, shard)]
+            samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish(self.folder, info)
         for path in self.folder.glob(".*.partial"):  # left by a kill

@@ -24,7 +24,12 @@ EARLIER_KEY_DIGITS = 10
 
 def shuffled_by(values: Iterable[T], name: Callable[[T], str], seed: int = 0) -> list[T]:
     """Values in an order that depends on the seed and each one's name alone."""
-    return sorted(values, key=lambda value: hashlib.sha256(f"{seed}\0{name(value)}".encode(errors="replace")).digest())
+    return sorted(values, key=lambda value: shuffle_key(name(value), seed))
+
+
+def shuffle_key(name: str, seed: int = 0) -> bytes:
+    """What shuffled values are sorted by."""
+    return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
 
 
 def assign(items: Sequence[Item], settings: Settings) -> list[list[Item]]:

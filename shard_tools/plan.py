@@ -14,7 +14,7 @@ import av
 import fsspec
 from av.container import InputContainer
 
-from durable import write_text
+from durable import write_aside
 from errors import InputError
 from pipeline.containers import open_video
 from shard_tools.inputs import Item, Member, is_url
@@ -36,7 +36,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """`shards` maps a shard's name to its entries in order."""
+    """`shards` maps a shard's name to its entries in order.
+
+    On disk it is a line of JSON with all but the shards, then a line a shard; earlier versions put all into one line.
+    """
 
     settings: dict[str, Any]
     classes: list[str]
@@ -46,40 +49,55 @@ class Plan:
     key_digits: int = EARLIER_KEY_DIGITS  # what earlier versions planned, and did not say, is ended as it was begun
 
     def save(self, path: Path) -> None:
-        value = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict() would copy every entry
-        write_text(path, json.dumps(value) + "\n")
+        head = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "shards"}
+        with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(head | {"num_shards": len(self.shards)}) + "\n")
+            file.writelines(json.dumps(shard) + "\n" for shard in self.shards.items())
 
     @classmethod
-    def load(cls, path: Path) -> "Plan":
-        """Raises InputError where it is no longer as save() wrote it."""
+    def load(cls, path: Path, part: tuple[int, int] = (0, 1)) -> "Plan":
+        """Raises InputError where it is no longer as save() wrote it.
+
+        `part` (i, n): of the shards that other parts make by themselves, the names alone.
+        """
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-            shards = {name: [Entry(*entry) for entry in entries] for name, entries in value.pop("shards").items()}
-            plan = cls(shards=shards, **value)
+            with path.open(encoding="utf-8") as file:
+                head = json.loads(next(file, ""))
+                shards = head.pop("shards", None)
+                if shards is None:
+                    parts = 1 if head["settings"].get("max_seconds") else part[1]
+                    shards = dict(_shard(line, number % parts == part[0] % parts) for number, line in enumerate(file))
+                    if len(shards) != head.pop("num_shards"):
+                        raise ValueError(f"it has {len(shards)} shards")
+            named = {name: [Entry(*entry) for entry in entries] for name, entries in shards.items()}
+            plan = cls(shards=named, **head)
             if plan.key_digits not in (KEY_DIGITS, EARLIER_KEY_DIGITS):
                 raise ValueError(f"key_digits {plan.key_digits}")
             return plan
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}): put it back, or begin in another folder") from error
 
+    @property
+    def splits(self) -> bool:
+        """Whether a source may go into several shards."""
+        return bool(self.settings.get("max_seconds"))
+
     @cached_property
     def places(self) -> dict[str, list[str]]:
         """For every source the shards of its pieces, by number."""
+        if not self.splits:  # one list a shard, not a source
+            return {
+                entry.source: here for name, entries in self.shards.items() for here in [[name]] for entry in entries
+            }
         numbered: dict[str, dict[int, str]] = {}
         for name, entries in self.shards.items():
             for entry in entries:
                 numbered.setdefault(entry.source, {})[entry.piece] = name
         return {source: [names[piece] for piece in sorted(names)] for source, names in numbered.items()}
 
-    @cached_property
-    def keys(self) -> dict[str, str]:
-        """For every source the name of its samples inside the tars."""
-        sources = dict.fromkeys(entry.source for entries in self.shards.values() for entry in entries)
-        return {source: key_of(source, self.key_digits) for source in sources}
-
-    @cached_property
-    def labels(self) -> dict[str, int | None]:
-        return {entry.source: entry.label for entries in self.shards.values() for entry in entries}
+    def key(self, source: str) -> str:
+        """The name of a source's samples inside the tars."""
+        return key_of(source, self.key_digits)
 
     @cached_property
     def _order(self) -> dict[str, int]:
@@ -88,6 +106,12 @@ class Plan:
     def part_of(self, source: str, num_parts: int) -> int:
         """Which part of a job array works on a video: that of its first piece's shard."""
         return self._order[self.places[source][0]] % num_parts
+
+    def parts_of(self, shard: str, num_parts: int) -> set[int]:
+        """The parts that work on the videos of a shard."""
+        if not self.splits:
+            return {self._order[shard] % num_parts}
+        return {self.part_of(source, num_parts) for source in self.sources(shard)}
 
     def sources(self, shard: str) -> list[str]:
         """Those of which something goes into a shard, in order, each once."""
@@ -99,6 +123,14 @@ class Plan:
 
     def shard_of(self, source: str, piece: int) -> str:
         return self.places[source][self.entry_of(source, piece)]
+
+
+def _shard(line: str, wanted: bool) -> tuple[str, list[Any]]:
+    """A shard of a saved plan; without its entries where they are not wanted, which saves the time to parse them."""
+    if not wanted:
+        return line.split('"', 2)[1], []
+    name, entries = json.loads(line)
+    return name, entries
 
 
 def in_pieces(items: Sequence[Item], max_seconds: float | None) -> list[Item]:

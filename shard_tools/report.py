@@ -1,18 +1,23 @@
 """What a dataset holds, in figures that depend on nothing but its samples."""
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+import heapq
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
 from durable import write_aside
+from errors import InputError
 from pipeline import arrays
 from pipeline.shards import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.inputs import Member
-from shard_tools.layout import shuffled_by
+from shard_tools.layout import shuffle_key
 from shard_tools.source import intact_frames, opened
 from shard_tools.work import fetched
 from terminal import shown
@@ -21,34 +26,48 @@ CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
 CELL = (250, 232)  # width, height of a picture with its caption, pixels
 HEAD = 24  # pixels above the pictures, which say how many of all they are
+SORTING_KIB = 64 * 1024  # of memory, when the names of all files are sorted
 LETTERS = 40  # of Pillow's own font, in a cell's width
 
 
 def describe(
-    samples: Sequence[Sample],
+    samples: Iterable[Sample],
     shards: list[ShardInfo],
     classes: list[str],
     settings: dict[str, Any],
     num_rejected: int,
 ) -> DatasetInfo:
-    """The content of `dataset.json`."""
-    by_content: dict[str, set[str]] = defaultdict(set)
-    for sample in samples:
-        by_content[sample.source_sha256].add(sample.source)
+    """The content of `dataset.json`, in memory that does not grow with the number of samples."""
+    counts: Counter[str] = Counter()
+    codecs: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    seconds = 0.0
+    with Files() as files:
+        for sample in samples:
+            files.add(sample)
+            counts.update(samples=1, frames=sample.num_frames, bytes=sample.size)
+            codecs[sample.codec] += 1
+            sizes[f"{sample.width}x{sample.height}"] += 1
+            if sample.label is not None:
+                named[classes[sample.label]] += 1
+            seconds += sample.num_frames / sample.fps
+        num_sources = files.num_sources()
+        file_list_sha256, duplicates = files.hash_and_duplicates()
     report: Report = {
-        "hours": round(sum(sample.num_frames / sample.fps for sample in samples) / 3600, 6),
-        "num_sources": len({sample.source for sample in samples}),
-        "video_bytes": sum(sample.size for sample in samples),
-        "codecs": dict(sorted(Counter(sample.codec for sample in samples).items())),
-        "sizes": dict(Counter(f"{sample.width}x{sample.height}" for sample in samples).most_common(10)),
-        "class_histogram": dict(sorted(Counter(classes[s.label] for s in samples if s.label is not None).items())),
-        "unlabelled": sum(sample.label is None for sample in samples),
-        "file_list_sha256": file_list_hash(samples),
-        "duplicates": sorted(sorted(sources) for sources in by_content.values() if len(sources) > 1),
+        "hours": round(seconds / 3600, 6),
+        "num_sources": num_sources,
+        "video_bytes": counts["bytes"],
+        "codecs": dict(sorted(codecs.items())),
+        "sizes": dict(sizes.most_common(10)),
+        "class_histogram": dict(sorted(named.items())),
+        "unlabelled": counts["samples"] - named.total(),
+        "file_list_sha256": file_list_sha256,
+        "duplicates": duplicates,
     }
     return DatasetInfo(
-        num_samples=len(samples),
-        num_frames=sum(sample.num_frames for sample in samples),
+        num_samples=counts["samples"],
+        num_frames=counts["frames"],
         num_bytes=sum(shard.num_bytes for shard in shards),
         classes=classes,
         encode=settings,
@@ -58,21 +77,62 @@ def describe(
     )
 
 
-def file_list_hash(samples: Sequence[Sample]) -> str:
-    """Equal for two people exactly if they made shards from the same files under the same names, however encoded."""
-    lines = sorted({f"{sample.source_sha256}  {sample.source}\n" for sample in samples})
-    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+class Files:
+    """Names and hashes of all input files, sorted by SQLite, which puts on the disk what is more than its cache.
+
+    They lie among SQLite's temporary files ($SQLITE_TMPDIR or $TMPDIR), about 200 bytes a sample.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute(f"PRAGMA cache_size = -{SORTING_KIB}")
+        self._database.execute("CREATE TABLE files (content BLOB, source BLOB)")
+        self._database.execute("BEGIN")
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._database.close()
+        if isinstance(error, sqlite3.OperationalError):  # the disk's, as the database is nobody else's
+            raise InputError(
+                f"the names of all samples cannot be sorted ({error}): make room among the temporary files, or set "
+                "SQLITE_TMPDIR to a folder with 200 bytes a sample"
+            ) from error
+
+    def add(self, sample: Sample) -> None:
+        # Names that are not UTF-8 hold half surrogate pairs. Written like this, bytes sort as characters do.
+        row = sample.source_sha256.encode(), sample.source.encode(errors="surrogatepass")
+        self._database.execute("INSERT INTO files VALUES (?, ?)", row)
+
+    def num_sources(self) -> int:
+        return sum(1 for _ in groupby(self._database.execute("SELECT source FROM files ORDER BY source")))
+
+    def hash_and_duplicates(self) -> tuple[str, list[list[str]]]:
+        """A hash that is equal for two people exactly if they made shards from the same files under the same names,
+        however encoded; and the names of files that are the same, by file."""
+        digest, duplicates = hashlib.sha256(), []
+        rows = self._database.execute("SELECT content, source FROM files ORDER BY content, source || x'0a'")
+        for content, of_content in groupby((row for row, _ in groupby(rows)), itemgetter(0)):
+            sources = [source.decode(errors="surrogatepass") for _, source in of_content]
+            for source in sources:
+                digest.update(f"{content.decode()}  {source}\n".encode(errors="surrogateescape"))
+            if len(sources) > 1:
+                duplicates.append(sorted(sources))
+        return digest.hexdigest(), sorted(duplicates)
 
 
 def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
     """Write the middle frames of random samples, what is known about them and how many they are into one picture."""
-    places = [(shard, sample) for shard in info.shards for sample in read_samples(folder, shard)]
-    chosen = shuffled_by(places, lambda place: place[1].key)[: COLUMNS * ROWS]
+    places = ((shard, sample) for shard in info.shards for sample in read_samples(folder, shard))
+    chosen = heapq.nsmallest(COLUMNS * ROWS, places, lambda place: shuffle_key(place[1].key))
     rows = -(-len(chosen) // COLUMNS)
     sheet = Image.new("RGB", (CELL[0] * COLUMNS, HEAD + CELL[1] * rows), "white")
     draw = ImageDraw.Draw(sheet)
     how_many = (
-        f"all {len(places)}" if len(chosen) == len(places) else f"{len(chosen)} of {len(places)}, drawn at random"
+        f"all {info.num_samples}"
+        if len(chosen) == info.num_samples
+        else f"{len(chosen)} of {info.num_samples}, drawn at random"
     )
     draw.text((5, 5), f"{how_many} videos: the frame in the middle of each", fill="black")
     for number, (shard, sample) in enumerate(chosen):

@@ -14,6 +14,24 @@ def test_a_plan_comes_back_as_it_was_saved(tmp_path):
     assert Plan.load(tmp_path / "plan.json") == PLAN
 
 
+def test_a_part_reads_only_its_shards(tmp_path):
+    shards = {f"shard-{number}": [Entry(f"{number}.mp4", None, 0)] for number in range(5)}
+    plan = Plan({"max_seconds": None}, [], shards, {})
+    plan.save(tmp_path / "plan.json")
+    part = Plan.load(tmp_path / "plan.json", (1, 3))
+    assert list(part.shards) == list(shards)
+    assert [part.sources(name) for name in shards] == [[], ["1.mp4"], [], [], ["4.mp4"]]
+    assert [part.parts_of(name, 3) for name in shards] == [plan.parts_of(name, 3) for name in shards]
+
+
+def test_a_part_reads_the_pieces_that_lie_in_shards_of_others(tmp_path):
+    shards = {"shard-0": [Entry("a.mp4", None, 1)], "shard-1": [Entry("a.mp4", None, 0)]}
+    plan = Plan({"max_seconds": 5.0}, [], shards, {})
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json", (1, 2)) == plan
+    assert plan.parts_of("shard-0", 2) == {1}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -24,6 +42,8 @@ def test_a_plan_comes_back_as_it_was_saved(tmp_path):
         '{"shards": {"a": [[1]]}}',
         '{"shards": {}, "new": 1}',
         '{"settings": {}, "classes": [], "shards": {}, "rejected": {}, "key_digits": 3}',
+        '{"settings": {}, "classes": [], "rejected": {}, "num_shards": 1}',
+        '{"settings": {}, "classes": [], "rejected": {}, "num_shards": 1}\n["a", [["x", 0, 0]',
         b"\xff\xfe",
     ],
 )
