@@ -4,8 +4,8 @@
 
 Draws videos of 400 frames, 336x256, stores them with a key frame every 8 frames, and measures two things.
 clip_places: milliseconds of a clip of 16 frames that begins at the first, middle or last possible frame, by either
-decoder, from the groups of pictures that it needs and from the whole video. decoder_sharing: clips a second of each
-decoder alone and of both at once, with the same threads, in turns; at once they should make what they make together.
+decoder, from the groups of pictures that it needs and from the whole video. decoder_sharing: clips a second of both
+decoders at once, as two processes and as one loader, in turns; the loader should make what the two processes make.
 """
 
 import argparse
@@ -15,12 +15,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, write_results
+from benchmarks.harness import (
+    ROOT,
+    Row,
+    default_output,
+    in_fresh_process,
+    machine,
+    require,
+    side_by_side,
+    write_results,
+)
 from benchmarks.loader_baselines import NUM_FRAMES, SIDE
 from devices import choose_device
 from errors import InputError, run_command
@@ -73,9 +83,9 @@ def main() -> None:
     device = choose_device()
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_shards(Path(scratch), options.encode)
-        arguments = folder, options.threads, options.dali_threads, device.type
-        places = in_fresh_process(measure_places, *arguments, options.rounds)
-        shared = in_fresh_process(measure_sharing, *arguments, options.rounds, options.seconds)
+        threads = options.threads, options.dali_threads, device.type
+        places = in_fresh_process(measure_places, folder, *threads, options.rounds)
+        shared = measure_sharing(Case(folder, "pyav", 1.0, *threads, options.seconds), options.rounds)
     about = machine(device, ("av", "nvidia-dali-cuda130"))
     about |= {"encode": options.encode, "threads": options.threads, "dali_threads": options.dali_threads}
     output = options.output or default_output(device)
@@ -83,7 +93,10 @@ def main() -> None:
         f"Clips of {NUM_FRAMES} frames, {SIDE}², of videos of {LENGTH} frames, {WIDTH}x{HEIGHT}, a key frame every 8."
     )
     write_results(output, "clip_places", places, about, [f"{size} Batches of {BATCH}; medians of {options.rounds}."])
-    rounds = f"In turns, medians of {options.rounds} rounds of {options.seconds:g} s; batches of {BATCH}."
+    rounds = (
+        f"Medians of {options.rounds} rounds of {options.seconds:g} s; batches of {BATCH}. pyav and dali: at the same"
+        " time, each in a process of its own; both: one loader, with the threads of the two."
+    )
     write_results(output, "decoder_sharing", shared, about, [f"{size} {rounds}"])
     for name in ("clip_places", "decoder_sharing"):
         print((output / f"{name}.md").read_text(encoding="utf-8"))
@@ -160,36 +173,45 @@ def check(batch: Batch) -> None:
     require("clips are those of their videos", same and not other, f"same {same}, other {other}")
 
 
-def measure_sharing(
-    folder: Path, threads: int, dali_threads: int, device: str, rounds: int, seconds: float
-) -> list[Row]:
-    """Called in a process of its own."""
-    torch.set_num_threads(1)
-    dataset, place = ShardDataset.open(folder), torch.device(device)
+@dataclass(frozen=True)
+class Case:
+    """One way to decode batches for a while."""
 
-    def loader_of(decoder: str, share: float) -> Loader:
-        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, dali_threads=dali_threads)  # type: ignore[arg-type]
-        plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH)
-        return Loader(dataset, plan, place, config, None, share)
+    folder: Path
+    decoder: Literal["pyav", "dali", "hybrid"]
+    share: float  # of DALI
+    threads: int
+    dali_threads: int
+    device: str
+    seconds: float
 
-    def speed(decoder: str, share: float = 1.0) -> float:
-        with loader_of(decoder, share) as loader:
-            return clips_per_second(loader.batches(0), seconds)
 
+def measure_sharing(case: Case, rounds: int) -> list[Row]:
+    """Both decoders at once, each in a process of its own, and then in one loader: either way the same threads have
+    the same cores. Alone, each would also have what the other leaves idle."""
     found: dict[str, list[float]] = {"pyav": [], "dali": [], "both": []}
     shares = []
     for _ in progress_bar(range(rounds), unit="round"):
-        for decoder in ("pyav", "dali"):
-            found[decoder].append(speed(decoder))
-        shares.append(Speeds(found["dali"][-1], found["pyav"][-1], 1.0).share)
-        found["both"].append(speed("hybrid", shares[-1]))
-    of_sum = [
-        both / (dali + pyav) for dali, pyav, both in zip(found["dali"], found["pyav"], found["both"], strict=True)
-    ]
+        pyav, dali = side_by_side(speed, [replace(case, decoder="pyav"), replace(case, decoder="dali")])
+        shares.append(Speeds(dali, pyav, 1.0).share)
+        both = in_fresh_process(speed, replace(case, decoder="hybrid", share=shares[-1]))
+        for name, clips in (("pyav", pyav), ("dali", dali), ("both", both)):
+            found[name].append(clips)
+    of_sum = [both / (dali + pyav) for pyav, dali, both in zip(*found.values(), strict=True)]
     rows: list[Row] = [{"decoder": name, "clips_per_second": statistics.median(found[name])} for name in found]
     rows[-1] |= {"share_of_dali": statistics.median(shares), "share_of_sum": statistics.median(of_sum)}
     rows[-1] |= {"share_of_sum_lowest": min(of_sum), "share_of_sum_highest": max(of_sum)}
     return rows
+
+
+def speed(case: Case) -> float:
+    """Clips a second."""
+    torch.set_num_threads(1)
+    dataset = ShardDataset.open(case.folder)
+    config = DataConfig(frame_stride=1, decoder=case.decoder, num_threads=case.threads, dali_threads=case.dali_threads)
+    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH)
+    with Loader(dataset, plan, torch.device(case.device), config, None, case.share) as loader:
+        return clips_per_second(loader.batches(0), case.seconds)
 
 
 def clips_per_second(batches: Iterator[Batch], seconds: float) -> float:

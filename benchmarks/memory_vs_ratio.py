@@ -7,8 +7,9 @@ With --config: what a pre-training step of that run takes, on a GPU, or here wit
 Every point's memory is predicted for a GPU at --batch-size, byte by byte and by part of the model. With a GPU every
 point is then measured there, and the paper's also compiled; without one, the paper's is measured at batch 2, and the
 predicted bytes saved for backward must equal the counted ones. Table and plot are there as soon as the paper's ratios
-are predicted, and are written anew with every point. --all: also every ratio and decoder depth with activation
-checkpointing, and on a CPU the points that `measured_on_cpu` names. Each measured point has a process of its own.
+are predicted, and are written anew with every point. --all: also every ratio of random and tube masking, every ratio
+and decoder depth with activation checkpointing, and on a CPU the points that `measured_on_cpu` names. Each measured
+point has a process of its own.
 """
 
 import argparse
@@ -85,6 +86,8 @@ def points(size: str, every: bool) -> list[Point]:
     for masking in ("adaptive", "random", "tube", "frame"):
         for ratio in FRAME_RATIOS if masking == "frame" else RATIOS:
             config = replace(base, masking=masking, mask_ratio=ratio)
+            if masking != "adaptive" and not every and (masking, ratio) not in PAPER_GB:
+                continue  # random and tube masking take the same memory, which adaptive's shows at every ratio
             on_cpu = (masking, ratio) == ("adaptive", 0.95)
             if every:
                 on_cpu = masking == "adaptive" or (masking, ratio) == ("random", 0.9)
@@ -97,7 +100,7 @@ def points(size: str, every: bool) -> list[Point]:
         replace(base, sampler="mlp"),
         replace(base, sampler_width=width // 2),
         replace(base, sampler_width=width // 2, sampler_depth=2),
-        replace(base, sampler_autocast=not base.sampler_autocast),
+        *([replace(base, sampler_autocast=not base.sampler_autocast)] if every else []),
     ):
         paper_gb = PAPER_GB_BY_SAMPLER.get((config.sampler, config.sampler_depth, config.sampler_width))
         found.append(Point("sampler", config, paper_gb if of_paper else None))
