@@ -38,9 +38,13 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
     times: dict[int, list[int]] = {}
     for time, number in enumerate(cut.numbers):
         times.setdefault(number, []).append(time)
-    sides = sample.width, sample.height
-    if sample.container == arrays.CONTAINER:
-        return _cut_array(cut, times, [Scaler(view.crop, view.flip, size, sides, "gray") for view in views], store)
+    sides, channels = (sample.width, sample.height), arrays.channels_of([sample.codec])
+    if arrays.is_array(cut.data):
+        return _cut_array(
+            cut, channels, times, [Scaler(view.crop, view.flip, size, sides, "gray") for view in views], store
+        )
+    if channels != 3:
+        raise VideoError(f"it is no array, and the table of samples says that it has {channels} channels")
     scalers = [Scaler(view.crop, view.flip, size, sides) for view in views]
     with Video(cut.data, cut.num_frames) as video:
         for number, frame in video.frames(cut.numbers):
@@ -51,9 +55,11 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
         return video.frames_decoded
 
 
-def _cut_array(cut: Cut, times: dict[int, list[int]], scalers: list["Scaler"], store: Store) -> int:
+def _cut_array(cut: Cut, channels: int, times: dict[int, list[int]], scalers: list["Scaler"], store: Store) -> int:
     """The same of an array, whose channels are cut one by one."""
     frames = arrays.read_array(cut.data, list(times), cut.num_frames)
+    if frames.shape[-1] != channels:
+        raise VideoError(f"it has {frames.shape[-1]} channels, and the table of samples says {channels}")
     for frame, places in zip(frames, times.values(), strict=True):
         planes = [VideoFrame.from_ndarray(np.ascontiguousarray(plane), "gray") for plane in np.moveaxis(frame, -1, 0)]
         for index, scaler in enumerate(scalers):

@@ -38,15 +38,15 @@ def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skippe
         unique = [replace(item, label=None) for item in unique]
     elif any(item.label is not None for item in unique):
         unique = [item if item.label is not None or item.problem else _unlabelled(item) for item in unique]
-    unique = _videos_alone(unique, skipped)
+    unique = _without_arrays(unique, skipped)
     if not unique:
         looked_for = f"looked for {', '.join(sorted(VIDEO_EXTENSIONS))} files"
         raise InputError("; ".join([f"no video found in {inputs}: {looked_for}", *skipped.lines()]))
     return sorted(unique, key=lambda item: item.source)
 
 
-def _videos_alone(items: list[Item], skipped: Skipped) -> list[Item]:
-    """Arrays count where there is nothing else: beside videos they are features of these, or labels."""
+def _without_arrays(items: list[Item], skipped: Skipped) -> list[Item]:
+    """Arrays count where there is nothing else: beside videos they are features of these, or tables."""
     kept = [item for item in items if not _is_array(item)]
     if not kept or len(kept) == len(items):
         return items
@@ -69,7 +69,9 @@ def _from_path(path: Path, root: str | None, skipped: Skipped) -> list[Item]:
     if path.is_dir():
         videos = list(from_folder(path, skipped))
         tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
-        if not videos:
+        if tars and all(map(_is_array, videos)):  # tables of our shards are arrays
+            for item in videos:
+                skipped.add("arrays beside tars", item.source)
             return from_tars(tars, path, skipped)
         for tar in tars:
             skipped.add("tars, which are read only where no videos lie beside them", tar.name)

@@ -167,3 +167,18 @@ def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) ->
         arrays.channels_of(["h264", "uint8x5"])
     with pytest.raises(InputError, match="changes colours, and these clips have 5 channels"):
         batches(shards, rand_augment=2)
+
+
+@pytest.mark.parametrize(("codec", "is_array"), [("uint8x4", True), ("h264", True), ("uint8x5", False)])
+def test_a_table_that_is_wrong_about_channels_costs_the_video(codec: str, is_array: bool, tmp_path: Path) -> None:
+    data = npy_bytes(smooth(5), tmp_path) if is_array else encode(T)
+    sample = Sample("k", "npy", codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
+    row = PlanRow(0, 0, 0, (0, 1), Crop(0, 0, 32, 32), False)
+    with pytest.raises(VideoError, match="channels"):
+        cut_views(Cut(data, row.frames, T), sample, [row], 16, lambda *_: None)
+
+
+def test_shards_of_arrays_are_an_input_too(shards: Path, tmp_path: Path) -> None:
+    assert make_shards.main([str(shards), str(tmp_path / "out")]) == 0
+    again = ShardDataset.open(tmp_path / "out")
+    assert (again.info.num_samples, again.info.classes, again.info.num_rejected) == (6, ["a", "b"], 0)
