@@ -109,7 +109,7 @@ def codec_of(channels: int) -> str:
 
 def channels_of(codecs: Iterable[str]) -> int:
     """Channels of the clips of videos with these codecs: 3 of all but arrays. Raises InputError if they differ."""
-    arrays = [re.fullmatch("uint8x([0-9]+)", codec) for codec in codecs]
+    arrays = [re.fullmatch("uint8x([1-9]|1[0-2])", codec) for codec in codecs]
     found = sorted({int(array[1]) if array else 3 for array in arrays}) or [3]
     if len(found) > 1:
         raise InputError(
