@@ -142,7 +142,9 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
     assert "averaged over 3 channels for 1" in capsys.readouterr().err
     assert AdaMAE.from_pretrained(tmp_path / "run").config.in_channels == 1
     assert list((tmp_path / "run").rglob("*.png"))
-    with pytest.raises(InputError, match="in_channels is 5: videos give 3"):
-        parse([*settings, "model.in_channels=5"])
+    with pytest.raises(
+        InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: give .* or 1 for grey"
+    ):
+        train(parse([*settings, "model.in_channels=5", f"run={tmp_path / 'other'}"]))
     with pytest.raises(InputError, match="in_channels is 13: give at most 12"):
         small(in_channels=13)

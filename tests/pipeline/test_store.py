@@ -73,7 +73,7 @@ def test_what_passes_leaves_no_trace(
 @pytest.mark.parametrize(
     ("kind", "timeout", "says"),
     [
-        ("503", 60, r"cannot be read: "),
+        ("503", 0.3, r"cannot be read: "),
         ("403", 60, r"cannot be read: Forbidden"),
         ("cut", 60, r"cannot be read: "),
         (
