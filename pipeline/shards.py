@@ -245,7 +245,7 @@ def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(path.read_text(encoding="utf-8"))
         version = raw["schema_version"]
         if version not in (1, SCHEMA_VERSION):
             raise InputError(

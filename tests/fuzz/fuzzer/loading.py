@@ -1,5 +1,6 @@
 """The loader as a command: it writes down what it delivers."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ def load(shards: Path, out: Path, frame_stride: int) -> None:
     )  # fmt: skip
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIZE, seed=0, batch_size=BATCH)
+    claims = Counter(dataset.samples[place].key for place in range(len(dataset.samples)))
     clips, keys, labels, frames, boxes = [], [], [], [], []
     with Loader(dataset, plan, torch.device("cpu"), config, out / "quarantine.jsonl") as loader:
         batches = loader.batches(first=0)
@@ -28,8 +30,8 @@ def load(shards: Path, out: Path, frame_stride: int) -> None:
             batch = next(batches)
             for place, row in enumerate(plan.batch(number)):
                 sample = dataset.samples[row.sample]
-                if batch.keys[place] != sample.key:
-                    continue  # it stands in for one that does not decode, with frames and a crop of its own
+                if batch.keys[place] != sample.key or claims[sample.key] > 1:
+                    continue  # it stands in for one that does not decode, with frames and a crop of its own, or may do
                 clips.append(batch.clip[place].permute(1, 2, 3, 0).numpy())
                 keys.append(sample.key)
                 labels.append(int(batch.labels[place]))
