@@ -152,7 +152,7 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
             stream.codec_context.thread_count = 1
             stream.codec_context.options = {"err_detect": "explode+crccheck+bitstream+buffer"}
             for frame in container.decode(stream):
-                if frame.is_corrupt:
+                if frame.is_corrupt or frame.rotation % 90:  # what is upright then is a question of taste
                     return None
                 image = frame.to_ndarray(format="rgb24", src_colorspace="ITU601", dst_colorspace="ITU601")
                 frames.append(np.rot90(image, frame.rotation % 360 // 90).astype(float))
