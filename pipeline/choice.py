@@ -38,14 +38,18 @@ class Choice:
     def without_dali(self) -> bool:
         return not self._limits or not self.share
 
-    def way(self, sample: int, cut: Cut, batch: int, turn: int) -> Way | None:
-        """How DALI decodes a video in batch number `batch`; None: PyAV does.
+    def may_be_dalis(self, sample: int, batch: int, turn: int) -> bool:
+        """Whether DALI is to decode a video in batch number `batch`, as far as that is known before it is read.
 
         `turn`: number of the decode in the run, so that a run that goes on shares them as before.
         """
-        if self.has_left(batch) or batch in self._failed or batch >= self._kept_since.get(sample, math.inf):
-            return None
-        if not self._is_dalis(turn):
+        if self.has_left(batch) or batch in self._failed:
+            return False
+        return self._is_dalis(turn) and self.suits(sample) is not None
+
+    def way(self, sample: int, cut: Cut, batch: int) -> Way | None:
+        """How DALI decodes what has been read of a video; None: PyAV does."""
+        if batch >= self._kept_since.get(sample, math.inf):
             return None
         way = self.suits(sample)
         if way == "images":

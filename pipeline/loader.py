@@ -4,7 +4,7 @@ import atexit
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +49,16 @@ class _Job:
     @property
     def rows(self) -> list[PlanRow]:
         return [row for group in self.groups for row in group.rows]
+
+    @property
+    def for_dali(self) -> list[int]:
+        """Places of the groups that may be DALI's."""
+        return [place for place, group in enumerate(self.groups) if group.may_be_dalis]
+
+    def is_ready(self, places: Iterable[int]) -> bool:
+        """Whether these groups are read and, if they are PyAV's, cut."""
+        futures = [self.tasks[place].future for place in places]
+        return all(future.done() and not future.exception() for future in futures)
 
 
 class Loader:
@@ -119,6 +129,7 @@ class Loader:
         while jobs:
             started = time.perf_counter()
             self._maker.count(batches_ready=sum(all(task.future.done() for task in job.tasks) for job in jobs))
+            self._feed_ready(jobs)
             job = jobs.popleft()
             clips = self._finish(job, jobs)
             self._top_up(jobs, numbers)
@@ -146,8 +157,9 @@ class Loader:
         plan, views = self._plan, self._plan.views
         turn = number * (plan.batch_size // views)
         groups = [
-            Group(first, rows[first : first + views], number, turn + first // views)
+            Group(first, part, number, self._choice.may_be_dalis(part[0].sample, number, turn + first // views))
             for first in range(0, len(rows), views)
+            for part in [rows[first : first + views]]
         ]
         host = HostClips((len(rows), plan.num_frames, *plan.frame_size, self._channels), self._device.type == "cuda")
         encoded = sum(self._dataset.samples[group.rows[0].sample].size for group in groups)
@@ -156,7 +168,8 @@ class Loader:
         )
 
     def _submit(self, group: Group, host: HostClips) -> Task:
-        return self._workers.submit(lambda task: self._maker.make(task, group, host))
+        # DALI begins with a batch as soon as its part is read, however much PyAV still has to do.
+        return self._workers.submit(lambda task: self._maker.make(task, group, host), is_urgent=group.may_be_dalis)
 
     def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
         """Wait for a batch and put it on the device."""
@@ -234,10 +247,10 @@ class Loader:
         """Hand over what has been read, in order, so that DALI decodes it while the step runs, and have the next batch
         brought to the device, as far as PyAV makes it."""
         for job in jobs:
-            if not all(task.future.done() and not task.future.exception() for task in job.tasks):
-                return
-            if job is jobs[0] and job.host.is_used and job.copy is None:
+            if job is jobs[0] and job.copy is None and job.is_ready(range(len(job.groups))) and job.host.is_used:
                 job.copy = self._uploads.start(job.host)
+            if not job.is_ready(job.for_dali):
+                return
             try:
                 self._fed(job)
             except RuntimeError:  # of an earlier batch, most likely: whichever it is, it is met again at its turn
@@ -287,7 +300,7 @@ class Loader:
         for place, group in enumerate(job.groups):
             if group.way:
                 job.copy = None
-                group.way, group.for_dali, group.kept_from_dali = None, None, True
+                group.way, group.for_dali, group.may_be_dalis = None, None, False
                 job.tasks[place] = self._submit(group, job.host)
         self._wait_for(job)
 

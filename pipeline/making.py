@@ -34,11 +34,10 @@ class Group:
     first: int  # place of the first one in the batch
     rows: list[PlanRow]
     batch: int  # its number
-    turn: int  # number of the decode in the run
+    may_be_dalis: bool  # as Choice says
     attempt: int = 0  # how many videos before this one could not be decoded
     for_dali: Cut | None = None  # what it is to decode, kept until the clips are out
     way: Way | None = None  # how DALI is to decode that
-    kept_from_dali: bool = False
 
 
 class ClipMaker:
@@ -77,7 +76,7 @@ class ClipMaker:
                 started = time.perf_counter()
                 cut = self.reader.clip(sample, group.rows[0].frames)
                 self.count(videos_read=1, bytes_read=len(cut.data), read_seconds=time.perf_counter() - started)
-                way = None if group.kept_from_dali else self.choice.way(sample, cut, group.batch, group.turn)
+                way = self.choice.way(sample, cut, group.batch) if group.may_be_dalis else None
                 if way:
                     group.way, group.for_dali = way, cut
                 else:

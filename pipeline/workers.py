@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 SLICE_S = 0.2  # how long a wait goes on before it looks up
@@ -39,18 +40,19 @@ class Task:
 class Workers:
     """A fixed number of daemon threads; one whose task hangs is replaced."""
 
-    def __init__(self, count: int, name: str) -> None:
-        self._name, self._numbers = name, iter(range(10**9))
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._name, self._numbers = name, count()
+        self._tasks: queue.PriorityQueue[tuple[bool, int, Task | None]] = queue.PriorityQueue()
+        self._turns = count()
         self._closed = False
         self._threads: list[threading.Thread] = []
-        for _ in range(count):
+        for _ in range(num_threads):
             self._start_thread()
 
-    def submit(self, call: Callable[[Task], Any]) -> Task:
-        """Queue `call`, which is given its Task."""
+    def submit(self, call: Callable[[Task], Any], is_urgent: bool = False) -> Task:
+        """Queue `call`, which is given its Task, behind those before it; what is urgent goes before what is not."""
         task = Task(call)
-        self._tasks.put(task)
+        self._tasks.put((not is_urgent, next(self._turns), task))
         return task
 
     def result(self, task: Task, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
@@ -78,7 +80,7 @@ class Workers:
         """Drop waiting tasks and wait for the running ones, `timeout` seconds at most."""
         self._closed = True
         for _ in self._threads:
-            self._tasks.put(None)
+            self._tasks.put((False, next(self._turns), None))
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -89,7 +91,7 @@ class Workers:
         thread.start()
 
     def _run(self) -> None:
-        while not self._closed and (task := self._tasks.get()) is not None:
+        while not self._closed and (task := self._tasks.get()[-1]) is not None:
             if self._closed:
                 return
             task.start_clock()

@@ -26,8 +26,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from errors import InputError, run_command
+from pipeline.arrays import CONTAINER
 from shard_tools.codecs import CODECS
-from shard_tools.synthetic_videos import texture, write_video
+from shard_tools.synthetic_videos import texture, video_name, write_video
 from terminal import say
 
 
@@ -156,7 +157,7 @@ def make_video(output: Path, index: int, arguments: argparse.Namespace) -> Path:
     name = arguments.classes[index % len(arguments.classes)]
     folder = output / name
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"video_{index:06d}.{CODECS[arguments.codec].container}"
+    path = folder / video_name(index, arguments.codec)
     width, height = arguments.size
     rng = np.random.default_rng([arguments.seed, index])
     options = {name: getattr(arguments, name) for name in ("movers", "distractors", "shake", "object_size")}
@@ -194,7 +195,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--distractors", type=int, default=1, help="objects that move to and fro (default 1)")
     parser.add_argument("--shake", type=int, default=0, help="the most the camera leaves its place, in pixels")
     parser.add_argument("--object-size", type=float, default=0.7, help="of the largest, of the picture's side (0.7)")
-    parser.add_argument("--codec", choices=CODECS, default="h264")
+    parser.add_argument("--codec", choices=[*CODECS, CONTAINER], default="h264")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

@@ -22,6 +22,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from errors import InputError, run_command
+from pipeline.arrays import CONTAINER
 from progress import progress_bar
 from shard_tools.codecs import CODECS, open_encoder
 from terminal import say
@@ -155,8 +156,19 @@ def draw_frames(
         yield frame, [box for box in boxes if box]
 
 
+def video_name(index: int, codec_name: str) -> str:
+    container = CODECS[codec_name].container if codec_name in CODECS else codec_name
+    return f"video_{index:06d}.{container}"
+
+
 def write_video(path: Path, frames: Iterator[np.ndarray], fps: int, codec_name: str) -> None:
-    """Encode frames uint8 [H, W, 3] to `path` as a camera or a web site would: long groups, default options."""
+    """Encode frames uint8 [H, W, 3] to `path` as a camera or a web site would: long groups, default options.
+
+    As npy they are stored as they are: a tiny model's CPU would spend more time on decoding than on learning.
+    """
+    if codec_name == CONTAINER:
+        np.save(path, np.stack(list(frames)))
+        return
     codec = CODECS[codec_name]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as output:
         stream = None
@@ -179,7 +191,7 @@ def make_video(output: Path, index: int, arguments: argparse.Namespace) -> Path:
     name = list(CLASSES)[index % arguments.classes]
     folder = output / name
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"video_{index:06d}.{CODECS[arguments.codec].container}"
+    path = folder / video_name(index, arguments.codec)
     width, height = arguments.size
     moving_boxes: list[list[list[float]]] = []
 
@@ -217,7 +229,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
     parser.add_argument("--fps", type=int, default=30)
     parser.add_argument("--classes", type=int, default=4, help=f"directions of motion, 1 to {len(CLASSES)}")
-    parser.add_argument("--codec", choices=CODECS, default="h264")
+    parser.add_argument("--codec", choices=[*CODECS, CONTAINER], default="h264")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

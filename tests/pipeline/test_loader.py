@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,9 +29,11 @@ from pipeline.dataset import ShardDataset
 from pipeline.graph import VideoGraph
 from pipeline.groups import Cut
 from pipeline.loader import Batch, Loader
+from pipeline.making import ClipMaker, Group
 from pipeline.plan import ClipPlan, Plan, PlanRow, ViewPlan
 from pipeline.reader import Reader
 from pipeline.video import VideoError, decode_frames
+from pipeline.workers import Task
 from shard_tools.codecs import CODECS
 from shard_tools.tables import publish
 
@@ -344,9 +346,33 @@ def test_a_dali_that_always_fails_is_left(
     with Loader(vp9, plan, CPU, config, None) as loader:
         check_frames([batch for batch, _ in zip(loader.batches(0), range(12), strict=False)], plan)
         assert loader.counters["bad_clips"] == 0
-    assert next(failures) <= 6, "and not once a batch"
+    assert next(failures) <= 9, "three batches, each offered once it is read, while another is out, and when it is due"
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert "'Critical error in pipeline: dlopen failed': PyAV decodes all from now on" in note
+
+
+def test_dali_begins_with_a_batch_of_which_pyav_has_cut_nothing(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second_is_fed, feeds = threading.Event(), count(1)
+    feed, cut = VideoGraph.feed, ClipMaker._cut
+
+    def seen_feed(graph: VideoGraph, *batch: object) -> None:
+        feed(graph, *batch)  # type: ignore[arg-type]
+        if next(feeds) == 2:
+            second_is_fed.set()
+
+    def late_cut(maker: ClipMaker, task: Task, group: Group, *others: object) -> None:
+        assert group.batch == 0 or second_is_fed.wait(20)
+        cut(maker, task, group, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(VideoGraph, "feed", seen_feed)
+    monkeypatch.setattr(ClipMaker, "_cut", late_cut)
+    config = DataConfig(frame_stride=1, decoder="hybrid", num_threads=1)
+    plan = plan_of(vp9, config)
+    with Loader(vp9, plan, CPU, config, None, 0.5) as loader:
+        check_frames(list(islice(loader.batches(0), 4)), plan)
+        assert loader.counters["dali_clips"] == 8
 
 
 def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,13 @@ def test_files_and_sidecars_are_the_same_every_time(tmp_path):
         assert sum(1 for _ in video.decode(video=0)) == 8
 
 
+def test_drawn_frames_can_be_stored_as_they_are(tmp_path):
+    arguments = ["--num-videos", "2", "--size", "48x32", "--num-frames", "8", "--classes", "up", "recede"]
+    motion_classes.main([str(tmp_path), *arguments, "--codec", "npy"])
+    drawn = draw_frames(np.random.default_rng([0, 1]), "recede", (48, 32), 8, 30)
+    assert np.array_equal(np.load(tmp_path / "recede/video_000001.npy"), [frame for frame, _ in drawn])
+
+
 def test_impossible_numbers_are_refused(tmp_path):
     with pytest.raises(InputError, match="at least 1"):
         motion_classes.main([str(tmp_path), "--num-videos", "0"])
