@@ -100,6 +100,14 @@ def _processes(count: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(count, context, initializer=end_with_parent)
 
 
+def stolen_seconds() -> float:
+    """CPU seconds, of all cores, that the host of a virtual machine gave to others since it started; 0 where none are
+    counted."""
+    file = Path("/proc/stat")
+    counts = file.read_text(encoding="utf-8").partition("\n")[0].split() if file.is_file() else []
+    return int(counts[8]) / os.sysconf("SC_CLK_TCK") if len(counts) > 8 else 0.0
+
+
 def require(claim: str, green: bool, found: str) -> None:
     """Stop the benchmark when one of its checks is red: a figure for something that is wrong is worth nothing."""
     if not green:
