@@ -62,7 +62,7 @@ def predict(
     """The account of a step as a GPU takes it in bf16, or as this CPU does, of tensors that have shapes but no memory.
 
     in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. with_flops: count
-    the arithmetic too, in another step. It takes a few seconds, whatever the batch. Not in it: the CUDA context, NCCL's
+    the arithmetic too. It takes a few seconds, whatever the batch. Not in it: the CUDA context, NCCL's
     own memory, the allocator's fragmentation.
     """
     with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
@@ -81,14 +81,16 @@ def account(
     """Take the first steps under `live`, which is running and saw the weights being made; the last one counts."""
     model = step.model
     live.label = "optimizer"  # the first update makes the optimizer's state
-    # Not in the step whose bytes are counted: this mode keeps what is computed once more in a backward pass.
-    with FlopCounterMode(display=False) as flops:
-        if with_flops:
+    flops = FlopCounterMode(display=False)
+    # It keeps what is computed once more in a backward pass: then the step whose bytes are counted has to be another.
+    before = with_flops and model.config.activation_checkpointing
+    if before:
+        with flops:
             step(clip)
-        else:
-            for parameter in model.parameters():
-                parameter.grad = torch.empty_like(parameter)
-            step.update()
+    else:
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        step.update()
     live.label = "gradients"
     buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
@@ -104,10 +106,11 @@ def account(
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         mark_copy = partial(live.relabel, label="weight_copies")
-        with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
-            loss = step.loss(clip)
-        live.label = "temporaries"
-        loss.backward()
+        with flops if with_flops and not before else nullcontext():
+            with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
+                loss = step.loss(clip)
+            live.label = "temporaries"
+            loss.backward()
         launches = live.launches
         step.update()
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
