@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu")
     arguments = parser.parse_args()
     av.logging.set_level(None)
-    items = read_inputs(str(arguments.videos), None, unlabelled=True)
+    items = list(read_inputs(str(arguments.videos), None, unlabelled=True))
     paths = [arguments.videos / item.source for item in items if item.size <= arguments.largest_mb * 1e6]
     for path in paths:
         require("intact videos are taken", not any(is_refused(path, check) for check in CHECKS), path.name)

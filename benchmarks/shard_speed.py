@@ -83,7 +83,7 @@ def measured(work: Callable[[], None]) -> tuple[float, float]:
 
 def speed_rows(videos: Path, folder: Path, num_processes: int, repetitions: int) -> list[Row]:
     """Median times of ffmpeg and make_shards over `repetitions` turns, each doing all the videos once."""
-    items = read_inputs(str(videos), None, unlabelled=True)
+    items = list(read_inputs(str(videos), None, unlabelled=True))
     output = folder / "turn"
     ways: dict[str, Callable[[], None]] = {"ffmpeg": lambda: with_ffmpeg(items, output, num_processes)}
     for options in ("", "--encode copy", "--encode copy --check full"):

@@ -13,9 +13,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,9 +30,10 @@ from pipeline.shards import (
     read_dataset_info,
     read_samples,
 )
-from shard_tools.inputs import Item, class_names, is_id
-from shard_tools.layout import KEY_DIGITS, assign
-from shard_tools.plan import Entry, Plan, in_pieces
+from shard_tools.inputs import Inputs
+from shard_tools.layout import KEY_DIGITS
+from shard_tools.plan import Plan
+from shard_tools.planning import Planning, read_rejects, refuse_collisions
 from shard_tools.report import describe
 from shard_tools.settings import Settings
 from shard_tools.tables import publish
@@ -76,62 +77,20 @@ class Build:
         different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
         raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
 
-    def plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
+    def plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> Plan | None:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
         with locked_folder(self.folder):
-            if self.plan_file.exists():
-                plan = Plan.load(self.plan_file, self.part)
-                self._refuse_collisions(plan, ())
-                return plan
-            shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
-            return self._new_plan(items, classes, retry_rejects)
-
-    def _new_plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
-        known_classes = self.done.classes if self.done else []
-        if classes and classes[: len(known_classes)] != known_classes:
-            raise InputError(f"the label map does not begin with the classes of {self.folder}: their ids would change")
-        names = class_names(items, classes or known_classes)
-        if classes and names != classes:
-            items = [_with_known_label(item, classes) for item in items]
-            names = classes
-        known = self._stored_unchanged(items) | (set() if retry_rejects else read_rejects(self.folder).keys())
-        new = [item for item in items if item.source not in known]
-        if not new:
-            return None
-        ids = {name: identity for identity, name in enumerate(names)}
-        usable = [item for item in new if item.problem is None]
-        first = 1 + max((int(shard.name[6:-4]) for shard in self.done.shards), default=-1) if self.done else 0
-        shards = {
-            f"shard-{number:06d}.tar": [
-                Entry(item.source, None if item.label is None else ids[item.label], item.piece) for item in group
-            ]
-            for number, group in enumerate(assign(in_pieces(usable, self.settings.max_seconds), self.settings), first)
-        }
-        rejected = {item.source: item.problem for item in new if item.problem is not None}
-        plan = Plan(self.settings.to_json(), names, shards, rejected, retry_rejects, KEY_DIGITS)
-        self._refuse_collisions(plan, self._stored())
-        (self.work_folder / "items").mkdir(parents=True, exist_ok=True)
-        (self.work_folder / "shards").mkdir(exist_ok=True)
-        plan.save(self.plan_file)
-        return plan if self.part[1] == 1 else Plan.load(self.plan_file, self.part)
-
-    def _refuse_collisions(self, plan: Plan, stored: Iterable[Sample]) -> None:
-        """Raises InputError if two videos would have the same key: of one of them nothing would ever be staged."""
-        owners: dict[str, str] = {}
-        for source in plan.places:
-            key = plan.key(source)
-            self._refuse_collision(plan, key, owners.setdefault(key, source), source)
-        in_pieces = self.settings.max_seconds is not None
-        for sample in stored:
-            key = sample.key.rpartition("-")[0] if in_pieces else sample.key
-            self._refuse_collision(plan, key, sample.source, owners.get(key, sample.source))
-
-    def _refuse_collision(self, plan: Plan, key: str, other: str, source: str) -> None:
-        if other != source:
-            what_to_do = "rename one of them"
-            if plan.key_digits != KEY_DIGITS:
+            if not self.plan_file.exists():
+                shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
+                planning = Planning(self.folder, self.settings, self.done, self._stored)
+                if not planning.save(inputs, classes, retry_rejects, self.plan_file):
+                    return None
+            plan = Plan.load(self.plan_file, self.part)
+            if plan.key_digits != KEY_DIGITS:  # planned by an earlier version, which did not look
+                new = ((plan.key(source), source) for name in plan.shards for source in plan.sources(name))
                 what_to_do = f"remove {self.work_folder}, planned by an earlier version, and start again"
-            raise InputError(f"{other} and {source} would have the same key {key} in {self.folder}: {what_to_do}")
+                refuse_collisions(new, (), self.folder, what_to_do)
+            return plan
 
     def _stored(self) -> Iterator[Sample]:
         """All samples that the dataset holds. Raises InputError if a shard of it is gone."""
@@ -140,34 +99,6 @@ class Build:
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
                 raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
             yield from read_samples(self.folder, shard)
-
-    def _stored_unchanged(self, items: Sequence[Item]) -> set[str]:
-        """The sources of those items that the dataset holds.
-
-        Raises InputError if one is not what it was when it was stored: it would not be stored again.
-        """
-        known = self.done.classes if self.done else []
-        by_source = {item.source: item for item in items}
-        stored: set[str] = set()
-        labels: dict[str, str] = {}
-        sizes: dict[str, str] = {}
-        for sample in self._stored():
-            item = by_source.get(sample.source)
-            if item is None:
-                continue
-            stored.add(item.source)
-            label = None if sample.label is None else known[sample.label]
-            if not item.problem and label != item.label:
-                labels[item.source] = f"{item.source}, {label!r} there and {item.label!r} in the input"
-            if not item.problem and item.size and sample.source_size and item.size != sample.source_size:
-                sizes[item.source] = f"{item.source}, {sample.source_size} bytes then and {item.size} now"
-        for what, found in (("have another label now", labels), ("have changed since they were stored", sizes)):
-            if found:
-                first = found[min(found)]
-                raise InputError(
-                    f"{len(found)} videos of {self.folder} {what} (the first: {first}): give another output folder"
-                )
-        return stored
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -187,66 +118,84 @@ class Build:
             finally:
                 path.unlink()
 
-    def run(self, plan: Plan, items: Sequence[Item], runner: Runner, progress: Callable[[Outcome], None]) -> None:
-        """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails."""
-        locations = {item.source: item.location for item in items}
-        waiting = {
-            name: set(plan.sources(name))
-            for name in self._missing(plan)
-            if plan.parts_of(name, self.part[1]) == {self.part[0]}
-        }
+    def run(self, plan: Plan, inputs: Inputs, runner: Runner, progress: Callable[[Outcome], None]) -> None:
+        """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails.
 
-        def finish(outcome: Outcome) -> None:
+        Memory holds the videos of shards that are begun; where videos are split, of all.
+        """
+        missing = set(self._missing(plan))
+        waiting: dict[str, set[str]] = {}
+
+        def reach(name: str) -> None:
+            if name not in waiting and plan.parts_of(name, self.part[1]) == {self.part[0]}:
+                waiting[name] = set(plan.sources(name))
+
+        def finish(outcome: Outcome, shards: list[str]) -> None:
             progress(outcome)
-            for name in dict.fromkeys(plan.places[outcome.source]):
+            for name in dict.fromkeys(shards):
                 if name in waiting:
                     waiting[name].discard(outcome.source)
                     if not waiting[name]:
+                        del waiting[name]
                         self._finish_shard(plan, name)
 
         def jobs() -> Iterator[Job]:
-            missing = set(self._missing(plan))
-            for source, label in self._unfinished(plan).items():
-                stem = self._stem(plan, source)
-                staged = self._staged(plan, source, missing)
+            for name, source, label in self._unfinished(plan):
+                reach(name)
+                stem, shards = self._stem(plan, source, name), plan.places_of(source, name)
+                staged = self._staged(plan, source, name, missing)
+                location = inputs.location(source)
                 stem.parent.mkdir(exist_ok=True)
-                if staged is None and source not in locations:
+                if staged is None and location is None:
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
                 if staged is not None:
-                    finish(staged)
+                    finish(staged, shards)
                 else:
-                    yield Job(source, locations[source], label, stem, self.settings)
+                    yield Job(source, location, label, stem, self.settings)
 
+        if plan.splits:  # a piece may be made before its shard is reached
+            for name in self._missing(plan):
+                reach(name)
         for job, result in runner.run(jobs()):
             if isinstance(result, OSError):
                 raise result
             if isinstance(result, Failed):
                 result = Outcome(job.source, [], result.reason)
                 result.save(job.stem)
-            finish(result)
+            finish(result, plan.places_of(job.source, f"{job.stem.parent.name}.tar"))
 
     def _missing(self, plan: Plan) -> list[str]:
         """The shards that are not whole yet."""
         return [name for name in plan.shards if not self._marker(name).exists()]
 
-    def _unfinished(self, plan: Plan) -> dict[str, int | None]:
-        """This part's videos of which a shard still needs something, with their labels, in the order of the shards."""
+    def _unfinished(self, plan: Plan) -> Iterator[tuple[str, str, int | None]]:
+        """This part's videos of which a shard still needs something: (that shard, source, label), each source once."""
         part, num_parts = self.part
-        entries = (entry for name in self._missing(plan) for entry in plan.shards[name])
-        return {entry.source: entry.label for entry in entries if plan.part_of(entry.source, num_parts) == part}
+        seen: set[str] = set()  # of videos in pieces
+        for name in self._missing(plan):
+            if part not in plan.parts_of(name, num_parts):
+                continue
+            for entry in plan.shards[name]:
+                if not plan.splits:
+                    yield name, entry.source, entry.label
+                elif entry.source not in seen and plan.part_of(entry.source, name, num_parts) == part:
+                    seen.add(entry.source)
+                    yield name, entry.source, entry.label
 
     def num_missing(self, plan: Plan) -> int:
         """How many inputs `run` will have to see to."""
-        return len(self._unfinished(plan))
+        return sum(1 for _ in self._unfinished(plan))
 
-    def _staged(self, plan: Plan, source: str, shards: set[str]) -> Outcome | None:
-        """What was made of a video earlier, if all that these shards need of it is there."""
-        return load_outcome(self._stem(plan, source), lambda piece: plan.shard_of(source, piece) in shards)
+    def _staged(self, plan: Plan, source: str, shard: str, shards: set[str]) -> Outcome | None:
+        """What was made earlier of a video that goes into `shard`, if all that `shards` need of it is there."""
+        stem = self._stem(plan, source, shard)
+        return load_outcome(stem, lambda piece: plan.shard_of(source, shard, piece) in shards)
 
-    def _stem(self, plan: Plan, source: str) -> Path:
+    def _stem(self, plan: Plan, source: str, shard: str) -> Path:
         # A folder of its own for each shard: what is staged is looked for by name, in as long as its folder is full.
-        return self.work_folder / "items" / plan.places[source][0].removesuffix(".tar") / plan.key(source)
+        first = plan.places_of(source, shard)[0]
+        return self.work_folder / "items" / first.removesuffix(".tar") / plan.key(source)
 
     def _marker(self, name: str) -> Path:
         return self.work_folder / "shards" / f"{name}.json"
@@ -255,12 +204,12 @@ class Build:
         changed = "it was changed while it was read"  # a copied video is read again here
         outcomes: dict[str, Outcome] = {}
         for source in plan.sources(name):
-            outcomes[source] = self._staged(plan, source, {name}) or Outcome(source, [], changed)
+            outcomes[source] = self._staged(plan, source, name, {name}) or Outcome(source, [], changed)
         samples = [
             sample
             for entry in plan.shards[name]
             for piece, sample in enumerate(outcomes[entry.source].samples)
-            if plan.entry_of(entry.source, piece) == entry.piece
+            if plan.entry_of(entry.source, name, piece) == entry.piece
         ]
         try:
             info = write_shard(self.folder, name, samples) if samples else None
@@ -274,8 +223,8 @@ class Build:
         for path in [path for _, path in samples if staging in path.parents]:
             path.unlink(missing_ok=True)
         for source in outcomes:
-            if all(self._marker(other).exists() for other in plan.places[source]):
-                stem = self._stem(plan, source)
+            if all(self._marker(other).exists() for other in plan.places_of(source, name)):
+                stem = self._stem(plan, source, name)
                 for path in stem.parent.glob(f"{stem.name}[-.]*"):
                     path.unlink(missing_ok=True)
 
@@ -300,8 +249,8 @@ class Build:
         parts = plan.parts_of(name, self.part[1])
         if len(parts) == 1:
             return parts.pop()  # which makes it by itself
-        missing = (source for source in plan.sources(name) if not self._staged(plan, source, {name}))
-        return next((plan.part_of(source, self.part[1]) for source in missing), None)
+        missing = (source for source in plan.sources(name) if not self._staged(plan, source, name, {name}))
+        return next((plan.part_of(source, name, self.part[1]) for source in missing), None)
 
     def _finish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(name).read_text(encoding="utf-8")) for name in plan.shards]
@@ -333,26 +282,3 @@ def locked_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _with_known_label(item: Item, classes: list[str]) -> Item:
-    """Under a label map, a label is a name of it, or a number of one."""
-    if item.problem or item.label is None or item.label in classes:
-        return item
-    if is_id(item.label) and int(item.label) < len(classes):
-        return replace(item, label=classes[int(item.label)])
-    return Item(item.source, item.location, problem=f"its label {item.label!r} is not in the label map")
-
-
-def read_rejects(folder: Path) -> dict[str, str]:
-    """Reasons by source, from `rejected.jsonl`; empty where there is none. Raises InputError where it is damaged."""
-    path = folder / REJECTED_FILE
-    if not path.exists():
-        return {}
-    try:
-        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {entry["source"]: entry["reason"] for entry in entries}
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}): put it back, or remove it to have its videos tried again"
-        ) from error

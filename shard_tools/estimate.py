@@ -1,13 +1,15 @@
 """Say how large a dataset will become and how long making it takes, from a few of its videos."""
 
+import heapq
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from shard_tools.inputs import Item
+from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, work
 from shard_tools.write import tar_metadata
@@ -17,20 +19,21 @@ NUM_TRIED = 12
 TAR_BLOCK = 512  # a member has a header of one, and fills its last one
 
 
-def estimate(items: Sequence[Item], settings: Settings, num_workers: int) -> None:
+def estimate(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> None:
     """Print the expected size and time; works on a dozen videos of all sizes, one after the other."""
-    num_rejected = 0
+    num_rejected = num_tried = 0
     num_bytes = num_frames = seconds = 0.0
-    groups = by_size([item for item in items if item.problem is None])
+    ordered = heapq.merge(*(inputs.by_size() for inputs in splits), key=lambda item: (item.size, item.source))
     with tempfile.TemporaryDirectory() as folder:
-        for number, group in enumerate(groups):
-            item = group[len(group) // 2]
+        for group in by_size(ordered, sum(inputs.num_usable for inputs in splits)):
+            item = group.middle
             start = time.perf_counter()
-            outcome = work(Job(item.source, item.location, None, Path(folder, str(number)), settings))
+            outcome = work(Job(item.source, item.location, None, Path(folder, str(num_tried)), settings))
             if not isinstance(outcome, Outcome):
                 raise outcome
+            num_tried += 1
             # Videos differ more in length than in what a byte of them costs.
-            times = sum(other.size for other in group) / item.size if item.size else len(group)
+            times = group.num_bytes / item.size if item.size else group.count
             seconds += times * (time.perf_counter() - start)
             num_rejected += outcome.reason is not None
             for sample, _ in outcome.samples:
@@ -38,17 +41,31 @@ def estimate(items: Sequence[Item], settings: Settings, num_workers: int) -> Non
                 num_frames += times * sample.num_frames
     num_bytes = -(-num_bytes // tarfile.RECORDSIZE) * tarfile.RECORDSIZE  # a tar ends in zeros
     say(
-        f"{len(groups)} of {len(items)} videos tried, {num_rejected} unusable: expect about {in_bytes(num_bytes)},"
-        f" {rounded(num_frames)} frames and {in_time(seconds / num_workers)} with {num_workers} workers"
+        f"{num_tried} of {sum(map(len, splits))} videos tried, {num_rejected} unusable: expect about"
+        f" {in_bytes(num_bytes)}, {rounded(num_frames)} frames and {in_time(seconds / num_workers)} with"
+        f" {num_workers} workers"
     )
 
 
-def by_size(items: Sequence[Item]) -> list[list[Item]]:
-    """At most NUM_TRIED groups of about as many items each, from the smallest to the largest."""
-    ordered = sorted(items, key=lambda item: (item.size, item.source))
-    count = min(NUM_TRIED, len(ordered))
-    ends = [len(ordered) * number // count for number in range(count + 1)] if count else [0]
-    return [ordered[start:end] for start, end in pairwise(ends)]
+class Group(NamedTuple):
+    """Videos of about one size."""
+
+    middle: Item
+    count: int
+    num_bytes: int
+
+
+def by_size(ordered: Iterable[Item], total: int) -> Iterator[Group]:
+    """At most NUM_TRIED groups of about as many items each, of `total` items that come by size."""
+    items, num_groups = iter(ordered), min(NUM_TRIED, total)
+    for number in range(num_groups):
+        count = total * (number + 1) // num_groups - total * number // num_groups
+        num_bytes = 0
+        for place, item in enumerate(islice(items, count)):
+            num_bytes += item.size
+            if place == count // 2:
+                middle = item
+        yield Group(middle, count, num_bytes)
 
 
 def in_tar(size: int) -> int:

@@ -10,6 +10,7 @@ OUTPUT/rejected.jsonl. Interrupted, the same command goes on where it stopped; w
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
 from shard_tools.estimate import estimate
-from shard_tools.inputs import Item, Skipped, class_names, is_url, read_inputs, read_label_map
+from shard_tools.inputs import Inputs, Skipped, class_names, is_url, read_inputs, read_label_map
 from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
@@ -145,7 +146,7 @@ class Bar:
 
 
 def make_dataset(
-    folder: Path, arguments: argparse.Namespace, items: list[Item], classes: list[str], skipped: Skipped
+    folder: Path, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
     """Make or complete one dataset; returns the exit code."""
     part, num_parts = arguments.part
@@ -153,10 +154,10 @@ def make_dataset(
     pool = ENGINES[arguments.engine](work, arguments.workers, arguments.timeout)
     retry_rejects = arguments.retry_rejects
     with build.locked():
-        plan = build.plan(items, classes, retry_rejects)
+        plan = build.plan(inputs, classes, retry_rejects)
         while plan is not None:
             with Bar(build.num_missing(plan)) as bar:
-                build.run(plan, items, pool, bar.count)
+                build.run(plan, inputs, pool, bar.count)
             late = build.finish(plan)
             if late is not None:
                 said = f"part {part} of {num_parts} is done, part {late + 1} is not"
@@ -165,7 +166,7 @@ def make_dataset(
             if build.done is None:
                 break
             # An interrupted run is complete now; what has come into the input since then is next.
-            plan = build.plan(items, classes, retry_rejects and not plan.retries)
+            plan = build.plan(inputs, classes, retry_rejects and not plan.retries)
     return conclude(build, arguments, skipped)
 
 
@@ -210,20 +211,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inputs = parsed.split or {"": parsed.input}
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in inputs}
-    splits = {name: read_inputs(where, root, parsed.unlabelled, skipped[name]) for name, where in inputs.items()}
-    if parsed.estimate:
-        for passed_over in skipped.values():
-            say_skipped(passed_over)
-        estimate([item for items in splits.values() for item in items], settings, parsed.workers)
-        return 0
-    if parsed.split and not classes:
-        # All splits count their classes alike, and as they did when they were made.
-        folders = [parsed.output / name for name in splits if is_described(parsed.output / name)]
-        known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
-        classes = class_names([item for items in splits.values() for item in items], known)
-    return max(
-        make_dataset(parsed.output / name, parsed, items, classes, skipped[name]) for name, items in splits.items()
-    )
+    with ExitStack() as stack:
+        splits = {
+            name: stack.enter_context(read_inputs(where, root, parsed.unlabelled, skipped[name]))
+            for name, where in inputs.items()
+        }
+        if parsed.estimate:
+            for passed_over in skipped.values():
+                say_skipped(passed_over)
+            estimate(list(splits.values()), settings, parsed.workers)
+            return 0
+        if parsed.split and not classes:
+            # All splits count their classes alike, and as they did when they were made.
+            folders = [parsed.output / name for name in splits if is_described(parsed.output / name)]
+            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+            classes = class_names(set().union(*(found.labels() for found in splits.values())), known)
+        return max(
+            make_dataset(parsed.output / name, parsed, found, classes, skipped[name]) for name, found in splits.items()
+        )
 
 
 if __name__ == "__main__":

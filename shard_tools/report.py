@@ -2,7 +2,6 @@
 
 import hashlib
 import heapq
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
@@ -13,12 +12,12 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from durable import write_aside
-from errors import InputError
 from pipeline import arrays
 from pipeline.shards import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.inputs import Member
 from shard_tools.layout import shuffle_key
 from shard_tools.source import intact_frames, opened
+from shard_tools.temporary import Temporary, as_bytes, as_text
 from shard_tools.work import fetched
 from terminal import shown
 
@@ -26,7 +25,6 @@ CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
 CELL = (250, 232)  # width, height of a picture with its caption, pixels
 HEAD = 24  # pixels above the pictures, which say how many of all they are
-SORTING_KIB = 64 * 1024  # of memory, when the names of all files are sorted
 LETTERS = 40  # of Pillow's own font, in a cell's width
 
 
@@ -77,44 +75,26 @@ def describe(
     )
 
 
-class Files:
-    """Names and hashes of all input files, sorted by SQLite, which puts on the disk what is more than its cache.
+class Files(Temporary):
+    """Names and hashes of all input files, sorted."""
 
-    They lie among SQLite's temporary files ($SQLITE_TMPDIR or $TMPDIR), about 200 bytes a sample.
-    """
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute(f"PRAGMA cache_size = -{SORTING_KIB}")
-        self._database.execute("CREATE TABLE files (content BLOB, source BLOB)")
-        self._database.execute("BEGIN")
-
-    def __enter__(self) -> "Files":
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._database.close()
-        if isinstance(error, sqlite3.OperationalError):  # the disk's, as the database is nobody else's
-            raise InputError(
-                f"the names of all samples cannot be sorted ({error}): make room among the temporary files, or set "
-                "SQLITE_TMPDIR to a folder with 200 bytes a sample"
-            ) from error
+    schema = "CREATE TABLE files (content BLOB, source BLOB)"
+    content = "the names of all samples"
+    row_bytes = 200
 
     def add(self, sample: Sample) -> None:
-        # Names that are not UTF-8 hold half surrogate pairs. Written like this, bytes sort as characters do.
-        row = sample.source_sha256.encode(), sample.source.encode(errors="surrogatepass")
-        self._database.execute("INSERT INTO files VALUES (?, ?)", row)
+        self._insert("files", [(sample.source_sha256.encode(), as_bytes(sample.source))], 2)
 
     def num_sources(self) -> int:
-        return sum(1 for _ in groupby(self._database.execute("SELECT source FROM files ORDER BY source")))
+        return sum(1 for _ in groupby(self._run("SELECT source FROM files ORDER BY source")))
 
     def hash_and_duplicates(self) -> tuple[str, list[list[str]]]:
         """A hash that is equal for two people exactly if they made shards from the same files under the same names,
         however encoded; and the names of files that are the same, by file."""
         digest, duplicates = hashlib.sha256(), []
-        rows = self._database.execute("SELECT content, source FROM files ORDER BY content, source || x'0a'")
+        rows = self._run("SELECT content, source FROM files ORDER BY content, source || x'0a'")
         for content, of_content in groupby((row for row, _ in groupby(rows)), itemgetter(0)):
-            sources = [source.decode(errors="surrogatepass") for _, source in of_content]
+            sources = [as_text(source) for _, source in of_content]
             for source in sources:
                 digest.update(f"{content.decode()}  {source}\n".encode(errors="surrogateescape"))
             if len(sources) > 1:

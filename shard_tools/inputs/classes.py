@@ -1,12 +1,10 @@
 """Class names and their ids."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from errors import InputError
-from shard_tools.inputs.item import Item
 
 MOST_DIGITS = 9  # of a class's number
 
@@ -36,13 +34,12 @@ def is_id(label: str) -> bool:
     return label.isdecimal() and len(label) <= MOST_DIGITS and str(int(label)) == label
 
 
-def class_names(items: Iterable[Item], known: list[str]) -> list[str]:
+def class_names(labels: set[str], known: list[str]) -> list[str]:
     """Class names by id: the `known` ones first, the others behind them in order.
 
     Labels that are all whole numbers, without leading zeros, are class ids already and stay what they are, if they are
     at least half of the ids up to the largest: years, say, are names.
     """
-    labels = {item.label for item in items if item.label is not None}
     numbers = labels | set(known)
     if labels and all(is_id(name) for name in numbers):
         count = max(map(int, numbers)) + 1

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,16 +18,17 @@ LEFT_OUT = ("mp4", "webm", "mkv", "avi")  # extensions that lists leave out
 KINETICS_COLUMNS = {"youtube_id", "time_start", "time_end"}
 
 
-def from_list(path: Path, root: Path) -> list[Item]:
+def from_list(path: Path, root: Path) -> Iterator[Item]:
     """The videos that a list file names, in `root`; raises InputError if it is no list."""
     try:
         if path.suffix == ".json":
-            return list(_from_json(json.loads(path.read_text(encoding="utf-8-sig")), path, root))
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+            yield from _from_json(json.loads(path.read_text(encoding="utf-8-sig")), path, root)
+            return
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or too deep
         raise InputError(f"{path} is not a list of videos ({error})") from error
     separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix, " ")
-    return from_lines(lines, str(path), root, separator)
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+        yield from from_lines(lines, str(path), root, separator)
 
 
 def _from_json(value: Any, path: Path, root: Path) -> Iterator[Item]:
@@ -44,23 +46,26 @@ def _from_json(value: Any, path: Path, root: Path) -> Iterator[Item]:
         yield _listed(name, label, root)
 
 
-def from_lines(lines: list[str], where: str, root: Path, separator: str) -> list[Item]:
-    lines = [line for line in lines if line.strip()]
-    if not lines:
+def from_lines(lines: Iterable[str], where: str, root: Path, separator: str) -> Iterator[Item]:
+    lines = (line.rstrip("\n") for line in lines if line.strip())
+    first = next(lines, None)
+    if first is None:
         raise InputError(f"{where} is empty")
     if separator == " ":
-        separator = "\t" if "\t" in lines[0] else "," if "," in lines[0] else " "
+        separator = "\t" if "\t" in first else "," if "," in first else " "
+    lines = chain([first], lines)
     if separator == " ":
-        return [_listed(*_path_and_label(line, root), root) for line in lines]
-    rows = [_cells(line, separator, where) for line in lines]
-    header = [cell.strip().lower() for cell in rows[0]]
+        return (_listed(*_path_and_label(line, root), root) for line in lines)
+    rows = (_cells(line, separator, where) for line in lines)
+    first_row = next(rows)
+    header = [cell.strip().lower() for cell in first_row]
     if set(header) >= KINETICS_COLUMNS:
-        return [_kinetics(dict(zip(header, row, strict=False)), root, where) for row in rows[1:]]
+        return (_kinetics(dict(zip(header, row, strict=False)), root, where) for row in rows)
     path_column = next((header.index(name) for name in PATH_COLUMNS if name in header), None)
     if path_column is None:
-        return [_tabled(row, 0, 1, root, where) for row in rows]
+        return (_tabled(row, 0, 1, root, where) for row in chain([first_row], rows))
     label_column = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
-    return [_tabled(row, path_column, label_column, root, where) for row in rows[1:]]
+    return (_tabled(row, path_column, label_column, root, where) for row in rows)
 
 
 def _tabled(row: list[str], path_column: int, label_column: int | None, root: Path, where: str) -> Item:

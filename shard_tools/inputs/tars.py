@@ -61,11 +61,12 @@ def refuse_compressed(path: Path) -> None:
             raise InputError(f"{path} is compressed ({name}): unpack it, videos are read out of plain tars only")
 
 
-def from_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> list[Item]:
+def from_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> Iterator[Item]:
     """The videos of all these tars of a folder. In shards of ours a label is the number of a class."""
     ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if ours else []
-    return [item for tar in tars for item in _from_tar(tar, classes if tar in ours else None, skipped)]
+    for tar in tars:
+        yield from _from_tar(tar, classes if tar in ours else None, skipped)
 
 
 def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[Item]:

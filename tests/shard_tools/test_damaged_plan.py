@@ -18,9 +18,12 @@ def test_a_part_reads_only_its_shards(tmp_path):
     shards = {f"shard-{number}": [Entry(f"{number}.mp4", None, 0)] for number in range(5)}
     plan = Plan({"max_seconds": None}, [], shards, {})
     plan.save(tmp_path / "plan.json")
+    lines = (tmp_path / "plan.json").read_text().splitlines(keepends=True)
+    lines[1] = '["shard-0", damaged\n'  # of another part
+    (tmp_path / "plan.json").write_text("".join(lines))
     part = Plan.load(tmp_path / "plan.json", (1, 3))
     assert list(part.shards) == list(shards)
-    assert [part.sources(name) for name in shards] == [[], ["1.mp4"], [], [], ["4.mp4"]]
+    assert [part.sources(f"shard-{number}") for number in (1, 4)] == [["1.mp4"], ["4.mp4"]]
     assert [part.parts_of(name, 3) for name in shards] == [plan.parts_of(name, 3) for name in shards]
 
 
@@ -59,3 +62,15 @@ def test_damaged_rejects_are_named(tmp_path, line):
     (tmp_path / "rejected.jsonl").write_bytes(b'{"source": "a.mp4", "reason": "empty"}\n' + line + b"\n")
     with pytest.raises(InputError, match=r"rejected\.jsonl is damaged"):
         read_rejects(tmp_path)
+
+
+def test_memory_holds_no_more_of_a_saved_plan_than_where_its_shards_begin(tmp_path):
+    PLAN.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    assert not isinstance(plan.shards, dict)
+    whole = (tmp_path / "plan.json").read_text()
+    (tmp_path / "plan.json").write_text(whole.replace('"x.mp4"', '"w.mp4"'))
+    assert plan.sources("shard-000000") == ["w.mp4", "y.mp4"], "a line is read when it is reached"
+    (tmp_path / "plan.json").write_text(whole.splitlines()[0])
+    with pytest.raises(InputError, match=r"plan\.json is damaged"):
+        plan.sources("shard-000000")

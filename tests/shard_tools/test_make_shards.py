@@ -327,11 +327,14 @@ def test_estimate_writes_nothing(videos: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_an_estimate_tries_videos_of_all_sizes() -> None:
     items = [Item(str(i), str(i), size=i) for i in range(1, 101)]
-    groups = by_size(items)
+    groups = list(by_size(items, len(items)))
     assert len(groups) == NUM_TRIED
-    assert [item for group in groups for item in group] == items
-    assert {len(group) for group in groups} == {8, 9}
-    assert by_size([]) == []
+    assert {group.count for group in groups} == {8, 9}
+    assert sum(group.count for group in groups) == 100
+    assert sum(group.num_bytes for group in groups) == sum(range(1, 101))
+    assert [group.middle.size for group in groups] == sorted(group.middle.size for group in groups)
+    assert groups[0].middle == items[4]
+    assert list(by_size([], 0)) == []
 
 
 def test_a_caption_keeps_the_beginning_of_a_name() -> None:
