@@ -44,9 +44,13 @@ class SavedShards(Mapping[str, list[Entry]]):
         self._offsets = offsets
 
     def __getitem__(self, name: str) -> list[Entry]:
+        offset = self._offsets[name]
         with self._path.open("rb") as file, _damaged(self._path):
-            file.seek(self._offsets[name])
+            file.seek(offset)
             return _entries(file.readline())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._offsets  # the mixin would read the line
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._offsets)
