@@ -1,6 +1,6 @@
 """What it costs to plan shards of many videos, and to keep the books of one part of a job array: memory and time.
 
-    python benchmarks/shard_planning.py [--sources 1000000] [--parts 100] [--work FOLDER]
+    python benchmarks/shard_planning.py [--sources 100000 1000000] [--parts 100] [--work FOLDER]
 
 Sources are made up, each in a process of its own: no video is read, all are rejected at once. What is left is the
 planning, the plan that a part reads, and what a shard costs from the first to the last.
@@ -12,20 +12,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import in_fresh_process
+import torch
+
+from benchmarks.harness import RESULTS, Row, in_fresh_process, machine, write_results
 from errors import run_command
 from shard_tools.build import Build
-from shard_tools.inputs import Item
+from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import PURPOSES, Settings
 from shard_tools.work import Job, Outcome
 from terminal import say
 
 LOOKS = 20  # shards, of which the first and the last are compared
+NOTES = [
+    "Peaks are what a process grows by, in MiB, with its list of sources; its temporary files are not in them.",
+    f"First and last shards: the median of {LOOKS} of part 1, all of whose videos are rejected at once.",
+]
 
 
 class Rejecting:
@@ -42,34 +48,47 @@ class Rejecting:
             self.times.append(time.perf_counter())
 
 
-def plan(folder: Path, sources: int, parts: int) -> dict[str, float]:
-    """Of the process that plans."""
-    before = peak()
-    items = [Item(f"folder/{number:09d}.mp4", f"/videos/folder/{number:09d}.mp4", None, 1) for number in range(sources)]
-    listed, started = peak(), time.perf_counter()
-    Build(folder, settings(), (0, parts)).plan(items, [], False)
-    return {"seconds": time.perf_counter() - started, "MiB": peak() - before, "MiB of them the list": listed - before}
+def made_up(numbers: Iterable[int]) -> Inputs:
+    inputs = Inputs()
+    names = (f"folder/{number:09d}.mp4" for number in numbers)
+    inputs.add(Item(name, f"/videos/{name}", None, 1) for name in names)
+    inputs.settle(unlabelled=False)
+    return inputs
 
 
-def part(folder: Path, sources: int, parts: int) -> dict[str, float]:
-    """Of part 1, which reads the plan and finds all its videos broken."""
+def plan(folder: Path, sources: int, parts: int) -> Row:
+    """Of the process that lists the sources and plans."""
     before, started = peak(), time.perf_counter()
+    inputs = made_up(range(sources))
+    listed = time.perf_counter()
+    Build(folder, settings(), (0, parts)).plan(inputs, [], False)
+    return {
+        "listing_s": listed - started,
+        "planning_s": time.perf_counter() - listed,
+        "planning_peak_mib": peak() - before,
+    }
+
+
+def part(folder: Path, sources: int, parts: int) -> Row:
+    """Of part 1, which lists the sources, reads the plan and finds all its videos broken."""
+    before = peak()
+    inputs = made_up(range(sources))
+    started = time.perf_counter()
     build = Build(folder, settings(), (0, parts))
-    made = build.plan([], [], False)
+    made = build.plan(inputs, [], False)
     assert made is not None
     read = time.perf_counter() - started
-    items = [Item(entry.source, "/gone") for entries in made.shards.values() for entry in entries]
     runner = Rejecting()
-    build.run(made, items, runner, lambda outcome: None)
+    build.run(made, inputs, runner, lambda outcome: None)
     per_shard = settings().samples_per_shard
     ends = runner.times[per_shard - 1 :: per_shard]
     costs = [(end - start) * 1000 for start, end in pairwise(ends)]
     return {
-        "reading, s": read,
-        "MiB": peak() - before,
-        "shards": len(ends),
-        "first shards, ms": statistics.median(costs[:LOOKS]),
-        "last shards, ms": statistics.median(costs[-LOOKS:]),
+        "part_reading_s": read,
+        "part_peak_mib": peak() - before,
+        "part_shards": len(ends),
+        "first_shards_ms": statistics.median(costs[:LOOKS]) if costs else None,
+        "last_shards_ms": statistics.median(costs[-LOOKS:]) if costs else None,
     }
 
 
@@ -84,14 +103,24 @@ def peak() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", type=int, default=1_000_000)
+    parser.add_argument("--sources", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--parts", type=int, default=100)
     parser.add_argument("--work", type=Path, help="folder of what is made, which is removed again")
+    parser.add_argument("--output", type=Path, default=RESULTS / "cpu")
     options = parser.parse_args(sys.argv[1:])
-    with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        for measure in (plan, part):
-            figures = in_fresh_process(measure, Path(folder), options.sources, options.parts)
-            say(f"{measure.__name__}: " + ", ".join(f"{name} {figure:.3g}" for name, figure in figures.items()))
+    rows: list[Row] = []
+    for sources in options.sources:
+        row: Row = {"sources": sources, "parts": options.parts}
+        with tempfile.TemporaryDirectory(dir=options.work) as folder:
+            for measure in (plan, part):
+                row |= in_fresh_process(measure, Path(folder), sources, options.parts)
+        rows.append(row)
+        say(", ".join(f"{name} {_shown(figure)}" for name, figure in row.items()))
+    write_results(options.output, "shard_planning", rows, machine(torch.device("cpu")), NOTES)
+
+
+def _shown(figure: float | None) -> str:
+    return "none" if figure is None else f"{figure:.4g}"
 
 
 if __name__ == "__main__":
