@@ -13,7 +13,7 @@ import torch
 from listed import Listed
 
 from pipeline import reader as reading
-from pipeline.ahead import LookAhead, Piece, Pieces
+from pipeline.ahead import LookAhead, Piece, Pieces, check_cache
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.ledger import NoRoomError
@@ -188,6 +188,22 @@ def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_pa
             assert len(kept) == (2 if "://" in place else 0)
     assert torch.equal(*clips)
     assert not list((tmp_path / "nvme").glob(".*.holder"))
+
+
+@pytest.mark.parametrize(("lanes", "shuffle_shards", "said"), [(1, 1, ""), (1, 3, "3 shards"), (2, 2, "3 shards")])
+def test_a_cache_that_is_too_small_for_the_order_is_said(
+    lanes: int, shuffle_shards: int, said: str, bucket: str, tmp_path: Path, short: ShardDataset,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    size = max(path.stat().st_size for path in short.folder.glob("*.tar"))
+    config = DataConfig(
+        bucket, frame_stride=1, cache=str(tmp_path), cache_gib=2 * size / 2**30, lanes=lanes,
+        shuffle_shards=shuffle_shards,
+    )  # fmt: skip
+    dataset = ShardDataset.of(config)
+    check_cache(dataset, Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4))
+    notes = capfd.readouterr().err
+    assert (f"takes clips from {said} in turns" in notes) if said else not notes
 
 
 @pytest.mark.parametrize("batches", [[[0], [5], [9]], [[0], [5], [9], [5]]])
