@@ -30,6 +30,7 @@ from pipeline.shards import (
     read_dataset_info,
     read_samples,
 )
+from shard_tools.destination import WORK_FOLDER, Folder
 from shard_tools.inputs import Item, class_names, is_id
 from shard_tools.layout import KEY_DIGITS, assign
 from shard_tools.plan import Entry, Plan, in_pieces
@@ -39,8 +40,6 @@ from shard_tools.tables import publish
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, write_shard
-
-WORK_FOLDER = ".work"
 
 
 class Runner(Protocol):
@@ -56,8 +55,12 @@ class Build:
     together by the part that ends last.
     """
 
-    def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
+    def __init__(
+        self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1), destination: Folder | None = None
+    ):
+        """`destination`: where what is made in `folder` goes; it stays there otherwise."""
         self.folder = folder
+        self.destination = destination or Folder(folder)
         self.settings = settings
         self.part = part
         self.work_folder = folder / WORK_FOLDER
@@ -74,7 +77,8 @@ class Build:
             return
         names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
         different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
-        raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
+        where = self.destination.place_of()
+        raise InputError(f"{where} was made with other settings ({different}): give another output folder")
 
     def plan(self, items: Sequence[Item], classes: list[str], retry_rejects: bool) -> Plan | None:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
@@ -136,9 +140,9 @@ class Build:
     def _stored(self) -> Iterator[Sample]:
         """All samples that the dataset holds. Raises InputError if a shard of it is gone."""
         for shard in self.done.shards if self.done else []:
-            path = self.folder / shard.name
-            if not path.is_file() or path.stat().st_size != shard.num_bytes:
-                raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
+            if self.destination.size_of(shard.name) != shard.num_bytes:
+                where = self.destination.place_of(shard.name)
+                raise InputError(f"{where} is missing or not whole: put it back, or give another output folder")
             yield from read_samples(self.folder, shard)
 
     def _stored_unchanged(self, items: Sequence[Item]) -> set[str]:
@@ -270,6 +274,8 @@ class Build:
         rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")
+        if info is not None:
+            self.destination.send(info)
         staging = self.work_folder / "items"
         for path in [path for _, path in samples if staging in path.parents]:
             path.unlink(missing_ok=True)
@@ -318,6 +324,7 @@ class Build:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish(self.folder, info)
+        self.destination.publish(self.done if shards else None)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
         self.plan_file.unlink()
