@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
         row: Row = {"row": " ".join(text.removeprefix("model.") for text in entry["overrides"])}
         row |= {f"paper_{name}": entry.get(name) for name in ("top1", "top5", "memory_gb")}
         row |= cost(config.model, options.batch_size)
-        row |= measured(config.model, options) if device.type == "cuda" or options.measure else {}
+        if device.type == "cuda" or options.measure:
+            row |= measured(config.model, options.batch_size, on_gpu=device.type == "cuda")
         if options.train:
             row |= learnt(config, folder / "runs" / name_of(options.table, entry["overrides"]), options)
         rows.append(row)
@@ -104,11 +105,11 @@ def cost(config: ModelConfig, batch_size: int) -> Row:
     }
 
 
-def measured(config: ModelConfig, options: argparse.Namespace) -> Row:
-    """Of a step where we are: on a GPU at the batch that memory is told for, on a CPU at CPU_BATCH."""
-    if torch.cuda.is_available():
-        row, timing = in_fresh_process(measure_on_gpu, config, options.batch_size, 20, False)
-        return {**row, "clips_per_second": round(options.batch_size / timing.median_ms * 1e3, 1)}
+def measured(config: ModelConfig, batch_size: int, on_gpu: bool) -> Row:
+    """Of a step where we are; on a CPU, of CPU_BATCH clips."""
+    if on_gpu:
+        row, timing = in_fresh_process(measure_on_gpu, config, batch_size, 20, False)
+        return {**row, "clips_per_second": round(batch_size / timing.median_ms * 1e3, 1)}
     _, timing, cpu_ms = in_fresh_process(measure_on_cpu, config, 3)
     return {"cpu_step_ms": round(timing.median_ms), "cpu_ms_per_clip": round(cpu_ms)}
 
@@ -148,14 +149,11 @@ def notes(title: str, options: argparse.Namespace) -> list[str]:
     said = [
         f"Table 1 ({options.table}), {title}; recipe {options.config.name}, batch {options.batch_size}. `paper_*`: SSv2"
         " after fine-tuning, ViT-Base, 800 epochs; memory at batch 16.",
-        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context, the"
-        " allocator's fragmentation and what CUDA's libraries allocate; `measured_peak_gib` where a GPU was at hand.",
-        *(
-            [f"`cpu_*`: of a step of {CPU_BATCH} clips, over all threads where it is a clip's."]
-            if options.measure
-            else []
-        ),
+        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context and the"
+        " allocator's fragmentation; `measured_peak_gib` where a GPU was at hand.",
     ]
+    if options.measure:
+        said.append(f"`cpu_*`: of a step of {CPU_BATCH} clips, over all threads where it is a clip's.")
     if options.train:
         said.append(
             f"`learnt_*`: after {options.train} steps, on {options.videos.name}. A reconstruction loss can only be"
