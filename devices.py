@@ -50,8 +50,15 @@ def usable_precision(device: torch.device, wanted: Precision) -> Precision:
     """
     if wanted == "fp32" or device.type != "cpu":
         return wanted
-    has_units = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return "bf16" if has_units else "fp32"
+    return "bf16" if _has_bf16_units() else "fp32"
+
+
+def _has_bf16_units() -> bool:
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    # oneDNN says yes to any AVX-512, and where that has no such units, makes bf16 at a fifth of fp32's speed (a Xeon).
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def mixed_precision(device: torch.device, wanted: Precision) -> torch.autocast:

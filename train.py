@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from devices import mixed_precision
 from errors import run_command
 from model.channels import check_channels
+from pipeline.ahead import check_cache
 from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
 from pipeline.plan import Plan
@@ -109,6 +110,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, 
     )  # fmt: skip
     check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, process.device.type, plan.passes)
+    check_cache(dataset, plan)
     return plan
 
 

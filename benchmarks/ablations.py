@@ -1,8 +1,9 @@
 """The paper's Table 1, one table at a time: `python benchmarks/ablations.py --table a [--train STEPS --shards FOLDER]`.
 
 Memory (predicted for a GPU at --batch-size, and measured where there is one) and cost of every row stand beside the
-paper's. With --train, every row is also pre-trained for STEPS optimizer steps, and the columns `learnt_*` are of the
-trained model on --videos it has not seen; further `section.key=value` are given to every run:
+paper's; with --measure, the time of a step on a CPU too. With --train, every row is also pre-trained for STEPS
+optimizer steps, and the columns `learnt_*` are of the trained model on --videos it has not seen; further
+`section.key=value` are given to every run:
 
     python benchmarks/ablations.py --table f --config configs/demo.yaml --train 1750 \\
         --shards demo/drawn/shards --videos demo/drawn/unseen
@@ -24,7 +25,7 @@ import torch
 from benchmarks import motion_report
 from benchmarks.accounting import predict
 from benchmarks.harness import ROOT, Row, default_output, machine, write_results
-from benchmarks.memory_vs_ratio import in_fresh_process, measure_on_gpu
+from benchmarks.memory_vs_ratio import CPU_BATCH, in_fresh_process, measure_on_cpu, measure_on_gpu
 from devices import choose_device
 from errors import InputError, run_command
 from figures.clips import Clip, read_clips
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
         config = configured(entry["overrides"], options, extra)
         row: Row = {"row": " ".join(text.removeprefix("model.") for text in entry["overrides"])}
         row |= {f"paper_{name}": entry.get(name) for name in ("top1", "top5", "memory_gb")}
-        row |= cost(config.model, options.batch_size, on_gpu=device.type == "cuda")
+        row |= cost(config.model, options.batch_size)
+        if device.type == "cuda" or options.measure:
+            row |= measured(config.model, options.batch_size, on_gpu=device.type == "cuda")
         if options.train:
             row |= learnt(config, folder / "runs" / name_of(options.table, entry["overrides"]), options)
         rows.append(row)
@@ -61,6 +64,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, li
     parser.add_argument("--table", choices=list("abcdefg"), required=True, help="g: options beyond the paper")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/ssv2_pretrain.yaml", help="recipe of every run")
     parser.add_argument("--batch-size", type=int, default=16, help="clips that memory is told for (default 16)")
+    parser.add_argument("--measure", action="store_true", help="time steps on a CPU too; a GPU is always measured")
     parser.add_argument("--train", type=int, metavar="STEPS", help="also pre-train every row")
     parser.add_argument("--shards", help="shards to train on")
     parser.add_argument("--videos", type=Path, help="videos to look at the trained models with")
@@ -91,18 +95,23 @@ def name_of(table: str, overrides: list[str]) -> str:
     return f"{table}-" + "-".join(text.removeprefix("model.").replace("=", "_") for text in overrides)
 
 
-def cost(config: ModelConfig, batch_size: int, on_gpu: bool) -> Row:
+def cost(config: ModelConfig, batch_size: int) -> Row:
     account = predict(config, batch_size)
-    row: Row = {
+    return {
         "parameters_m": round(sum(value.numel() for value in meta_model(config).parameters()) / 1e6, 2),
         "num_visible": config.num_visible,
         "gflop_per_clip": round(account.flops / batch_size / 1e9, 1),
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
     }
+
+
+def measured(config: ModelConfig, batch_size: int, on_gpu: bool) -> Row:
+    """Of a step where we are; on a CPU, of CPU_BATCH clips."""
     if on_gpu:
-        measured, timing = in_fresh_process(measure_on_gpu, config, batch_size, 20, False)
-        row |= measured | {"clips_per_second": round(batch_size / timing.median_ms * 1e3, 1)}
-    return row
+        row, timing = in_fresh_process(measure_on_gpu, config, batch_size, 20, False)
+        return {**row, "clips_per_second": round(batch_size / timing.median_ms * 1e3, 1)}
+    _, timing, cpu_ms = in_fresh_process(measure_on_cpu, config, 3)
+    return {"cpu_step_ms": round(timing.median_ms), "cpu_ms_per_clip": round(cpu_ms)}
 
 
 def meta_model(config: ModelConfig) -> AdaMAE:
@@ -140,9 +149,11 @@ def notes(title: str, options: argparse.Namespace) -> list[str]:
     said = [
         f"Table 1 ({options.table}), {title}; recipe {options.config.name}, batch {options.batch_size}. `paper_*`: SSv2"
         " after fine-tuning, ViT-Base, 800 epochs; memory at batch 16.",
-        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context, the"
-        " allocator's fragmentation and what CUDA's libraries allocate; `measured_peak_gib` where a GPU was at hand.",
+        "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context and the"
+        " allocator's fragmentation; `measured_peak_gib` where a GPU was at hand.",
     ]
+    if options.measure:
+        said.append(f"`cpu_*`: of a step of {CPU_BATCH} clips, over all threads where it is a clip's.")
     if options.train:
         said.append(
             f"`learnt_*`: after {options.train} steps, on {options.videos.name}. A reconstruction loss can only be"

@@ -83,8 +83,8 @@ def account(
     live.label = "optimizer"  # the first update makes the optimizer's state
     flops = FlopCounterMode(display=False)
     # It keeps what is computed once more in a backward pass: then the step whose bytes are counted has to be another.
-    before = with_flops and model.config.activation_checkpointing
-    if before:
+    in_another = with_flops and model.config.activation_checkpointing
+    if in_another:
         with flops:
             step(clip)
     else:
@@ -106,7 +106,7 @@ def account(
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         mark_copy = partial(live.relabel, label="weight_copies")
-        with flops if with_flops and not before else nullcontext():
+        with flops if with_flops and not in_another else nullcontext():
             with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
                 loss = step.loss(clip)
             live.label = "temporaries"

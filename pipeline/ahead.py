@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from pipeline.choice import notice
 from pipeline.dataset import ShardDataset
 from pipeline.ledger import NoRoomError
 from pipeline.plan import ClipPlan
@@ -57,6 +58,20 @@ class Pieces:
             return ""
         info, share = self._dataset.info.shards[shard], self._plan.share(shard) if self._plan else 1.0
         return "videos" if share * (info.num_samples * REQUEST + info.num_bytes) < info.num_bytes else "whole"
+
+
+def check_cache(dataset: ShardDataset, plan: ClipPlan) -> None:
+    """Say so where the cache is too small for the shards that clips are taken from in turns: of those, one that has to
+    make room comes again for every clip (57 times an epoch: benchmarks/egress.py, 100 lanes on one node)."""
+    needed = plan.shards_in_turns * dataset.info.num_bytes / max(1, len(dataset.info.shards))
+    kept = dataset.cache.max_bytes
+    if dataset.is_remote and needed > kept:
+        notice(
+            f"this node takes clips from {plan.shards_in_turns} shards in turns, {needed / 2**30:.3g} GiB, and"
+            f" data.cache_gib is {kept / 2**30:.3g}: they will be downloaded again and again; raise it, or lower"
+            " data.lanes or data.shuffle_shards",
+            once_a_node=True,
+        )
 
 
 class LookAhead:

@@ -64,7 +64,7 @@ class DataConfig:
     cache: str = ""
     """folder for shards of an object store, or of a slow disk (file://…); "": the user's own, ~/.cache/adamae"""
     cache_gib: float = 50.0
-    """the most that the cache keeps"""
+    """the most that the cache keeps; removed shards that are read yet stay open, as much again at most"""
     download_timeout_s: float = 60.0
     """an object store that brings less than 1 MiB in so long is asked anew"""
     cached_batch: bool = False

@@ -52,6 +52,7 @@ class ClipPlan(Protocol):
     batch_size: int
     views: int
     lanes: int = 1  # pieces of a step that read shards of their own
+    shards_in_turns: int = 1  # that this node takes clips from at a time
 
     def videos(self, index: int) -> list[int]:
         """The samples of batch `index`, one a decode."""
@@ -116,6 +117,7 @@ class Plan(ClipPlan):
         self._order = self._in_order(order.VERSION)
         node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
         self._lanes_of_node = sorted(self._lanes_of(node))
+        self.shards_in_turns = min(len(self._lanes_of_node) * config.shuffle_shards, len(dataset.shards))
         self._share_of_lanes = sum(map(len, node)) * config.lanes / self.global_batch / len(self._lanes_of_node)
 
     @property

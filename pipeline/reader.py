@@ -34,7 +34,9 @@ class Reader:
         self._dataset = dataset
         self._closed = False
         self._starting = threading.Lock()  # no download begins after the end
-        self._files = OpenFiles(lambda piece: self._ahead is not None and self._ahead.expects(piece))
+        self._files = OpenFiles(
+            lambda piece: self._ahead is not None and self._ahead.expects(piece), dataset.cache.max_bytes
+        )
         self._renewed: set[Piece] = set()
         self._renewing = threading.Lock()
         self._pieces = Pieces(dataset, plan)
@@ -190,8 +192,9 @@ class OpenFiles:
     is done with it.
     """
 
-    def __init__(self, expected: Callable[[Piece], bool]) -> None:
-        self._expected = expected
+    def __init__(self, expected: Callable[[Piece], bool], most_removed: int) -> None:
+        """`most_removed`: bytes of files that the cache has removed and that stay open all the same."""
+        self._expected, self._most_removed = expected, most_removed
         self._most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // 2
         self._files: OrderedDict[Piece, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
@@ -208,12 +211,18 @@ class OpenFiles:
     def add(self, piece: Piece, file: BinaryIO) -> BinaryIO:
         """Keep a file, and let go of those that have been removed, whose room the disk does not get back else.
 
-        What will be read yet stays: of a cache that is too small for it, it would be downloaded for every clip.
+        What will be read yet stays, of that what was used last: of a cache that is too small for the shards that clips
+        are taken from in turns, it would be downloaded for every clip.
         """
         with self._lock:
-            gone = [kept for kept, opened in self._files.items() if not os.fstat(opened.fileno()).st_nlink]
-            for other in gone:
-                if not self._expected(other):
+            states = [(kept, os.fstat(opened.fileno())) for kept, opened in reversed(self._files.items())]
+            room = self._most_removed
+            for other, state in states:
+                if state.st_nlink:
+                    continue
+                if self._expected(other) and state.st_size <= room:
+                    room -= state.st_size
+                else:
                     del self._files[other]
             while len(self._files) >= self._most:
                 self._files.popitem(last=False)

@@ -270,6 +270,9 @@ def _described(raw: dict[str, Any], shards: Sequence[ShardInfo]) -> DatasetInfo:
     checked: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
     if checked.schema_version > 1 and checked.tables.keys() != {*TABLES, "names"}:
         raise ValueError(f"its tables are {', '.join(checked.tables) or 'missing'}")
+    of_all = checked.codecs, checked.containers, checked.frame_strides
+    if checked.schema_version > 1 and checked.num_samples and not all(of_all):
+        raise ValueError("it names no codecs, containers or frame_strides")
     return replace(checked, shards=shards)
 
 

@@ -23,21 +23,21 @@ def is_remote(place: str | Path) -> bool:
     return "://" in str(place)
 
 
-def default_cache() -> Path:
+def default_cache(name: str = "adamae", option: str = "data.cache") -> Path:
     """The user's own cache folder, made if need be; one of the machine's temporary folder where there is no home.
 
-    Raises InputError if somebody else might have put it there, or may write to it.
+    `option` names another folder. Raises InputError if somebody else might have put it there, or may write to it.
     """
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))  # unlike Path.home, it does not mind users without one
-    folder = (xdg if xdg.is_absolute() else home / ".cache") / "adamae"
+    folder = (xdg if xdg.is_absolute() else home / ".cache") / name
     with suppress(OSError):  # containers run as users who have no home, or may not write to it
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return _private(folder)
-    return _private(Path(tempfile.gettempdir()) / f"adamae-cache-{os.getuid()}")
+        return _private(folder, option)
+    return _private(Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}", option)
 
 
-def _private(folder: Path) -> Path:
+def _private(folder: Path, option: str) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()
@@ -45,7 +45,7 @@ def _private(folder: Path) -> Path:
         return folder
     raise InputError(
         f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or name"
-        " a folder of your own with data.cache"
+        f" a folder of your own with {option}"
     )
 
 

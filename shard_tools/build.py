@@ -30,6 +30,7 @@ from pipeline.shards import (
     read_dataset_info,
     read_samples,
 )
+from shard_tools.destination import WORK_FOLDER, Folder
 from shard_tools.inputs import Inputs
 from shard_tools.layout import KEY_DIGITS
 from shard_tools.plan import Plan
@@ -40,8 +41,6 @@ from shard_tools.tables import publish
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, write_shard
-
-WORK_FOLDER = ".work"
 
 
 class Runner(Protocol):
@@ -57,8 +56,12 @@ class Build:
     together by the part that ends last.
     """
 
-    def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
+    def __init__(
+        self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1), destination: Folder | None = None
+    ):
+        """`destination`: where what is made in `folder` goes; it stays there otherwise."""
         self.folder = folder
+        self.destination = destination or Folder(folder)
         self.settings = settings
         self.part = part
         self.work_folder = folder / WORK_FOLDER
@@ -75,29 +78,30 @@ class Build:
             return
         names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
         different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
-        raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
+        where = self.destination.place_of()
+        raise InputError(f"{where} was made with other settings ({different}): give another output folder")
 
     def plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> Plan | None:
         """The plan of a run that was interrupted, or one for the items that the dataset lacks; None if it holds all."""
         with locked_folder(self.folder):
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # left by a run that was killed when all was done
-                planning = Planning(self.folder, self.settings, self.done, self._stored)
+                planning = Planning(self.destination, self.settings, self.done, self._stored)
                 if not planning.save(inputs, classes, retry_rejects, self.plan_file):
                     return None
             plan = Plan.load(self.plan_file, self.part)
             if plan.key_digits != KEY_DIGITS:  # planned by an earlier version, which did not look
                 new = ((plan.key(source), source) for name in plan.shards for source in plan.sources(name))
                 what_to_do = f"remove {self.work_folder}, planned by an earlier version, and start again"
-                refuse_collisions(new, (), self.folder, what_to_do)
+                refuse_collisions(new, (), self.destination.place_of(), what_to_do)
             return plan
 
     def _stored(self) -> Iterator[Sample]:
         """All samples that the dataset holds. Raises InputError if a shard of it is gone."""
         for shard in self.done.shards if self.done else []:
-            path = self.folder / shard.name
-            if not path.is_file() or path.stat().st_size != shard.num_bytes:
-                raise InputError(f"{path} is missing or not whole: put it back, or give another output folder")
+            if self.destination.size_of(shard.name) != shard.num_bytes:
+                where = self.destination.place_of(shard.name)
+                raise InputError(f"{where} is missing or not whole: put it back, or give another output folder")
             yield from read_samples(self.folder, shard)
 
     @contextmanager
@@ -144,15 +148,15 @@ class Build:
                 reach(name)
                 stem, shards = self._stem(plan, source, name), plan.places_of(source, name)
                 staged = self._staged(plan, source, name, missing)
-                location = inputs.location(source)
                 stem.parent.mkdir(exist_ok=True)
-                if staged is None and location is None:
+                if staged is None:
+                    location = inputs.location(source)
+                    if location is not None:
+                        yield Job(source, location, label, stem, self.settings)
+                        continue
                     staged = Outcome(source, [], "it was there when the run began, and is gone now")
                     staged.save(stem)
-                if staged is not None:
-                    finish(staged, shards)
-                else:
-                    yield Job(source, location, label, stem, self.settings)
+                finish(staged, shards)
 
         if plan.splits:  # a piece may be made before its shard is reached
             for name in self._missing(plan):
@@ -219,6 +223,8 @@ class Build:
         rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
         marker = {"shard": info and asdict(info), "rejected": rejected}
         write_text(self._marker(name), json.dumps(marker) + "\n")
+        if info is not None:
+            self.destination.send(info)
         staging = self.work_folder / "items"
         for path in [path for _, path in samples if staging in path.parents]:
             path.unlink(missing_ok=True)
@@ -267,6 +273,7 @@ class Build:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
             info = describe(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish(self.folder, info)
+        self.destination.publish(self.done if shards else None)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
         self.plan_file.unlink()

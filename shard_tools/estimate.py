@@ -33,7 +33,7 @@ def estimate(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> 
                 raise outcome
             num_tried += 1
             # Videos differ more in length than in what a byte of them costs.
-            times = group.num_bytes / item.size if item.size else group.count
+            times = group.num_bytes / item.size if item.size else group.num_videos
             seconds += times * (time.perf_counter() - start)
             num_rejected += outcome.reason is not None
             for sample, _ in outcome.samples:
@@ -51,7 +51,7 @@ class Group(NamedTuple):
     """Videos of about one size."""
 
     middle: Item
-    count: int
+    num_videos: int
     num_bytes: int
 
 

@@ -20,6 +20,7 @@ from pipeline.shards import REJECTED_FILE, is_described, read_dataset_info
 from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.codecs import CODECS
+from shard_tools.destination import Folder, Store
 from shard_tools.estimate import estimate
 from shard_tools.inputs import Inputs, Skipped, class_names, is_url, read_inputs, read_label_map
 from shard_tools.ray_workers import RayPool
@@ -35,7 +36,7 @@ ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
-    parser.add_argument("output", type=_folder, help="folder of the dataset")
+    parser.add_argument("output", type=_output, help="folder of the dataset, or its URL in a store (s3://, gs://, …)")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder in which a list's paths start (default: the list's own)")
     what.add_argument("--label-map", type=Path, help="class names by id: one a line, or JSON")
@@ -69,6 +70,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="of a job array: only every N-th shard")
+    run.add_argument(
+        "--staging", type=Path, metavar="FOLDER", help="where shards are made that go to a URL (default: your cache)"
+    )
     run.add_argument("--estimate", action="store_true", help="try a few videos, say how long and how large, and stop")
     run.add_argument(
         "--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png, a look at the samples"
@@ -89,10 +93,10 @@ class Splits(argparse.Action):
         setattr(namespace, self.dest, splits | {name: where})
 
 
-def _folder(text: str) -> Path:
-    if is_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is no local folder: make the shards in one, then upload them")
-    return Path(text)
+def _output(text: str) -> str:
+    if text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} can only be read: give a folder, or a URL such as s3://bucket/name")
+    return text
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -115,8 +119,13 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return Settings(**(purpose | {name: value for name, value in given.items() if value is not None}))
 
 
-def refuse_overlap(inputs: str, output: Path) -> None:
+def refuse_overlap(inputs: str, place: str) -> None:
     """Raises InputError where output and input would mix, or output is no folder."""
+    if is_url(place):
+        if f"{place}/".startswith(f"{inputs.rstrip('/')}/"):
+            raise InputError(f"{place} lies inside the input {inputs}: give a URL outside of it")
+        return
+    output = Path(place)
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file: give a folder for the shards")
     folder = Path(inputs)
@@ -145,29 +154,56 @@ class Bar:
         self.bar.update()
 
 
+def refuse_with_url(arguments: argparse.Namespace) -> None:
+    """Raises InputError where an option cannot go with the output that it is given with."""
+    if not is_url(arguments.output):
+        if arguments.staging is not None:
+            raise InputError("--staging is where shards are made that go to a URL: OUTPUT is a folder, leave it out")
+        return
+    if arguments.contact_sheet:
+        raise InputError("--contact-sheet looks into shards on this machine, and these go to a URL: leave it out")
+    if arguments.staging is None and (arguments.part[1] > 1 or arguments.engine == "ray"):
+        raise InputError("machines that make a dataset together need a --staging folder that all of them see")
+
+
+def destination_of(place: str, name: str, staging: Path | None) -> Folder:
+    """Of the dataset `name` at a place; of the one there is, if it has no name."""
+    if is_url(place):
+        return Store(f"{place.rstrip('/')}/{name}", staging)
+    return Folder(Path(place) / name)
+
+
+def common_classes(splits: dict[str, Inputs], destinations: dict[str, Folder]) -> list[str]:
+    """All splits count their classes alike, and as they did when they were made."""
+    folders = [there.folder for there in destinations.values() if is_described(there.folder)]
+    known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+    return class_names(set().union(*(found.labels() for found in splits.values())), known)
+
+
 def make_dataset(
-    folder: Path, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
+    destination: Folder, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
     """Make or complete one dataset; returns the exit code."""
     part, num_parts = arguments.part
-    build = Build(folder, settings_of(arguments), (part - 1, num_parts))
+    build = Build(destination.folder, settings_of(arguments), (part - 1, num_parts), destination)
     pool = ENGINES[arguments.engine](work, arguments.workers, arguments.timeout)
     retry_rejects = arguments.retry_rejects
-    with build.locked():
-        plan = build.plan(inputs, classes, retry_rejects)
-        while plan is not None:
-            with Bar(build.num_missing(plan)) as bar:
-                build.run(plan, inputs, pool, bar.count)
-            late = build.finish(plan)
-            if late is not None:
-                said = f"part {part} of {num_parts} is done, part {late + 1} is not"
-                say(f"{said}; the part that ends last completes {shown(folder)}")
-                return 0
-            if build.done is None:
-                break
-            # An interrupted run is complete now; what has come into the input since then is next.
-            plan = build.plan(inputs, classes, retry_rejects and not plan.retries)
-    return conclude(build, arguments, skipped)
+    with destination:
+        with build.locked():
+            plan = build.plan(inputs, classes, retry_rejects)
+            while plan is not None:
+                with Bar(build.num_missing(plan)) as bar:
+                    build.run(plan, inputs, pool, bar.count)
+                late = build.finish(plan)
+                if late is not None:
+                    said = f"part {part} of {num_parts} is done, part {late + 1} is not"
+                    say(f"{said}; the part that ends last completes {shown(destination.place_of())}")
+                    return 0
+                if build.done is None:
+                    break
+                # An interrupted run is complete now; what has come into the input since then is next.
+                plan = build.plan(inputs, classes, retry_rejects and not plan.retries)
+        return conclude(build, arguments, skipped)
 
 
 def say_skipped(skipped: Skipped) -> None:
@@ -178,19 +214,20 @@ def say_skipped(skipped: Skipped) -> None:
 def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
     """Say what came of it; returns the exit code."""
     rejects = read_rejects(build.folder)
+    reasons = build.destination.place_of(REJECTED_FILE)
     for source, reason in list(rejects.items())[:10]:
         say(f"rejected {shown(source)}: {reason}", sys.stderr)
     if len(rejects) > 10:
-        say(f"and {len(rejects) - 10} more in {build.folder / REJECTED_FILE}", sys.stderr)
+        say(f"and {len(rejects) - 10} more in {reasons}", sys.stderr)
     say_skipped(skipped)
     info = build.done
     if info is None:
-        raise InputError(f"not one of {len(rejects)} videos can be used: {build.folder / REJECTED_FILE} says why")
+        raise InputError(f"not one of {len(rejects)} videos can be used: {reasons} says why")
     if arguments.contact_sheet:
         write_contact_sheet(build.folder, info)
     say(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
-        f"shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
+        f"shards, {len(rejects)} rejected, {skipped.total} skipped: {build.destination.place_of()}"
     )
     allowed = arguments.max_rejects * (len(rejects) + info.report.get("num_sources", info.num_samples))
     if len(rejects) > allowed:
@@ -205,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.workers < 1 or parsed.timeout <= 0 or not 0 <= parsed.max_rejects <= 1:
         raise InputError("--workers must be at least 1, --timeout above 0 and --max-rejects between 0 and 1")
     refuse_overlap(parsed.input, parsed.output)
+    refuse_with_url(parsed)
     classes = read_label_map(parsed.label_map) if parsed.label_map else []
     if parsed.root and (parsed.split or Path(parsed.input).is_dir() or is_url(parsed.input)):
         raise InputError("--root says where the paths of a list start: leave it out where INPUT is none")
@@ -221,13 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 say_skipped(passed_over)
             estimate(list(splits.values()), settings, parsed.workers)
             return 0
+        destinations = {name: destination_of(parsed.output, name, parsed.staging) for name in splits}
         if parsed.split and not classes:
-            # All splits count their classes alike, and as they did when they were made.
-            folders = [parsed.output / name for name in splits if is_described(parsed.output / name)]
-            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
-            classes = class_names(set().union(*(found.labels() for found in splits.values())), known)
+            classes = common_classes(splits, destinations)
         return max(
-            make_dataset(parsed.output / name, parsed, found, classes, skipped[name]) for name, found in splits.items()
+            make_dataset(destinations[name], parsed, found, classes, skipped[name]) for name, found in splits.items()
         )
 
 

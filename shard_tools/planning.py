@@ -6,6 +6,7 @@ from pathlib import Path
 
 from errors import InputError
 from pipeline.shards import REJECTED_FILE, DatasetInfo, Sample
+from shard_tools.destination import Folder
 from shard_tools.inputs import Inputs, class_names
 from shard_tools.layout import KEY_DIGITS, Keys, Shuffled, assign, count_shards, key_of
 from shard_tools.plan import Entry, Plan, in_pieces
@@ -13,15 +14,15 @@ from shard_tools.settings import Settings
 
 
 class Planning:
-    """Of one dataset folder, with what it holds already: `done`, or None, of which `stored` yields all samples."""
+    """Of one dataset, with what it holds already: `done`, or None, of which `stored` yields all samples."""
 
     def __init__(
-        self, folder: Path, settings: Settings, done: DatasetInfo | None, stored: Callable[[], Iterable[Sample]]
+        self, destination: Folder, settings: Settings, done: DatasetInfo | None, stored: Callable[[], Iterable[Sample]]
     ):
-        self.stored = stored
-        self.folder = folder
+        self.destination = destination
         self.settings = settings
         self.done = done
+        self.stored = stored
 
     def save(self, inputs: Inputs, classes: list[str], retry_rejects: bool, plan_file: Path) -> bool:
         """Write the plan of what is new in `inputs`; False, and no plan, if nothing is.
@@ -31,7 +32,7 @@ class Planning:
         names = self._classes(inputs, classes)
         known = self.done.classes if self.done else []
         stored = ((it.source, None if it.label is None else known[it.label], it.source_size) for it in self.stored())
-        inputs.compare(stored, () if retry_rejects else read_rejects(self.folder).keys())
+        inputs.compare(stored, () if retry_rejects else read_rejects(self.destination.folder).keys())
         self._refuse_changes(inputs)
         rejected = inputs.new_problems()
         with Shuffled(in_pieces(inputs.new(), self.settings.max_seconds), self.settings.seed) as order:
@@ -39,7 +40,7 @@ class Planning:
                 return False
             pairs = ((self._key(sample), sample.source) for sample in self.stored())
             new = ((key_of(item.source, KEY_DIGITS), item.source) for item in inputs.new())
-            refuse_collisions(new, pairs, self.folder, "rename one of them")
+            refuse_collisions(new, pairs, self.destination.place_of(), "rename one of them")
             ids = {name: identity for identity, name in enumerate(names)}
             shards = (
                 (
@@ -57,7 +58,8 @@ class Planning:
     def _classes(self, inputs: Inputs, classes: list[str]) -> list[str]:
         known = self.done.classes if self.done else []
         if classes and classes[: len(known)] != known:
-            raise InputError(f"the label map does not begin with the classes of {self.folder}: their ids would change")
+            where = self.destination.place_of()
+            raise InputError(f"the label map does not begin with the classes of {where}: their ids would change")
         names = class_names(inputs.labels(), classes or known)
         if classes and names != classes:
             inputs.name_labels(classes)
@@ -71,9 +73,8 @@ class Planning:
             ("have changed since they were stored", inputs.resized()),
         ):
             if count:
-                raise InputError(
-                    f"{count} videos of {self.folder} {what} (the first: {first}): give another output folder"
-                )
+                where = self.destination.place_of()
+                raise InputError(f"{count} videos of {where} {what} (the first: {first}): give another output folder")
 
     def _key(self, sample: Sample) -> str:
         return sample.key if self.settings.max_seconds is None else sample.key.rpartition("-")[0]
@@ -84,7 +85,7 @@ class Planning:
 
 
 def refuse_collisions(
-    new: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]], folder: Path, what_to_do: str
+    new: Iterable[tuple[str, str]], stored: Iterable[tuple[str, str]], where: str, what_to_do: str
 ) -> None:
     """Raises InputError if two videos, given as (key, source), would have the same key."""
     with Keys() as keys:
@@ -92,7 +93,7 @@ def refuse_collisions(
         keys.add(stored, are_stored=True)
         if alike := keys.alike():
             key, source, other = alike
-            raise InputError(f"{source} and {other} would have the same key {key} in {folder}: {what_to_do}")
+            raise InputError(f"{source} and {other} would have the same key {key} in {where}: {what_to_do}")
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A device that is not there, or is too small, is said to be so."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +116,10 @@ def test_a_gpu_that_is_full_is_explained() -> None:
 
 @pytest.mark.parametrize("has_units", [True, False])
 def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_units)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     cpu = torch.device("cpu")
     assert usable_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
     assert usable_precision(torch.device("cuda"), "bf16") == "bf16"

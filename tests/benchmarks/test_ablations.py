@@ -19,7 +19,9 @@ def test_a_table_with_learning_columns(tmp_path: Path, monkeypatch: pytest.Monke
     videos = [(f"v{i}", encode(20, first=i, pattern=True)) for i in range(4)]
     shards = write_shards(tmp_path / "shards", videos)
     monkeypatch.setattr(ablations, "train", lambda recipe: train.train(parse(["--config", str(recipe)])))
-    arguments = ["--table", "f", "--config", str(ablations.ROOT / "configs/demo.yaml"), "--batch-size", "2"]
+    monkeypatch.setattr(ablations, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    recipe = str(ablations.ROOT / "configs/demo.yaml")
+    arguments = ["--table", "f", "--config", recipe, "--batch-size", "2", "--measure"]
     trained = ["--train", "3", "--shards", str(shards), "--videos", str(shards), "--output", str(tmp_path / "out")]
     ablations.main([*arguments, *trained, *TINY])
 
@@ -33,6 +35,7 @@ def test_a_table_with_learning_columns(tmp_path: Path, monkeypatch: pytest.Monke
     assert parameters[0] < parameters[1] < parameters[3] < parameters[2]
     for row in rows:
         assert 0 < row["predicted_peak_gib"] < 1
+        assert row["cpu_ms_per_clip"] > 0
         assert 0 < row["learnt_reconstruction_loss"] < 3
         assert -1 <= row["learnt_correlation"] <= 1
     assert "| paper_top1 |" in (tmp_path / "out/table_1f.md").read_text()

@@ -11,6 +11,7 @@ the seconds until the run was again at the step where it was hit, and the steps 
 import argparse
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -123,6 +124,7 @@ def starve(kind: str, times: int = 10**9) -> Callable[[Site], None]:
     return replace
 
 
+SCRATCH = "adamae-faults-"  # begins the name of the folder that everything is in
 STAYS = "SIGSTOP of a worker"  # the others end, and name it; it cannot end by itself
 FAULTS: dict[str, Callable[[Site], None]] = {
     "kill -9 of a worker": to_worker(signal.SIGKILL),
@@ -202,7 +204,7 @@ def _undo(site: Site) -> None:
 def _sentence(run: Run) -> str:
     """The last thing that the run itself said when it ended."""
     said = [line for line in run.said().replace("\r", "\n").splitlines() if line.startswith(("error: ", "interrupted"))]
-    return said[-1] if said else ""
+    return re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""  # as on any machine
 
 
 def _require(run: Run, fine: bool, claim: str) -> None:
@@ -349,7 +351,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="on each of two nodes")
     parser.add_argument("--output", type=Path, default=default_output(torch.device("cpu")) / "faults")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="adamae-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
         place = Path(folder)
         with Campaign(place, make_shards(place), processes=options.processes) as campaign:
             site = campaign.site(campaign.new_run("disturbed"), options.seed)
@@ -358,9 +360,10 @@ def main() -> int:
                 names = random.Random(options.seed).choices(names, k=options.count)
             rows, differs, _ = in_a_row(campaign, names, options.seed)
             apart = order_in_one_process(campaign, campaign.undisturbed(8, *RANDOM_MASKING))
+    only = shlex.join(["", *(f"--only={name}" for name in options.only or ())]).removeprefix("''")
     about: dict[str, Any] = {
         **machine(torch.device("cpu"), ("fsspec", "s3fs", "moto")),
-        "command": shlex.join(["python", "tests/cluster/faults.py", *sys.argv[1:]]),
+        "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}{only}",
         "nodes": f"2 of {options.processes}, {'network namespaces' if campaign.net.can_cut else 'loopback'}",
         "faults": len(rows),
         "left_running": sum(1 for row in rows if row.get("left_running") and row["fault"] != STAYS),

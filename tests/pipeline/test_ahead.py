@@ -13,7 +13,7 @@ import torch
 from listed import Listed
 
 from pipeline import reader as reading
-from pipeline.ahead import LookAhead, Piece, Pieces
+from pipeline.ahead import LookAhead, Piece, Pieces, check_cache
 from pipeline.config import DataConfig
 from pipeline.dataset import ShardDataset
 from pipeline.ledger import NoRoomError
@@ -146,7 +146,7 @@ def test_files_that_have_been_removed_do_not_stay_open(bucket: str, tmp_path: Pa
 
 def test_open_files_are_half_of_what_the_process_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading.resource, "getrlimit", lambda _: (40, 40))
-    files = OpenFiles(lambda _: False)
+    files = OpenFiles(lambda _: False, 0)
     (tmp_path / "file").touch()
     opened = [files.add(Piece(number), (tmp_path / "file").open("rb")) for number in range(25)]
     assert len(files) == 20
@@ -155,6 +155,20 @@ def test_open_files_are_half_of_what_the_process_may_have(tmp_path: Path, monkey
     files.add(Piece(25), (tmp_path / "file").open("rb"))
     assert files.get(Piece(5)) is opened[5], "it was used"
     assert files.get(Piece(6)) is None
+    files.close()
+
+
+def test_what_is_removed_and_stays_open_has_a_bound(tmp_path: Path) -> None:
+    """In bytes, those used last before the others, whatever is expected."""
+    files = OpenFiles(lambda _: True, 250)
+    for number in range(6):
+        path = tmp_path / f"{number}"
+        path.write_bytes(bytes(100))
+        files.add(Piece(number), path.open("rb"))
+        if number < 5:
+            path.unlink()
+        assert files.get(Piece(1)) is not None or number == 0
+    assert [number for number in range(6) if files.get(Piece(number))] == [1, 4, 5]
     files.close()
 
 
@@ -176,9 +190,25 @@ def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_pa
     assert not list((tmp_path / "nvme").glob(".*.holder"))
 
 
-@pytest.mark.parametrize(("batches", "opened"), [([[0], [5], [9]], 1), ([[0], [5], [9], [0, 5]], 2)])
+@pytest.mark.parametrize(("lanes", "shuffle_shards", "said"), [(1, 1, ""), (1, 3, "3 shards"), (2, 2, "3 shards")])
+def test_a_cache_that_is_too_small_for_the_order_is_said(
+    lanes: int, shuffle_shards: int, said: str, bucket: str, tmp_path: Path, short: ShardDataset,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    size = max(path.stat().st_size for path in short.folder.glob("*.tar"))
+    config = DataConfig(
+        bucket, frame_stride=1, cache=str(tmp_path), cache_gib=2 * size / 2**30, lanes=lanes,
+        shuffle_shards=shuffle_shards,
+    )  # fmt: skip
+    dataset = ShardDataset.of(config)
+    check_cache(dataset, Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4))
+    notes = capfd.readouterr().err
+    assert (f"takes clips from {said} in turns" in notes) if said else not notes
+
+
+@pytest.mark.parametrize("batches", [[[0], [5], [9]], [[0], [5], [9], [5]]])
 def test_what_is_removed_is_closed_when_it_is_behind(
-    batches: list[list[int]], opened: int, bucket: str, short: ShardDataset, tmp_path: Path
+    batches: list[list[int]], bucket: str, short: ShardDataset, tmp_path: Path
 ) -> None:
     """Of a cache for one shard; what will be read yet is not downloaded again for every clip."""
     size = max(path.stat().st_size for path in short.folder.glob("*.tar"))
@@ -189,7 +219,7 @@ def test_what_is_removed_is_closed_when_it_is_behind(
         assert reader._ahead is not None
         idle(reader._ahead)  # it knows what is behind
         assert reader.read(sample) == expected.read(sample)
-    assert len(reader._files) <= opened + 1, "and the one that is read"
+    assert len(reader._files) <= 2, "one, and the one that is read"
     assert len(list(tmp_path.rglob("*.tar"))) == 1
     fsspec.filesystem("memory").store.clear()
     for sample in batches[-1]:

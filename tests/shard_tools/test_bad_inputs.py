@@ -240,7 +240,7 @@ def test_bad_commands_end_in_one_sentence(whole: Path, tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["videos", "s3://bucket/out"], "s3://bucket/out is no local folder"),
+        (["videos", "https://server/out"], "https://server/out can only be read"),
         (["videos", "out", "--split", "a=x.csv", "--split", "a=y.csv"], "--split a is given twice"),
         (["videos", "out", "--split", "a.csv"], "--split a.csv is not like"),
     ],

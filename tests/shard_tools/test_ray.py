@@ -32,7 +32,8 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
             time.sleep(1000)
         return job.upper()
 
-    results = dict(RayPool(act, 2, timeout=10).run(["a", "crash", "hang", "b"]))
+    # Ray may take many seconds to see that a process has died.
+    results = dict([*RayPool(act, 2, timeout=60).run(["a", "crash", "b"]), *RayPool(act, 2, timeout=5).run(["hang"])])
     assert results["crash"] == Failed("the process that worked on it died")
-    assert results["hang"] == Failed("it took longer than 10 seconds")
+    assert results["hang"] == Failed("it took longer than 5 seconds")
     assert (results["a"], results["b"]) == ("A", "B")

@@ -194,7 +194,7 @@ def test_a_slow_process_is_seen_in_the_log_and_said_once(tmp_path: Path, synthet
         "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "device=cpu", "log_every=3",
         "data.num_threads=1", "figure_every=null", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}",
     ]  # fmt: skip
-    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_process_1, 0.2)) as job:
+    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_process_1, 0.3, 0.6)) as job:
         assert job.wait() == [0], job.said()
         said = job.said()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -202,7 +202,7 @@ def test_a_slow_process_is_seen_in_the_log_and_said_once(tmp_path: Path, synthet
         spread = lines[-1]["ranks"][name]
         assert spread["worst_rank"] == 1
         assert spread["worst_host"] == os.uname().nodename
-        assert spread["max"] > 150 > spread["median"]
+        assert spread["max"] > 1.5 * spread["median"] + 200, "of 600; a busy machine slows both"
     assert lines[-1]["ranks"]["step_ms"]["max"] < 1.3 * lines[-1]["ranks"]["step_ms"]["min"], "all wait for it"
     assert said.count("process 1 on ") == 2
     assert "holds up the others: its forward pass takes" in said

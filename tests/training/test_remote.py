@@ -15,12 +15,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from errors import InputError
+from pipeline import bucket
+from pipeline.bucket import Bucket
 from pipeline.config import DataConfig
 from training import checkpoint
 from training.checkpoint import Contents, Place
 from training.config import TrainConfig
-from training.remote import bucket, folder, lease
-from training.remote.bucket import Bucket
+from training.remote import folder, lease
 from training.remote.folder import RemoteRun
 from training.remote.lease import Lease, TakenOverError
 from training.run_folder import RunFolder

@@ -13,12 +13,12 @@ from uuid import uuid4
 
 from durable import sync
 from errors import InputError
+from pipeline.bucket import Bucket
 from pipeline.store import default_cache, is_remote
 from terminal import say
 from training import checkpoint
 from training.manifest import FILE as MANIFEST
 from training.manifest import Manifest
-from training.remote.bucket import Bucket
 from training.remote.lease import Lease
 
 BEST = "checkpoints/best"

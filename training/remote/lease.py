@@ -6,8 +6,8 @@ import threading
 import time
 
 from errors import InputError
+from pipeline.bucket import Bucket
 from terminal import say
-from training.remote.bucket import Bucket
 
 RENEW_S = 10.0
 PATIENCE_S = 40.0  # after which a lease that nobody has renewed is nobody's: all of it by the clock of who waits

@@ -24,6 +24,7 @@ from shard_tools.source import VIDEO_EXTENSIONS
 
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling
+MOST_CLIPPED = 0.3  # of a frame's values; of an intact one a hundredth
 NUMBERED = "sample-"  # what the loader calls a video whose name has changed
 
 
@@ -134,6 +135,8 @@ def delivered(folder: Path, videos: dict[str, bytes], labels: dict[str, int] | N
             yield f"the loader delivers frame {max(numbers)} of {key}, which has {len(frames)}"
             continue
         for image, number in zip(clip, numbers, strict=True):
+            if _clipped(frames[number]) > MOST_CLIPPED:
+                continue  # noise of colours that no screen has, clipped here before it is scaled, and there after that
             wanted = _cut(frames[number], box, image.shape[0])
             error, shift = np.abs(image - wanted).mean(), abs(image.mean() - wanted.mean())
             if error > MOST_ERROR or shift > MOST_GREY:
@@ -166,6 +169,10 @@ def _decoded(video: bytes) -> list[np.ndarray] | None:
     if None in times or len(set(times)) < len(times):
         return frames
     return [frames[place] for place in sorted(range(len(frames)), key=times.__getitem__)]
+
+
+def _clipped(frame: np.ndarray) -> float:
+    return float(((frame <= 0) | (frame >= 255)).mean())
 
 
 def _cut(frame: np.ndarray, box: np.ndarray, size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from durable import write_aside
 from errors import InputError
 
 TRIES = 4  # of one request, 1, 2 and 4 s apart
+FOLDERS = ("file://", "local://", "sftp://", "ssh://")  # what is written there can be seen, and renamed over
 T = TypeVar("T")
 
 
@@ -25,13 +26,27 @@ class Bucket:
 
     def names(self, under: str = "") -> list[str]:
         """Of all files, relative to the URL."""
+        return list(self.sizes(under))
+
+    def sizes(self, under: str = "") -> dict[str, int]:
+        """Bytes of all files, by their names relative to the URL."""
         start = f"{self._root}/{under}".rstrip("/")
 
-        def listed() -> list[str]:
+        def listed() -> dict[str, int]:
             self._fs.invalidate_cache()
-            return [name[len(self._root) :].lstrip("/") for name in self._fs.find(start)]
+            found = self._fs.find(start, detail=True)
+            return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
 
         return self._tried("listed", listed)
+
+    def size(self, name: str) -> int:
+        """Bytes of a file, as the store says now."""
+
+        def asked() -> int:
+            self._fs.invalidate_cache()
+            return int(self._fs.size(f"{self._root}/{name}"))
+
+        return self._tried("read", asked, name)
 
     def read(self, name: str) -> bytes | None:
         """None where there is no such file."""
@@ -49,6 +64,15 @@ class Bucket:
 
     def upload(self, file: Path, name: str) -> None:
         self._tried("written to", lambda: self._fs.put_file(str(file), f"{self._root}/{name}"), name)
+
+    def replace(self, file: Path, name: str) -> None:
+        """Upload a file that others may be reading an earlier one of: they see that or this, never half of it."""
+        if not self.url.startswith(FOLDERS):  # object stores show a file when it is whole
+            self.upload(file, name)
+            return
+        aside = f".{name}.partial"
+        self.upload(file, aside)
+        self._tried("written to", lambda: self._fs.mv(f"{self._root}/{aside}", f"{self._root}/{name}"), name)
 
     def download(self, name: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
