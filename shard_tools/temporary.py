@@ -23,6 +23,7 @@ class Temporary:
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self._database.execute("PRAGMA journal_mode = OFF")  # nothing is ever taken back
         self._database.executescript(self.schema)
         self._database.execute("BEGIN")
 

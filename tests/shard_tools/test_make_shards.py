@@ -329,8 +329,8 @@ def test_an_estimate_tries_videos_of_all_sizes() -> None:
     items = [Item(str(i), str(i), size=i) for i in range(1, 101)]
     groups = list(by_size(items, len(items)))
     assert len(groups) == NUM_TRIED
-    assert {group.count for group in groups} == {8, 9}
-    assert sum(group.count for group in groups) == 100
+    assert {group.num_videos for group in groups} == {8, 9}
+    assert sum(group.num_videos for group in groups) == 100
     assert sum(group.num_bytes for group in groups) == sum(range(1, 101))
     assert [group.middle.size for group in groups] == sorted(group.middle.size for group in groups)
     assert groups[0].middle == items[4]
