@@ -49,7 +49,7 @@ def test_a_source_that_is_listed_again_counts_once_and_has_one_label() -> None:
     a, b, c = settled(items)
     assert a == Item("a", "first", "x")
     assert b == Item("b", "b", "y", problem="it is listed with two labels, 'y' and 'z'")
-    assert c == Item("c", "", problem="it has no label, others have one")
+    assert c == Item("c", "c", problem="it has no label, others have one")
     assert all(item.label is None for item in settled(items, unlabelled=True))
     assert [item.problem for item in settled([Item("c", "c"), Item("d", "d")])] == [None, None]
 
