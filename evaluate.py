@@ -24,18 +24,20 @@ from torch import nn
 from devices import full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
-from model import pretrained
 from model.config import ModelConfig
 from model.probe import classifier_of
-from pipeline import arrays
-from pipeline.dataset import ShardDataset
-from pipeline.reader import Reader
-from pipeline.store import is_remote
+from model.weights import pretrained
+from pipeline.reading.reader import Reader
+from pipeline.reading.store import is_remote
+from pipeline.shards import arrays
+from pipeline.shards.dataset import ShardDataset
 from terminal import say, written_out
-from training import distributed
-from training.cautions import shared_videos
 from training.config import TrainConfig, parse
-from training.evaluation import (
+from training.learning.finetuning import BEST
+from training.processes import distributed
+from training.remote.folder import local_run
+from training.reviews.cautions import shared_videos
+from training.reviews.evaluation import (
     Predictions,
     Views,
     calibration,
@@ -45,8 +47,6 @@ from training.evaluation import (
     predict,
     scores,
 )
-from training.finetuning import BEST
-from training.remote.folder import local_run
 
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
@@ -237,7 +237,7 @@ def _mistakes_figure(results: dict[str, Any], dataset: ShardDataset) -> Figure:
 
 def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Frames from all over a video, side by side."""
-    from pipeline.video import decode_frames  # PyAV, which may be missing where DALI decodes all
+    from pipeline.decoding.video import decode_frames  # PyAV, which may be missing where DALI decodes all
 
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
     frames = decode_frames(Reader(dataset).read(sample), numbers)

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from durable import write_aside, write_json, write_text
 from errors import InputError, run_command
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model import pretrained
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.loading import check_keys, shapes
-from model.weight_files import save_tensors
-from model.weights import to_adamae, to_huggingface, to_videomae
+from model.weights import pretrained
+from model.weights.layouts import to_adamae, to_huggingface, to_videomae
+from model.weights.loading import check_keys, shapes
+from model.weights.weight_files import save_tensors
 from terminal import say
 from training.remote.folder import local_run
 

@@ -15,30 +15,31 @@ from torch.nn.parallel import DistributedDataParallel
 from devices import mixed_precision
 from errors import run_command
 from model.channels import check_channels
-from pipeline.ahead import check_cache
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
-from training import checkpoint, distributed
-from training.cautions import cautions
-from training.compiling import check_graphs, compile_in_place
+from pipeline.planning.plan import Plan
+from pipeline.reading.ahead import check_cache
+from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
-from training.failures import failures_explained, way_back_explained
-from training.feed import Feed
-from training.finetuning import Classification
-from training.interrupt import StopRequest
-from training.memory import check_memory
-from training.metrics import SKIPPED, Metrics
-from training.milestones import Milestones
-from training.numerics import as_asked, described, execution
-from training.objective import Objective, Pretraining
-from training.optimizer import update
-from training.profiling import StepProfiler
-from training.run_folder import RunFolder
-from training.saving import Saver
-from training.schedule import Horizon, seed_step
-from training.sinks import sinks_of
-from training.starting import begin_branch, configured
+from training.learning.compiling import check_graphs, compile_in_place
+from training.learning.feed import Feed
+from training.learning.finetuning import Classification
+from training.learning.memory import check_memory
+from training.learning.numerics import as_asked, described, execution
+from training.learning.objective import Objective, Pretraining
+from training.learning.optimizer import update
+from training.learning.profiling import StepProfiler
+from training.learning.schedule import Horizon, seed_step
+from training.processes import distributed
+from training.processes.failures import failures_explained, way_back_explained
+from training.processes.interrupt import StopRequest
+from training.reviews.cautions import cautions
+from training.reviews.metrics import SKIPPED, Metrics
+from training.reviews.milestones import Milestones
+from training.reviews.sinks import sinks_of
+from training.runs import checkpoint
+from training.runs.run_folder import RunFolder
+from training.runs.saving import Saver
+from training.runs.starting import begin_branch, configured
 
 
 @distributed.end_told()

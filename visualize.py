@@ -2,7 +2,7 @@
 
 Writes for each video the paper's figure (frames, reconstruction, error, probability, mask) as PNG and GIF. A VIDEO is a
 file, a folder of files or a folder of shards; RUN is a run folder, one of its checkpoints, or any file of weights that
-model/pretrained.py reads.
+model/weights/pretrained.py reads.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from figures.report import Sheet, page
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
-from model.pretrained import find_file, run_of, trained_stride
+from model.weights.pretrained import find_file, run_of, trained_stride
 from progress import progress_bar
 from terminal import say, written_out
-from training.checkpoint import existing, step_of
 from training.remote.folder import local_run
+from training.runs.checkpoint import existing, step_of
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 

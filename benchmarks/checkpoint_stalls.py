@@ -23,11 +23,11 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from progress import progress_bar
-from training import checkpoint
-from training.checkpoint import Contents, Place
 from training.config import TrainConfig
-from training.run_folder import RunFolder
-from training.saving import Saver
+from training.runs import checkpoint
+from training.runs.checkpoint import Contents, Place
+from training.runs.run_folder import RunFolder
+from training.runs.saving import Saver
 
 NOTE = (
     "stall_ms: what a step takes beyond its wait, the worst of each checkpoint's; share: of the time of 1,000 such"

@@ -37,14 +37,14 @@ from benchmarks.loader_baselines import NUM_FRAMES, SIDE
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.crops import Crop, FrameSize
-from pipeline.dataset import ShardDataset
-from pipeline.groups import Groups
+from pipeline.decoding.sharing import Speeds
 from pipeline.loader import Batch, Loader
-from pipeline.plan import ClipPlan, Plan, PlanRow
-from pipeline.sharing import Speeds
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.plan import ClipPlan, Plan, PlanRow
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.groups import Groups
 from progress import progress_bar
-from shard_tools.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS
 
 LENGTH, WIDTH, HEIGHT, NUM_VIDEOS = 400, 336, 256, 4
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}

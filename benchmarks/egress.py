@@ -21,9 +21,9 @@ from benchmarks.harness import Row, default_output, machine, require, side_by_si
 from durable import write_aside
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardOf
-from pipeline.order import Order
-from pipeline.split import passes
+from pipeline.planning.order import Order
+from pipeline.planning.split import passes
+from pipeline.shards.dataset import ShardOf
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

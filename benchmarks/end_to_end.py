@@ -30,18 +30,18 @@ from durable import write_aside
 from errors import InputError, run_command
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 from progress import progress_bar
 from train import train_step
-from training.compiling import compile_in_place
 from training.config import TrainConfig
-from training.distributed import Agreement, Process
-from training.feed import Feed
-from training.interrupt import StopRequest
-from training.metrics import peak_memory_gib
-from training.objective import Pretraining
+from training.learning.compiling import compile_in_place
+from training.learning.feed import Feed
+from training.learning.objective import Pretraining
+from training.processes.distributed import Agreement, Process
+from training.processes.interrupt import StopRequest
+from training.reviews.metrics import peak_memory_gib
 
 WARM_UP_STEPS = 3
 

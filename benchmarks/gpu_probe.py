@@ -21,8 +21,8 @@ from torch.nn.attention import sdpa_kernel
 from benchmarks.harness import Row, default_output, machine, matmul_tflops, time_calls, write_results
 from devices import choose_device, usable_precision
 from errors import run_command
-from pipeline.nvdec import NvdecError, read_limits
-from training.numerics import KERNELS
+from pipeline.decoding.nvdec import NvdecError, read_limits
+from training.learning.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache

@@ -21,7 +21,7 @@ import torch
 from devices import Precision, device_name
 from durable import write_json, write_text
 from errors import InputError
-from shard_tools.workers import end_with_parent
+from shard_tools.workers.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

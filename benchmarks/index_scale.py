@@ -29,11 +29,9 @@ from benchmarks.harness import Row, default_output, in_fresh_process, machine, r
 from durable import file_hash, write_aside
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.groups import GROUP
-from pipeline.index import Tables
-from pipeline.plan import Plan
-from pipeline.shards import (
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import (
     SAMPLE,
     SHARD,
     DatasetInfo,
@@ -44,6 +42,8 @@ from pipeline.shards import (
     read_dataset_info,
     sample_line,
 )
+from pipeline.shards.groups import GROUP
+from pipeline.shards.index import Tables
 from shard_tools.tables import write_description
 
 matplotlib.use("Agg")

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeline import crops
-from pipeline.containers import main_stream, open_video
+from pipeline.decoding.containers import main_stream, open_video
+from pipeline.planning import crops
 
 NUM_FRAMES, SIDE = 16, 224
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -25,9 +25,9 @@ from benchmarks.pipeline_throughput import FRAME_STRIDE, WARM_UP_BATCHES, check,
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 from progress import progress_bar
 
 LOAD = 0.8  # of a step, how long a batch takes to make

@@ -42,11 +42,11 @@ from devices import choose_device
 from durable import write_aside, write_json, write_text
 from errors import InputError, run_command
 from figures.clips import read_clips
-from model import pretrained
 from model.adamae import AdaMAE
-from training.checkpoint import existing
+from model.weights import pretrained
 from training.config import TrainConfig, parse
-from training.metrics import figures_of
+from training.reviews.metrics import figures_of
+from training.runs.checkpoint import existing
 from yaml_files import read_yaml
 
 SCRATCH = "scratch"

@@ -30,7 +30,7 @@ from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import damage_explained
-from model.pretrained import find_file, run_of, trained_stride
+from model.weights.pretrained import find_file, run_of, trained_stride
 
 
 class Motion(NamedTuple):

@@ -22,10 +22,10 @@ import torch
 from benchmarks.harness import Row, Timing, default_output, machine, require, write_results
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardOf
-from pipeline.ledger import Ledger
-from pipeline.order import Order
-from pipeline.store import Cache
+from pipeline.planning.order import Order
+from pipeline.reading.ledger import Ledger
+from pipeline.reading.store import Cache
+from pipeline.shards.dataset import ShardOf
 
 SIZE = 1000  # bytes of a shard
 MISSES = 15

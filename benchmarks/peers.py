@@ -10,7 +10,7 @@ from devices import mixed_precision
 from errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.weights import to_huggingface
+from model.weights.layouts import to_huggingface
 
 Step = Callable[[], object]
 MaskedLoss = Callable[[Tensor, Tensor], Tensor]

@@ -31,16 +31,16 @@ from benchmarks.pipeline_plot import draw
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.containers import open_video
-from pipeline.dataset import ShardDataset
-from pipeline.graph import CPU_CODECS, dali_is_installed
+from pipeline.decoding.containers import open_video
+from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
+from pipeline.decoding.nvdec import NvdecError, read_limits
+from pipeline.decoding.video import decode_frames
 from pipeline.loader import Loader
-from pipeline.nvdec import NvdecError, read_limits
-from pipeline.plan import Plan
-from pipeline.reader import Reader
-from pipeline.video import decode_frames
+from pipeline.planning.plan import Plan
+from pipeline.reading.reader import Reader
+from pipeline.shards.dataset import ShardDataset
 from progress import progress_bar
-from shard_tools.layout import key_of
+from shard_tools.planning.layout import key_of
 
 FRAME_STRIDE = 4
 WARM_UP_BATCHES = 4

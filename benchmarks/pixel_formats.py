@@ -3,7 +3,8 @@
     python benchmarks/pixel_formats.py
 
 A picture whose colours change evenly is put into each format, and boxes are cut out of it at even and odd places and
-scaled to half by `pipeline.cutting.Scaler`: from the planes, and from the whole picture after FFmpeg has made it RGB.
+scaled to half by `pipeline.decoding.cutting.Scaler`: from the planes, and from the whole picture after FFmpeg has made
+it RGB.
 What differs is an error in grey levels. (tests/pipeline/test_pixel_formats.py holds RGB against arithmetic.)
 """
 
@@ -20,9 +21,9 @@ from jaxtyping import Float, UInt8
 
 from benchmarks.harness import RESULTS, Row, machine, write_results
 from errors import run_command
-from pipeline.crops import Crop
-from pipeline.cutting import BT601, FATAL, Scaler
-from pipeline.video import VideoError
+from pipeline.decoding.cutting import BT601, FATAL, Scaler
+from pipeline.decoding.video import VideoError
+from pipeline.planning.crops import Crop
 
 WIDTH, HEIGHT, SIDE = 96, 64, 24
 CASES: dict[str, list[tuple[Crop, bool]]] = {

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks.harness import ROOT, Row, default_output, machine, require, write_results
 from durable import write_aside
 from errors import InputError, run_command
-from pipeline.dataset import ShardDataset
+from pipeline.shards.dataset import ShardDataset
 from progress import progress_bar
 
 EVERY_S = 10

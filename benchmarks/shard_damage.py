@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.harness import RESULTS, Row, machine, require, write_results
 from errors import run_command
-from pipeline.containers import main_stream, open_video
-from shard_tools.encode import store
+from pipeline.decoding.containers import main_stream, open_video
+from shard_tools.encoding.encode import store
+from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import read_inputs
-from shard_tools.picture import UnusableError
 from shard_tools.settings import CHECKS, Settings
 
 Damage = Callable[[bytearray, random.Random], bytes]

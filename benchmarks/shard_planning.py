@@ -24,7 +24,7 @@ from errors import run_command
 from shard_tools.build import Build
 from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import PURPOSES, Settings
-from shard_tools.work import Job, Outcome
+from shard_tools.workers.work import Job, Outcome
 from terminal import say
 
 LOOKS = 20  # shards, of which the first and the last are compared

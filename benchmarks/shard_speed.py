@@ -28,15 +28,15 @@ import torch
 
 from benchmarks.harness import RESULTS, Row, machine, require, write_results
 from errors import InputError, run_command
-from pipeline.shards import Sample, read_dataset_info, read_samples
-from pipeline.video import decode_frames
+from pipeline.decoding.video import decode_frames
+from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
-from shard_tools.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS
+from shard_tools.encoding.picture import Converter
+from shard_tools.encoding.source import intact_frames, opened, thinned, with_ticks
+from shard_tools.encoding.timing import read_timing
 from shard_tools.inputs import Item, Member, read_inputs
-from shard_tools.picture import Converter
-from shard_tools.source import intact_frames, opened, thinned, with_ticks
-from shard_tools.timing import read_timing
-from shard_tools.work import fetched
+from shard_tools.workers.work import fetched
 
 # From a small process: a child's peak counts from its fork, when it is as large as its parent.
 PEAK_MEMORY = """

@@ -22,7 +22,7 @@ from benchmarks.egress import PER_SHARD, made_up
 from benchmarks.harness import Row, default_output, machine, require, write_results
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.order import Order
+from pipeline.planning.order import Order
 
 CLASSES = 400
 NOTE = (

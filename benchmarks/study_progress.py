@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 from progress import progress_bar
-from training.metrics import MAX_LINE, figures_of
+from training.reviews.metrics import MAX_LINE, figures_of
 
 EVERY_S = 2.0  # seconds between two looks
 

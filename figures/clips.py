@@ -14,13 +14,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from errors import InputError
-from pipeline.arrays import FPS, frames_of, is_array
-from pipeline.crops import FrameSize
-from pipeline.dataset import ShardDataset
-from pipeline.reader import Reader
-from pipeline.shards import DATASET_FILE
-from pipeline.store import is_remote
-from pipeline.video_error import VideoError
+from pipeline.decoding.video_error import VideoError
+from pipeline.planning.crops import FrameSize
+from pipeline.reading.reader import Reader
+from pipeline.reading.store import is_remote
+from pipeline.shards.arrays import FPS, frames_of, is_array
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import DATASET_FILE
 from terminal import say, shown
 
 ASSUMED_FPS = 25.0  # of a video that does not say
@@ -82,7 +82,7 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _sources(place: Path | str) -> Iterator[Source]:
-    from pipeline.containers import VIDEO_EXTENSIONS  # PyAV, which may be missing where nothing is drawn
+    from pipeline.decoding.containers import VIDEO_EXTENSIONS  # PyAV, which may be missing where nothing is drawn
 
     path = Path(place)
     if is_remote(str(place)):
@@ -117,7 +117,7 @@ def _read(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
             f" give a --frame-stride that is a multiple of {source.stored_stride}"
         )
-    from pipeline.video import decode_frames  # likewise
+    from pipeline.decoding.video import decode_frames  # likewise
 
     stride = frame_stride // source.stored_stride
     video = source.open()
@@ -149,7 +149,7 @@ def _count_frames(video: bytes | Path) -> tuple[int, float]:
     """Frames that decode, and how many there are a second. What a container says of itself is not always true."""
     from av.error import FFmpegError  # likewise
 
-    from pipeline.containers import main_stream, open_video
+    from pipeline.decoding.containers import main_stream, open_video
 
     if is_array(video):
         return len(frames_of(video)), FPS

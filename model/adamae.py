@@ -16,11 +16,11 @@ from model.channels import of_channels
 from model.config import ModelConfig
 from model.decoder_masking import reconstructed
 from model.encoder import Encoder, Features, encode
-from model.loading import load_weights
 from model.motion import log_motion
 from model.ranking import ranking_loss
 from model.token_samplers import Draw, build_sampler
 from model.tokenizer import Tokenizer, position_table
+from model.weights.loading import load_weights
 
 if TYPE_CHECKING:
     from model.maps import Maps
@@ -126,8 +126,8 @@ class AdaMAE(nn.Module):
         `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learnt
         positions are then interpolated. Raises InputError where the weights are not whole.
         """
-        from model.pretrained import load
-        from model.warm_start import CLIP, resized
+        from model.weights.pretrained import load
+        from model.weights.warm_start import CLIP, resized
 
         state, config, _ = load(path)
         if not any(name.startswith("decoder.") for name in state):

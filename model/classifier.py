@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from model.blocks import LayerNorm, initialize
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
-from model.loading import load_weights
 from model.tokenizer import Tokenizer
+from model.weights.loading import load_weights
 
 
 class VideoClassifier(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from model.blocks import Block, LayerNorm
 from model.config import ModelConfig
-from model.loading import load_weights
 from model.tokenizer import Tokenizer, position_table
+from model.weights.loading import load_weights
 
 
 class Features(NamedTuple):
@@ -70,8 +70,8 @@ class VideoEncoder(nn.Module):
         `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
         where its weights are not whole.
         """
-        from model.pretrained import load
-        from model.warm_start import resized
+        from model.weights.pretrained import load
+        from model.weights.warm_start import resized
 
         state, config, _ = load(path)
         encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)

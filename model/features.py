@@ -19,12 +19,12 @@ from devices import choose_device, full_memory_explained
 from durable import write_aside, write_json
 from errors import InputError, run_command
 from model.encoder import VideoEncoder
-from model.pretrained import find_file, trained_stride
-from model.weight_files import save_tensors
+from model.weights.pretrained import find_file, trained_stride
+from model.weights.weight_files import save_tensors
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Batch, Loader
-from pipeline.plan import ViewPlan
+from pipeline.planning.plan import ViewPlan
+from pipeline.shards.dataset import ShardDataset
 from progress import progress_bar
 from terminal import say
 

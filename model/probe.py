@@ -11,8 +11,8 @@ from errors import InputError
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
-from model.loading import load_weights
 from model.tokenizer import Tokenizer
+from model.weights.loading import load_weights
 
 Kind = Literal["linear", "attentive"]
 

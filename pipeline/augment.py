@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from devices import on_device
-from pipeline.changes import Box, Change
+from pipeline.planning.changes import Box, Change
 
 GREY = 128.0  # what is shown where a shifted or turned frame has nothing
 AT_ONCE = 8  # clips, of which an operation makes 37 MiB each in fp32 (16 frames of 224×224)

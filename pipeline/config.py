@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from errors import InputError
-from pipeline.store import Cache
+from pipeline.reading.store import Cache
 
 Decoder = Literal["auto", "hybrid", "dali", "pyav"]
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errors import InputError, run_command
-from pipeline.crops import FrameSize
+from pipeline.planning.crops import FrameSize
 from terminal import in_bytes, say, written_out
 
 if TYPE_CHECKING:  # on a machine that lacks a package, the page is what says so
     import torch
 
     from pipeline.config import Decoder
-    from pipeline.dataset import ShardDataset
     from pipeline.loader import Loader
+    from pipeline.shards.dataset import ShardDataset
     from training.config import TrainConfig
 
 READ_BYTES = 2**28  # of the shards, for the speed of the disk
@@ -136,7 +136,7 @@ class Trial:
         return self.config.batch_size if self.device.type == "cuda" else min(CPU_CLIPS, self.config.batch_size)
 
     def content(self) -> str:
-        from pipeline.dataset import ShardDataset
+        from pipeline.shards.dataset import ShardDataset
 
         dataset = self.dataset = ShardDataset.of(self.config.data)
         info = dataset.info
@@ -147,7 +147,7 @@ class Trial:
         )
 
     def read_speed(self) -> str:
-        from pipeline.store import is_remote
+        from pipeline.reading.store import is_remote
 
         assert self.dataset is not None
         shards = [str(shard) for shard in self.dataset.shards[:64]]
@@ -156,7 +156,7 @@ class Trial:
     def decoder_speed(self, decoder: "Decoder") -> str:
         """Clips a second of a loader with one decoder, as the run would be fed."""
         from pipeline.loader import Loader
-        from pipeline.plan import Plan
+        from pipeline.planning.plan import Plan
 
         assert self.dataset is not None
         data, model = replace(self.config.data, decoder=decoder, lanes=1), self.config.model
@@ -180,9 +180,9 @@ class Trial:
 
         from devices import mixed_precision, usable_precision
         from pipeline.loader import Batch
-        from training.distributed import Process
-        from training.objective import Pretraining
-        from training.optimizer import update
+        from training.learning.objective import Pretraining
+        from training.learning.optimizer import update
+        from training.processes.distributed import Process
 
         model, count = self.config.model, self.batch_size
         objective = Pretraining(self.config, Process(0, 1, self.device))
@@ -298,7 +298,7 @@ def _pyav() -> str:
 def _dali() -> str:
     import torch
 
-    from pipeline.graph import CPU_CODECS, dali_is_installed
+    from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
 
     if not dali_is_installed():
         return "is not installed: PyAV decodes everything"
@@ -311,7 +311,7 @@ def _dali() -> str:
 def _nvdec() -> str:
     import torch
 
-    from pipeline.nvdec import NvdecError, read_limits
+    from pipeline.decoding.nvdec import NvdecError, read_limits
 
     if not torch.cuda.is_available():
         return "none: there is no GPU"

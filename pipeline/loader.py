@@ -13,15 +13,15 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from devices import on_device
-from pipeline.choice import may_share, notice
 from pipeline.config import DataConfig, Decoder
-from pipeline.dali import Dali, Part
-from pipeline.dataset import ShardDataset
-from pipeline.making import ClipMaker, Group
-from pipeline.plan import ClipPlan, PlanRow
-from pipeline.sharing import TIMED_BATCHES, RunDecoders, clips_per_second
-from pipeline.upload import Copy, HostClips, Uploads
-from pipeline.workers import Task, Workers
+from pipeline.decoding.choice import may_share, notice
+from pipeline.decoding.dali import Dali, Part
+from pipeline.decoding.making import ClipMaker, Group
+from pipeline.decoding.sharing import TIMED_BATCHES, RunDecoders, clips_per_second
+from pipeline.decoding.upload import Copy, HostClips, Uploads
+from pipeline.decoding.workers import Task, Workers
+from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.shards.dataset import ShardDataset
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from PIL import Image, ImageDraw
 from command_line import add_settings, as_options, config_parser, keys_of, require_known
 from durable import write_aside
 from errors import InputError, run_command
-from pipeline import arrays
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
+from pipeline.decoding.video import VideoError, decode_frames
 from pipeline.loader import Loader
-from pipeline.plan import Plan, PlanRow
-from pipeline.reader import Reader
-from pipeline.video import VideoError, decode_frames
+from pipeline.planning.plan import Plan, PlanRow
+from pipeline.reading.reader import Reader
+from pipeline.shards import arrays
+from pipeline.shards.dataset import ShardDataset
 from terminal import say, shown
 
 CELL = 160  # pixels in width of a frame on the sheet, at least

@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 from errors import InputError
-from pipeline.dataset import ShardDataset
 from pipeline.lines import Lines
+from pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.
 CLIPS_BEFORE_JUDGING = 200

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from durable import write_text
 from errors import InputError
-from pipeline.shards import (
+from pipeline.shards.format import (
     REJECTED_FILE,
     DatasetInfo,
     Sample,
@@ -32,14 +32,14 @@ from pipeline.shards import (
 )
 from shard_tools.destination import WORK_FOLDER, Folder
 from shard_tools.inputs import Inputs
-from shard_tools.layout import KEY_DIGITS
-from shard_tools.plan import Plan
-from shard_tools.planning import Planning, read_rejects, refuse_collisions
+from shard_tools.planning.layout import KEY_DIGITS
+from shard_tools.planning.new_plan import Planning, read_rejects, refuse_collisions
+from shard_tools.planning.plan import Plan
 from shard_tools.report import describe
 from shard_tools.settings import Settings
 from shard_tools.tables import publish
-from shard_tools.work import Job, Outcome, load_outcome
-from shard_tools.workers import Failed
+from shard_tools.workers.processes import Failed
+from shard_tools.workers.work import Job, Outcome, load_outcome
 from shard_tools.write import ChangedError, write_shard
 
 

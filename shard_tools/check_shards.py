@@ -22,11 +22,9 @@ import numpy as np
 
 from durable import file_hash
 from errors import InputError, run_command
-from pipeline import arrays
-from pipeline.groups import read_groups
-from pipeline.index import Tables
-from pipeline.rows import RowMaker, ShardRows, groups_text
-from pipeline.shards import (
+from pipeline.decoding.video_error import VideoError
+from pipeline.shards import arrays
+from pipeline.shards.format import (
     DATASET_FILE,
     DatasetInfo,
     Sample,
@@ -36,15 +34,17 @@ from pipeline.shards import (
     read_samples,
     read_table,
 )
-from pipeline.video_error import VideoError
+from pipeline.shards.groups import read_groups
+from pipeline.shards.index import Tables
+from pipeline.shards.rows import RowMaker, ShardRows, groups_text
 from progress import progress_bar
+from shard_tools.encoding.picture import Pose, UnusableError
+from shard_tools.encoding.source import VIDEO_EXTENSIONS, checked, opened
+from shard_tools.encoding.timing import read_timing
 from shard_tools.inputs import Member
-from shard_tools.picture import Pose, UnusableError
-from shard_tools.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.tables import hash_of_description, hashed
-from shard_tools.timing import read_timing
-from shard_tools.work import fetched
-from shard_tools.workers import Failed, Pool, num_processors
+from shard_tools.workers.processes import Failed, Pool, num_processors
+from shard_tools.workers.work import fetched
 from shard_tools.write import PLACE, index_of, list_members
 from terminal import say
 

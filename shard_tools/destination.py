@@ -14,9 +14,9 @@ from threading import BoundedSemaphore
 
 from durable import file_hash
 from errors import InputError
-from pipeline.bucket import Bucket
-from pipeline.shards import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, TableInfo, read_dataset_info
-from pipeline.store import default_cache
+from pipeline.reading.bucket import Bucket
+from pipeline.reading.store import default_cache
+from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, TableInfo, read_dataset_info
 
 WORK_FOLDER = ".work"
 UPLOADS, WAITING = 2, 4  # shards at a time, and with those that wait for their turn: so many lie on the disk

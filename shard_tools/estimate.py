@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import Settings
-from shard_tools.work import Job, Outcome, work
+from shard_tools.workers.work import Job, Outcome, work
 from shard_tools.write import tar_metadata
 from terminal import in_bytes, in_time, rounded, say
 

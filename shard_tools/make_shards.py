@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, run_command
-from pipeline.shards import REJECTED_FILE, is_described, read_dataset_info
+from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
 from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
-from shard_tools.codecs import CODECS
 from shard_tools.destination import Folder, Store
+from shard_tools.encoding.codecs import CODECS
 from shard_tools.estimate import estimate
 from shard_tools.inputs import Inputs, Skipped, class_names, is_url, read_inputs, read_label_map
-from shard_tools.ray_workers import RayPool
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
-from shard_tools.work import Outcome, work
-from shard_tools.workers import Pool, num_processors
+from shard_tools.workers.processes import Pool, num_processors
+from shard_tools.workers.ray_workers import RayPool
+from shard_tools.workers.work import Outcome, work
 from terminal import say, shown
 
 ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}

@@ -26,8 +26,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from errors import InputError, run_command
-from pipeline.arrays import CONTAINER
-from shard_tools.codecs import CODECS
+from pipeline.shards.arrays import CONTAINER
+from shard_tools.encoding.codecs import CODECS
 from shard_tools.synthetic_videos import texture, video_name, write_video
 from terminal import say
 

@@ -12,13 +12,13 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from durable import write_aside
-from pipeline import arrays
-from pipeline.shards import DatasetInfo, Report, Sample, ShardInfo, read_samples
+from pipeline.shards import arrays
+from pipeline.shards.format import DatasetInfo, Report, Sample, ShardInfo, read_samples
+from shard_tools.encoding.source import intact_frames, opened
 from shard_tools.inputs import Member
-from shard_tools.layout import shuffle_key
-from shard_tools.source import intact_frames, opened
-from shard_tools.temporary import Temporary, as_bytes, as_text
-from shard_tools.work import fetched
+from shard_tools.planning.layout import shuffle_key
+from shard_tools.planning.temporary import Temporary, as_bytes, as_text
+from shard_tools.workers.work import fetched
 from terminal import shown
 
 CONTACT_SHEET_FILE = "contact_sheet.png"

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from errors import InputError
-from shard_tools.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS
 
 COPY = "copy"
 CHECKS = ("sample", "full")

@@ -22,9 +22,9 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from errors import InputError, run_command
-from pipeline.arrays import CONTAINER
+from pipeline.shards.arrays import CONTAINER
 from progress import progress_bar
-from shard_tools.codecs import CODECS, open_encoder
+from shard_tools.encoding.codecs import CODECS, open_encoder
 from terminal import say
 
 CLASSES = {

@@ -17,9 +17,7 @@ import numpy as np
 
 from durable import file_hash, sync, write_text
 from errors import InputError
-from pipeline.index import Tables
-from pipeline.rows import RowMaker
-from pipeline.shards import (
+from pipeline.shards.format import (
     DATASET_FILE,
     SCHEMA_VERSION,
     SHARD,
@@ -30,6 +28,8 @@ from pipeline.shards import (
     Upgrade,
     read_samples,
 )
+from pipeline.shards.index import Tables
+from pipeline.shards.rows import RowMaker
 from progress import progress_bar
 
 KINDS = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}

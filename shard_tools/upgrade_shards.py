@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import InputError, run_command
-from pipeline.shards import SCHEMA_VERSION, DatasetInfo, read_dataset_info
+from pipeline.shards.format import SCHEMA_VERSION, DatasetInfo, read_dataset_info
 from shard_tools.build import WORK_FOLDER, locked_folder
 from shard_tools.tables import publish
 from terminal import say

@@ -13,10 +13,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from durable import write_aside, write_text
-from pipeline.arrays import CONTAINER
-from pipeline.groups import GROUP, read_groups
-from pipeline.rows import groups_text
-from pipeline.shards import Sample, ShardInfo, sample_line
+from pipeline.shards.arrays import CONTAINER
+from pipeline.shards.format import Sample, ShardInfo, sample_line
+from pipeline.shards.groups import GROUP, read_groups
+from pipeline.shards.rows import groups_text
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
 PLACE = ("offset", "size", "groups")  # what of a Sample follows from the tar

@@ -11,7 +11,7 @@ import torch
 
 from devices import choose_device, device_name, full_memory_explained, mixed_precision, usable_precision
 from errors import InputError
-from training.failures import failures_explained
+from training.processes.failures import failures_explained
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,16 +17,16 @@ from errors import InputError
 from evaluate import evaluate, parse_arguments, worst_mistakes
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.pretrained import about, load, save
-from model.weights import to_huggingface
+from model.weights.layouts import to_huggingface
+from model.weights.pretrained import about, load, save
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import ViewPlan
+from pipeline.planning.plan import ViewPlan
+from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
-from training.distributed import Process
-from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
+from training.processes.distributed import Process
+from training.reviews.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
 
 ROOT = Path(__file__).parents[1]
 ALONE = Process(0, 1, torch.device("cpu"))

@@ -14,14 +14,14 @@ from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEFor
 
 import export
 from errors import InputError
-from model import pretrained, weight_files
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
-from model.weights import to_adamae
-from pipeline.crops import across
-from pipeline.cutting import Scaler
+from model.weights import pretrained, weight_files
+from model.weights.layouts import to_adamae
+from pipeline.decoding.cutting import Scaler
+from pipeline.planning.crops import across
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from errors import InputError
-from model.pretrained import run_config, trained_stride
+from model.weights.pretrained import run_config, trained_stride
 from training.config import parse
 from yaml_files import MAX_BYTES, parse_yaml, read_yaml
 

@@ -18,10 +18,10 @@ import jinja2
 
 from durable import write_text
 from errors import run_command
-from model.pretrained import run_config
+from model.weights.pretrained import run_config
 from terminal import in_time, rounded, say, shown
 from training.config import TrainConfig, changed_keys
-from training.metrics import MAX_LINE, figures_of
+from training.reviews.metrics import MAX_LINE, figures_of
 
 MOST_POINTS = 300  # of a curve: each stands for the mean of its steps
 MOST_BAD_VIDEOS = 50  # named

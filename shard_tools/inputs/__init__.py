@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from errors import InputError
+from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.classes import class_names, read_label_map
 from shard_tools.inputs.folders import from_folder, from_url, local_item
 from shard_tools.inputs.item import Item, Member, Skipped, is_hidden, is_url
 from shard_tools.inputs.lists import from_lines, from_list
 from shard_tools.inputs.table import Inputs
 from shard_tools.inputs.tars import from_tars, refuse_compressed
-from shard_tools.source import VIDEO_EXTENSIONS
 
 __all__ = ["Inputs", "Item", "Member", "Skipped", "class_names", "is_url", "read_inputs", "read_label_map"]
 

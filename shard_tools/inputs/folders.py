@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 import fsspec
 
 from errors import InputError
+from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
-from shard_tools.source import VIDEO_EXTENSIONS
 
 
 def from_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:

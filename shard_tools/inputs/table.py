@@ -6,10 +6,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from pipeline.arrays import CONTAINER
+from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.item import Item, Member, Skipped
-from shard_tools.temporary import Temporary, as_bytes, as_text
+from shard_tools.planning.temporary import Temporary, as_bytes, as_text
 
 LARGEST = 2**63 - 1  # of SQLite's numbers; a tar's header may say more of what is no file
 COLUMNS = "source, location, label, size, problem"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from errors import InputError
-from pipeline.shards import read_dataset_info
+from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs.classes import MOST_DIGITS
 from shard_tools.inputs.folders import skipped_as
 from shard_tools.inputs.item import HIDDEN, Item, Member, Skipped, is_hidden

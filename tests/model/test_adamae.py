@@ -6,8 +6,8 @@ from torch import Tensor
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights import to_adamae
-from training.compiling import compile_in_place
+from model.weights.layouts import to_adamae
+from training.learning.compiling import compile_in_place
 
 MASKINGS = ["adaptive", "random", "tube", "frame"]
 SAMPLER = "token_sampler."

@@ -14,12 +14,12 @@ from errors import InputError
 from figures import drawing
 from kernels import masked_patch_loss, patchify
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model import pretrained
 from model.adamae import AdaMAE
 from model.channels import of_channels
 from model.encoder import VideoEncoder
-from model.warm_start import warm_start
-from model.weights import from_huggingface, to_huggingface
+from model.weights import pretrained
+from model.weights.layouts import from_huggingface, to_huggingface
+from model.weights.warm_start import warm_start
 from train import train
 from training.config import parse
 

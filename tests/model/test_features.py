@@ -9,9 +9,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from errors import InputError
-from model import features, pretrained
+from model import features
 from model.adamae import AdaMAE
 from model.encoder import VideoEncoder
+from model.weights import pretrained
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights import from_adamae, to_adamae
+from model.weights.layouts import from_adamae, to_adamae
 
 CONFIG = ModelConfig(
     encoder_width=64, encoder_depth=2, encoder_heads=4, decoder_width=32, decoder_depth=2, decoder_heads=2,

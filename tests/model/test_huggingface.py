@@ -11,7 +11,7 @@ from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVide
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.weights import from_huggingface, to_huggingface
+from model.weights.layouts import from_huggingface, to_huggingface
 
 CONFIG = small(masking="random")
 MEAN, STD = (torch.tensor(x).view(3, 1, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))

@@ -7,7 +7,7 @@ from material import random_clip, random_ids, randomize, small
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.weights import to_adamae, to_videomae
+from model.weights.layouts import to_adamae, to_videomae
 
 VARIANTS = [
     {},

@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import InputError
-from model import pretrained
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import Grid, ModelConfig
 from model.encoder import VideoEncoder
-from model.warm_start import interpolated, warm_start
-from model.weights import to_adamae, to_huggingface, to_videomae
+from model.weights import pretrained
+from model.weights.layouts import to_adamae, to_huggingface, to_videomae
+from model.weights.warm_start import interpolated, warm_start
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import export
 from errors import InputError
-from model import pretrained
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
-from model.weight_files import read_state_dict, save_tensors
-from model.weights import to_adamae, to_huggingface
+from model.weights import pretrained
+from model.weights.layouts import to_adamae, to_huggingface
+from model.weights.weight_files import read_state_dict, save_tensors
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75

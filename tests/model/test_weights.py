@@ -6,7 +6,7 @@ from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import SIZES, ModelConfig
-from model.weights import (
+from model.weights.layouts import (
     from_adamae,
     from_huggingface,
     from_videomae,

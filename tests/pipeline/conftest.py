@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from made_videos import encode, store, write_shards
 
-from pipeline.dataset import ShardDataset
+from pipeline.shards.dataset import ShardDataset
 
 MakeDataset = Callable[..., ShardDataset]
 

@@ -1,6 +1,6 @@
 """A plan of which batch reads which samples."""
 
-from pipeline.plan import ClipPlan, PlanRow
+from pipeline.planning.plan import ClipPlan, PlanRow
 
 
 class Listed(ClipPlan):

@@ -11,11 +11,11 @@ from pathlib import Path
 import av
 import numpy as np
 
-from pipeline.dataset import ShardDataset
-from pipeline.shards import DatasetInfo, Sample, read_dataset_info
-from shard_tools.codecs import CODECS, open_encoder
-from shard_tools.encode import Writer
-from shard_tools.picture import Converter
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import DatasetInfo, Sample, read_dataset_info
+from shard_tools.encoding.codecs import CODECS, open_encoder
+from shard_tools.encoding.encode import Writer
+from shard_tools.encoding.picture import Converter
 from shard_tools.settings import Settings
 from shard_tools.tables import publish
 from shard_tools.write import write_shard
@@ -26,7 +26,7 @@ LEVELS = 22  # grey levels that survive any codec and any scaling
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
 VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
-# lp=1: see _av1 in shard_tools/codecs.py
+# lp=1: see _av1 in shard_tools/encoding/codecs.py
 SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},

@@ -12,16 +12,16 @@ import pytest
 import torch
 from listed import Listed
 
-from pipeline import reader as reading
-from pipeline.ahead import LookAhead, Piece, Pieces, check_cache
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.ledger import NoRoomError
+from pipeline.decoding.video_error import VideoError
 from pipeline.loader import Loader
-from pipeline.plan import Plan, ViewPlan
-from pipeline.reader import OpenFiles, Reader
-from pipeline.store import Cache
-from pipeline.video_error import VideoError
+from pipeline.planning.plan import Plan, ViewPlan
+from pipeline.reading import reader as reading
+from pipeline.reading.ahead import LookAhead, Piece, Pieces, check_cache
+from pipeline.reading.ledger import NoRoomError
+from pipeline.reading.reader import OpenFiles, Reader
+from pipeline.reading.store import Cache
+from pipeline.shards.dataset import ShardDataset
 from tests.pipeline.test_plan import plan_of, table
 
 
@@ -104,7 +104,7 @@ def test_what_finds_no_room_is_asked_for_again() -> None:
 
 
 def test_a_plan_that_repeats_itself_is_not_looked_through_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.ahead.FURTHEST", 20)
+    monkeypatch.setattr("pipeline.reading.ahead.FURTHEST", 20)
     fetched = Fetched(Listed([[1, 2]] * 10**5))
     assert fetched.at(0) == [1, 2]
     assert fetched.ahead._seen == 20
@@ -113,7 +113,7 @@ def test_a_plan_that_repeats_itself_is_not_looked_through_for_ever(monkeypatch: 
 
 def test_seconds_are_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("pipeline.ahead.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pipeline.reading.ahead.time.monotonic", lambda: clock[0])
     fetched = Fetched(Listed([[1], [2], [3]], later={1: 6.0}))
     fetched.at(0)
     assert fetched.ahead.wanted_in(Piece(1)) is None
@@ -232,7 +232,7 @@ def test_few_videos_of_a_shard_come_one_by_one(
     nodes: int, bucket: str, short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a subset, or where many nodes read the same shards; and with the same clips."""
-    monkeypatch.setattr("pipeline.ahead.REQUEST", 0)
+    monkeypatch.setattr("pipeline.reading.ahead.REQUEST", 0)
     clips = []
     for place in (str(short.folder), bucket):
         config = DataConfig(place, frame_stride=1, cache=str(tmp_path), subset=5 if nodes == 1 else None)
@@ -262,7 +262,7 @@ def test_where_many_are_read_the_shard_is_cheaper(short: ShardDataset, monkeypat
 def test_a_video_that_is_another_one_in_the_store_is_a_bad_video(
     bucket: str, short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ahead.REQUEST", 0)
+    monkeypatch.setattr("pipeline.reading.ahead.REQUEST", 0)
     dataset, plan = ShardDataset.open(bucket, Cache(tmp_path)), Listed([[0, 1]])
     monkeypatch.setattr(plan, "share", lambda _: 0.5)
     content = fsspec.filesystem("memory").store["/bucket/data/shard-000000.tar"].getbuffer()

@@ -10,18 +10,18 @@ import torch
 from made_videos import encode
 
 from errors import InputError
-from pipeline import arrays
 from pipeline.config import DataConfig
-from pipeline.crops import Crop
-from pipeline.cutting import cut_views
-from pipeline.dataset import ShardDataset
-from pipeline.groups import Cut, read_groups
+from pipeline.decoding.cutting import cut_views
+from pipeline.decoding.video import decode_frames
+from pipeline.decoding.video_error import VideoError
 from pipeline.loader import Loader
-from pipeline.plan import Plan, PlanRow
-from pipeline.reader import Reader
-from pipeline.shards import Sample
-from pipeline.video import decode_frames
-from pipeline.video_error import VideoError
+from pipeline.planning.crops import Crop
+from pipeline.planning.plan import Plan, PlanRow
+from pipeline.reading.reader import Reader
+from pipeline.shards import arrays
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import Sample
+from pipeline.shards.groups import Cut, read_groups
 from shard_tools import check_shards, make_shards
 
 T, H, W = 12, 40, 56

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from errors import InputError
 from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
-from pipeline.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
+from pipeline.planning.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 
 # timm's function and the argument it gets for strength 0.5, of what needs no resampling.
 TIMM = {

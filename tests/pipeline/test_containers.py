@@ -15,12 +15,12 @@ from made_videos import X264, encode, read_number
 from PIL import Image
 
 from figures.clips import _count_frames
-from pipeline import containers
-from pipeline.containers import main_stream, open_video
-from pipeline.video import Video, VideoError, decode_frames, is_plain
-from shard_tools.picture import UnusableError
-from shard_tools.plan import seconds
-from shard_tools.source import intact_frames, opened
+from pipeline.decoding import containers
+from pipeline.decoding.containers import main_stream, open_video
+from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.source import intact_frames, opened
+from shard_tools.planning.plan import seconds
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
@@ -184,7 +184,7 @@ def test_tags_in_any_alphabet_are_no_reason_to_fail() -> None:
 
 
 def test_there_is_one_door() -> None:
-    """Nothing but pipeline/containers.py opens a video for reading."""
+    """Nothing but pipeline/decoding/containers.py opens a video for reading."""
     found = []
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).parts

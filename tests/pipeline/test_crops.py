@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import crops
+from pipeline.planning import crops
 
 sides = st.integers(1, 2000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)

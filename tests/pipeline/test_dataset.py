@@ -16,12 +16,12 @@ from made_videos import as_version_1, encode, write_shards
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
+from pipeline.decoding.video import VideoError
 from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.reader import Reader
-from pipeline.store import Cache
-from pipeline.video import VideoError
+from pipeline.planning.plan import Plan
+from pipeline.reading.reader import Reader
+from pipeline.reading.store import Cache
+from pipeline.shards.dataset import ShardDataset
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from made_videos import LEVELS, encode, grey, read_number, store
 
-from pipeline.groups import GROUP, Groups, checksum, read_groups
-from pipeline.video import Video, VideoError, decode_frames
-from shard_tools.codecs import CODECS
+from pipeline.decoding.video import Video, VideoError, decode_frames
+from pipeline.shards.groups import GROUP, Groups, checksum, read_groups
+from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES, GOP = 38, 8
 

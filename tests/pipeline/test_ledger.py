@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from errors import InputError
-from pipeline import ledger as room
-from pipeline.ledger import LEDGER, Holder, Ledger, NoRoomError
+from pipeline.reading import ledger as room
+from pipeline.reading.ledger import LEDGER, Holder, Ledger, NoRoomError
 
 SIZE = 100
 

@@ -21,20 +21,20 @@ import torch
 from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, write_shards
 
 from errors import InputError
-from pipeline.choice import Choice
 from pipeline.config import DataConfig
-from pipeline.crops import Crop, FrameSize
-from pipeline.cutting import cut_views
-from pipeline.dataset import ShardDataset
-from pipeline.graph import VideoGraph
-from pipeline.groups import Cut
+from pipeline.decoding.choice import Choice
+from pipeline.decoding.cutting import cut_views
+from pipeline.decoding.graph import VideoGraph
+from pipeline.decoding.making import ClipMaker, Group
+from pipeline.decoding.video import VideoError, decode_frames
+from pipeline.decoding.workers import Task
 from pipeline.loader import Batch, Loader
-from pipeline.making import ClipMaker, Group
-from pipeline.plan import ClipPlan, Plan, PlanRow, ViewPlan
-from pipeline.reader import Reader
-from pipeline.video import VideoError, decode_frames
-from pipeline.workers import Task
-from shard_tools.codecs import CODECS
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.plan import ClipPlan, Plan, PlanRow, ViewPlan
+from pipeline.reading.reader import Reader
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.groups import Cut
+from shard_tools.encoding.codecs import CODECS
 from shard_tools.tables import publish
 
 CPU = torch.device("cpu")
@@ -269,7 +269,7 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
             release.wait(20)
         return cut_views(cut, sample, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.cutting.cut_views", cut_or_hang)
+    monkeypatch.setattr("pipeline.decoding.cutting.cut_views", cut_or_hang)
     config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_share=0.9)
     plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
     with Loader(short, plan, CPU, config, report) as loader:
@@ -486,9 +486,9 @@ PROGRAM = """
 import sys, time, torch
 from pathlib import Path
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
+from pipeline.shards.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
 config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
 dataset = ShardDataset.open(sys.argv[1])
 plan = Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
@@ -650,7 +650,7 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
 def test_without_dali_pyav_decodes_all(
     short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.choice.dali_is_installed", lambda: False)
+    monkeypatch.setattr("pipeline.decoding.choice.dali_is_installed", lambda: False)
     assert Choice(short, torch.device("cuda"), DataConfig()).without_dali
     assert "since nvidia-dali is not installed" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"nvidia-dali is not installed.*set data.decoder to auto"):

@@ -7,10 +7,10 @@ from made_videos import encode, write_shards
 from object_store import Proxy, upload
 
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.plan import Plan
-from pipeline.reader import Reader
-from pipeline.workers import Task
+from pipeline.decoding.workers import Task
+from pipeline.planning.plan import Plan
+from pipeline.reading.reader import Reader
+from pipeline.shards.dataset import ShardDataset
 
 NUM_SHARDS, PER_SHARD, STEP, EPOCHS = 32, 4, 16, 2
 KEPT = 4  # shards that a node's cache holds

@@ -10,11 +10,11 @@ import torch
 from made_videos import encode, store, write_shards
 
 from errors import InputError
-from pipeline import nvdec
-from pipeline.choice import Choice
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.nvdec import CODECS, Limits, NvdecError, read_limits
+from pipeline.decoding import nvdec
+from pipeline.decoding.choice import Choice
+from pipeline.decoding.nvdec import CODECS, Limits, NvdecError, read_limits
+from pipeline.shards.dataset import ShardDataset
 
 CUDA = torch.device("cuda", 0)
 BIG = Limits(48, 48, 4096, 4096, 65536 * 256)
@@ -83,7 +83,7 @@ def choice_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, **settings: A
         return limits
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.choice.read_limits", answer)
+        patch.setattr("pipeline.decoding.choice.read_limits", answer)
         return Choice(ShardDataset.open(shards), CUDA, DataConfig(frame_stride=1, **{"num_threads": 3, **settings}))
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import InputError
-from pipeline import draws, order
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardOf
-from pipeline.draws import Purpose
-from pipeline.order import Order
+from pipeline.planning import draws, order
+from pipeline.planning.draws import Purpose
+from pipeline.planning.order import Order
+from pipeline.shards.dataset import ShardOf
 from tests.pipeline.test_plan import plan_of, table
 
 STEP = 12

@@ -7,9 +7,9 @@ from av.video.format import VideoFormat, names
 from av.video.frame import VideoFrame
 
 from benchmarks.pixel_formats import CASES, HEIGHT, SIDE, WIDTH, converted, errors_of, frame_in, picture
-from pipeline.crops import Crop
-from pipeline.cutting import FATAL, Scaler, _cut
-from pipeline.video import VideoError, as_rgb
+from pipeline.decoding.cutting import FATAL, Scaler, _cut
+from pipeline.decoding.video import VideoError, as_rgb
+from pipeline.planning.crops import Crop
 
 SLOW = {"xyz12be", "xyz12le"}  # a second for the tables of each graph; nothing in them is shared between pixels
 # Both pictures are rounded, one of them twice: 204 of 226 formats are within 1, and the worst pixel of the rest at 2.

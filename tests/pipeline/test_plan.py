@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.dataset import Part, Samples, ShardDataset, ShardOf
-from pipeline.groups import GROUP
-from pipeline.index import Tables
-from pipeline.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
-from pipeline.rows import RowMaker
-from pipeline.shards import DatasetInfo, Sample, ShardInfo
-from pipeline.split import passes
+from pipeline.planning.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
+from pipeline.planning.split import passes
+from pipeline.shards.dataset import Part, Samples, ShardDataset, ShardOf
+from pipeline.shards.format import DatasetInfo, Sample, ShardInfo
+from pipeline.shards.groups import GROUP
+from pipeline.shards.index import Tables
+from pipeline.shards.rows import RowMaker
 
 
 def table(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from errors import InputError
-from pipeline.dataset import ShardDataset
 from pipeline.quarantine import CLIPS_BEFORE_JUDGING, Quarantine
+from pipeline.shards.dataset import ShardDataset
 
 
 @pytest.fixture

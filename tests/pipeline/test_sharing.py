@@ -9,13 +9,13 @@ import pytest
 import torch
 from made_videos import LEVELS, read_number, store, write_shards
 
-from pipeline import sharing
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.graph import VideoGraph
+from pipeline.decoding import sharing
+from pipeline.decoding.graph import VideoGraph
+from pipeline.decoding.sharing import Speeds
 from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan
-from pipeline.sharing import Speeds
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 
 CPU = torch.device("cpu")
 

@@ -13,13 +13,13 @@ import torch
 from object_store import Proxy, request, upload
 
 from errors import InputError
-from pipeline import download
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.reader import Reader
-from pipeline.store import Cache, default_cache
+from pipeline.planning.plan import Plan
+from pipeline.reading import download
+from pipeline.reading.reader import Reader
+from pipeline.reading.store import Cache, default_cache
+from pipeline.shards.dataset import ShardDataset
 
 SHARD = "shard-000001.tar"
 
@@ -239,7 +239,7 @@ class TestDefaultFolder:
             default_cache()
 
     def test_nobody_asks_for_it_where_all_is_local(self, short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pipeline.store.default_cache", lambda: pytest.fail("asked for"))
+        monkeypatch.setattr("pipeline.reading.store.default_cache", lambda: pytest.fail("asked for"))
         Reader(ShardDataset.open(short_shards)).read(0)
 
 

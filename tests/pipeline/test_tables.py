@@ -12,12 +12,12 @@ import torch
 from made_videos import as_version_1, encode, write_shards
 
 from errors import InputError
-from pipeline import index
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.shards import SAMPLE, read_dataset_info, read_samples
+from pipeline.planning.plan import Plan
+from pipeline.shards import index
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
 from shard_tools import upgrade_shards
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from benchmarks.pipeline_plot import draw
 from benchmarks.pipeline_throughput import Case, can_take_part, check, make_cases, measure
 from errors import InputError
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
-from pipeline.nvdec import Limits, NvdecError
-from pipeline.plan import Plan
+from pipeline.decoding.nvdec import Limits, NvdecError
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 
 
 def test_a_line_of_the_table(short_shards: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.upload import HostClips, Uploads
+from pipeline.decoding.upload import HostClips, Uploads
 
 SHAPE = (2, 3, 4, 4, 3)
 

@@ -12,13 +12,13 @@ import torch
 from made_videos import KINDS, LEVELS, X264, encode, read_number
 from PIL import Image
 
-from pipeline.crops import Crop, FrameSize
-from pipeline.cutting import cut_views
-from pipeline.graph import VideoGraph
-from pipeline.groups import Cut
-from pipeline.plan import PlanRow
-from pipeline.shards import Sample
-from pipeline.video import Video, VideoError, decode_frames, is_plain
+from pipeline.decoding.cutting import cut_views
+from pipeline.decoding.graph import VideoGraph
+from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.plan import PlanRow
+from pipeline.shards.format import Sample
+from pipeline.shards.groups import Cut
 
 BY_PIXELS = [
     "mpeg4 with B-frames",

@@ -8,9 +8,9 @@ from typing import Any
 import av
 import numpy as np
 
-from pipeline.shards import Sample, read_dataset_info, read_samples
+from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
-from shard_tools.work import Job, work
+from shard_tools.workers.work import Job, work
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 

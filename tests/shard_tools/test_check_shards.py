@@ -9,9 +9,9 @@ import pytest
 from shard_making import all_samples
 
 from errors import InputError
-from pipeline.dataset import ShardDataset
-from pipeline.groups import GROUP
-from pipeline.shards import SAMPLE, SHARD
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import SAMPLE, SHARD
+from pipeline.shards.groups import GROUP
 from shard_tools import check_shards, upgrade_shards
 
 

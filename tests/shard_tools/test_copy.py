@@ -12,14 +12,14 @@ import pytest
 from made_videos import KINDS, X264, encode, read_number
 from shard_making import all_samples, decode, make, video_bytes
 
-from pipeline.video import decode_frames
+from pipeline.decoding.video import decode_frames
 from shard_tools import build
-from shard_tools import encode as encoding
-from shard_tools.encode import SAMPLED_SHARE, store
-from shard_tools.picture import UnusableError
+from shard_tools.encoding import encode as encoding
+from shard_tools.encoding.encode import SAMPLED_SHARE, store
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.source import checked, opened
+from shard_tools.encoding.timing import read_timing
 from shard_tools.settings import CHECKS, Settings
-from shard_tools.source import checked, opened
-from shard_tools.timing import read_timing
 from shard_tools.write import write_shard
 
 NUM_FRAMES, GROUP = 96, 24

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from errors import InputError
-from pipeline.shards import Sample
+from pipeline.shards.format import Sample
 from shard_tools.report import Files, describe
 
 HASHES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]

@@ -10,9 +10,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from shard_making import Here, hashes
 
 from errors import InputError
-from pipeline import bucket
-from pipeline.dataset import ShardDataset
-from pipeline.store import Cache
+from pipeline.reading import bucket
+from pipeline.reading.store import Cache
+from pipeline.shards.dataset import ShardDataset
 from shard_tools import destination, make_shards
 
 URL = "leaky://bucket/data"

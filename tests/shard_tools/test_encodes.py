@@ -13,9 +13,9 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from shard_making import decode
 
-from pipeline.video import is_plain
-from shard_tools.codecs import CODECS
-from shard_tools.encode import Stored, store
+from pipeline.decoding.video import is_plain
+from shard_tools.encoding.codecs import CODECS
+from shard_tools.encoding.encode import Stored, store
 from shard_tools.settings import PURPOSES, Settings
 from shard_tools.synthetic_videos import read_frame_number
 
@@ -106,7 +106,7 @@ def test_purposes_are_valid_and_differ_in_size(source: Path, tmp_path: Path, pur
 PEAK_MEMORY = """
 import sys
 from pathlib import Path
-from shard_tools.encode import store
+from shard_tools.encoding.encode import store
 from shard_tools.settings import Settings
 store(Path(sys.argv[1]), Path(sys.argv[2]), Settings(frame_stride=1))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -16,12 +16,12 @@ import pytest
 from shard_making import all_samples, make
 
 from errors import InputError
-from pipeline.shards import read_dataset_info
+from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.inputs import Item, Skipped, class_names, read_inputs, read_label_map
-from shard_tools.layout import Shuffled, assign, count_shards, key_of
+from shard_tools.planning.layout import Shuffled, assign, count_shards, key_of
 from shard_tools.settings import Settings
-from shard_tools.work import Job, Outcome, work
+from shard_tools.workers.work import Job, Outcome, work
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         shutil.copy(next(videos.rglob("*.mp4")), path)
     copied = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shard_tools.work.shutil.copyfile", lambda *paths: copied.append(paths))
+        patch.setattr("shard_tools.workers.work.shutil.copyfile", lambda *paths: copied.append(paths))
         for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
             outcome = work(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
             assert isinstance(outcome, Outcome)

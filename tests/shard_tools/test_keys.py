@@ -8,12 +8,13 @@ import pytest
 from shard_making import Here, all_samples, hashes, make
 
 from errors import InputError
-from pipeline.shards import read_dataset_info
-from shard_tools import make_shards, planning
+from pipeline.shards.format import read_dataset_info
+from shard_tools import make_shards
 from shard_tools.build import Build
 from shard_tools.inputs import read_inputs
-from shard_tools.layout import EARLIER_KEY_DIGITS, key_of
-from shard_tools.plan import Plan
+from shard_tools.planning import new_plan
+from shard_tools.planning.layout import EARLIER_KEY_DIGITS, key_of
+from shard_tools.planning.plan import Plan
 from shard_tools.settings import Settings
 
 ALIKE = ("621331/clip.mp4", "1111041/clip.mp4")  # SHA-256 of both begins with c596d5dcb6
@@ -38,7 +39,7 @@ def earlier(videos: Path, folder: Path, most: int = 99) -> Build:
     items = read_inputs(str(videos), None, True)
     making = Build(folder, COPIED)
     with making.locked(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "KEY_DIGITS", EARLIER_KEY_DIGITS)
+        patch.setattr(new_plan, "KEY_DIGITS", EARLIER_KEY_DIGITS)
         plan = making.plan(items, [], False)
         assert plan is not None
         assert plan.key_digits == EARLIER_KEY_DIGITS
@@ -100,8 +101,10 @@ def test_an_earlier_plan_with_two_keys_alike_says_what_to_do(videos: Path, tmp_p
 def test_two_keys_alike_are_found_before_anything_is_made(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: tuple[str, ...]
 ) -> None:
-    for module in ("plan", "planning"):
-        monkeypatch.setattr(f"shard_tools.{module}.key_of", lambda source, digits: key_of(source, EARLIER_KEY_DIGITS))
+    for module in ("plan", "new_plan"):
+        monkeypatch.setattr(
+            f"shard_tools.planning.{module}.key_of", lambda source, digits: key_of(source, EARLIER_KEY_DIGITS)
+        )
     if stored:
         make(filled(tmp_path / "in", videos, stored), tmp_path / "out", *OPTIONS)
     before = hashes(tmp_path / "out") if stored else {}

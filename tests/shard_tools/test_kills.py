@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from shard_making import Here, hashes
 
-from pipeline.shards import read_dataset_info
+from pipeline.shards.format import read_dataset_info
 from shard_tools.build import Build
 from shard_tools.inputs import read_inputs
 from shard_tools.settings import Settings

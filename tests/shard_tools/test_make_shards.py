@@ -20,7 +20,7 @@ from av.video.frame import PictureType
 from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
 
 from errors import InputError
-from pipeline.shards import read_dataset_info, read_samples
+from pipeline.shards.format import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.estimate import NUM_TRIED, by_size

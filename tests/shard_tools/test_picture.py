@@ -11,8 +11,8 @@ import pytest
 from av.video.frame import VideoFrame
 from shard_making import decode
 
-from shard_tools.encode import Stored, store
-from shard_tools.picture import UnusableError
+from shard_tools.encoding.encode import Stored, store
+from shard_tools.encoding.picture import UnusableError
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import draw_frame_number, read_frame_number, texture
 

@@ -9,10 +9,10 @@ from shard_making import hashes, make
 from benchmarks import shard_planning
 from benchmarks.harness import in_fresh_process
 from errors import InputError
-from shard_tools import temporary
 from shard_tools.inputs import Inputs, Item, Member, Skipped
 from shard_tools.inputs.table import LARGEST
-from shard_tools.layout import Keys, Shuffled, shuffle_key
+from shard_tools.planning import temporary
+from shard_tools.planning.layout import Keys, Shuffled, shuffle_key
 from shard_tools.report import Files
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]

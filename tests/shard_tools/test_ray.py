@@ -8,8 +8,8 @@ import pytest
 from shard_making import hashes, make
 
 from errors import InputError
-from shard_tools.ray_workers import RayPool
-from shard_tools.workers import Failed
+from shard_tools.workers.processes import Failed
+from shard_tools.workers.ray_workers import RayPool
 
 
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

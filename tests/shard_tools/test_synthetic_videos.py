@@ -8,7 +8,7 @@ from shard_making import decode
 
 from errors import InputError
 from shard_tools import synthetic_videos
-from shard_tools.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS
 from shard_tools.synthetic_videos import draw_frame_number, read_frame_number
 
 

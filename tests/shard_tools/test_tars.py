@@ -11,7 +11,7 @@ import pytest
 from shard_making import Here, all_samples, make
 
 from errors import InputError
-from pipeline.shards import read_dataset_info
+from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.inputs import Item, Skipped, read_inputs

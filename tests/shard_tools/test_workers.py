@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shard_tools.workers import Failed, Pool
+from shard_tools.workers.processes import Failed, Pool
 
 
 def act(job: str) -> str:
@@ -44,7 +44,7 @@ def test_a_job_that_hangs_is_ended_and_the_others_go_on() -> None:
 
 RUN = """
 import sys
-from shard_tools.workers import Pool
+from shard_tools.workers.processes import Pool
 print("ready", flush=True)
 for job, result in Pool(len, 3, timeout=60).run(["a"] * 100_000):
     print(result, flush=True)

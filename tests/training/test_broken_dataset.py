@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import train
-from pipeline.dataset import ShardDataset
-from pipeline.plan import Plan, PlanRow
+from pipeline.planning.plan import Plan, PlanRow
+from pipeline.shards.dataset import ShardDataset
 from training.config import parse
 
 ROOT = Path(__file__).parents[2]

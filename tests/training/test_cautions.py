@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from made_videos import encode, write_shards
 
-from pipeline.dataset import ShardDataset
-from training.cautions import cautions
+from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
+from training.reviews.cautions import cautions
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from errors import InputError
-from model import pretrained
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from pipeline.order import VERSION
-from training import checkpoint
-from training.checkpoint import Contents, Place
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from model.weights import pretrained
+from pipeline.planning.order import VERSION
+from training.learning.optimizer import OptimizerConfig, make_optimizer, update
+from training.runs import checkpoint
+from training.runs.checkpoint import Contents, Place
 
 PLACE = Place(step=1, global_batch=16, videos="these")
 

@@ -13,9 +13,9 @@ import train
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from training.compiling import compile_in_place
 from training.config import TrainConfig
-from training.distributed import Process
+from training.learning.compiling import compile_in_place
+from training.processes.distributed import Process
 
 PROCESSES = 2
 FIRST_BUCKET_BYTES = 2**18  # a tiny model's weights fill several

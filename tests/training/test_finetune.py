@@ -14,18 +14,18 @@ from errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.pretrained import about, find_file, read_state_dict, save
 from model.probe import Probe
-from model.weights import to_adamae, to_huggingface
-from pipeline.dataset import ShardDataset
+from model.weights.layouts import to_adamae, to_huggingface
+from model.weights.pretrained import about, find_file, read_state_dict, save
 from pipeline.loader import Batch
+from pipeline.shards.dataset import ShardDataset
 from train import train
-from training import checkpoint
 from training.config import TrainConfig, parse
-from training.distributed import Process
-from training.finetuning import Classification
-from training.metrics import Metrics
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from training.learning.finetuning import Classification
+from training.learning.optimizer import OptimizerConfig, make_optimizer, update
+from training.processes.distributed import Process
+from training.reviews.metrics import Metrics
+from training.runs import checkpoint
 
 ALONE = Process(0, 1, torch.device("cpu"))
 TINY = [
@@ -359,7 +359,7 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(config, pretrain
 
 
 def test_all_processes_have_everybodys_statistics(config, monkeypatch):
-    monkeypatch.setattr("training.finetuning.mean_over_processes", lambda values: values.fill_(7))
+    monkeypatch.setattr("training.learning.finetuning.mean_over_processes", lambda values: values.fill_(7))
     made = classification(config("objective=linear_probe", "finetune.ema_decay=0.9"))
     made.after_update()
     assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
@@ -394,7 +394,7 @@ def test_the_averaged_weights_are_judged(config, synthetic_shards, monkeypatch):
     def stop(model: torch.nn.Module, *_: object) -> None:
         raise Judged(model)
 
-    monkeypatch.setattr("training.finetuning.predict", stop)
+    monkeypatch.setattr("training.learning.finetuning.predict", stop)
     made = classification(config("finetune.ema_decay=0.9", f"finetune.validation_shards={synthetic_shards}"))
     with pytest.raises(Judged) as judged:
         made.review(1, metrics=None)

@@ -11,8 +11,8 @@ import torch
 from errors import InputError
 from model.adamae import AdaMAE
 from training.config import parse
-from training.distributed import Process
-from training.held_out import HeldOut, knn_top1, rankme
+from training.processes.distributed import Process
+from training.reviews.held_out import HeldOut, knn_top1, rankme
 
 ALONE = Process(0, 1, torch.device("cpu"))
 TINY = [
@@ -86,7 +86,7 @@ def test_validation_shards_of_the_other_objectives_are_elsewhere(tmp_path: Path)
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch):
-    from training.sinks import WeightsAndBiases
+    from training.reviews.sinks import WeightsAndBiases
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = WeightsAndBiases(tmp_path, "a run")
@@ -102,7 +102,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch):
 
 
 def test_weights_and_biases_that_are_not_installed_are_one_sentence(tmp_path: Path, monkeypatch):
-    from training.sinks import WeightsAndBiases
+    from training.reviews.sinks import WeightsAndBiases
 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"pip install 'adamae\[wandb\]'"):

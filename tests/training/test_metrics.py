@@ -18,13 +18,13 @@ import torchrun
 
 from errors import run_command
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
-from training.distributed import Process
-from training.metrics import SKIPPED, Metrics, figures_of, forget_after
-from training.ranks import ForwardClock, Ranks, Spread
-from training.sinks import TensorBoard
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
+from training.processes.distributed import Process
+from training.processes.ranks import ForwardClock, Ranks, Spread
+from training.reviews.metrics import SKIPPED, Metrics, figures_of, forget_after
+from training.reviews.sinks import TensorBoard
 
 ALONE = Process(0, 1, torch.device("cpu"))
 COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}

@@ -13,12 +13,13 @@ from torch import nn
 from benchmarks import resume_check
 from errors import InputError
 from train import train
-from training import checkpoint, numerics
-from training.checkpoint import Contents, Place
-from training.compiling import check_graphs
 from training.config import TrainConfig, parse
-from training.distributed import Process
-from training.numerics import as_asked, attention_kernel, attention_order, described, deterministic, execution
+from training.learning import numerics
+from training.learning.compiling import check_graphs
+from training.learning.numerics import as_asked, attention_kernel, attention_order, described, deterministic, execution
+from training.processes.distributed import Process
+from training.runs import checkpoint
+from training.runs.checkpoint import Contents, Place
 
 CPU = torch.device("cpu")
 TINY = [

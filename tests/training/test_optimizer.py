@@ -5,8 +5,8 @@ import torch
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training import checkpoint
-from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
+from training.learning.optimizer import OptimizerConfig, Schedule, make_optimizer, update
+from training.runs import checkpoint
 
 
 def tiny_model() -> AdaMAE:

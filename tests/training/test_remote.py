@@ -15,17 +15,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from errors import InputError
-from pipeline import bucket
-from pipeline.bucket import Bucket
 from pipeline.config import DataConfig
-from training import checkpoint
-from training.checkpoint import Contents, Place
+from pipeline.reading import bucket
+from pipeline.reading.bucket import Bucket
 from training.config import TrainConfig
 from training.remote import folder, lease
 from training.remote.folder import RemoteRun
 from training.remote.lease import Lease, TakenOverError
-from training.run_folder import RunFolder
-from training.saving import Saver
+from training.runs import checkpoint
+from training.runs.checkpoint import Contents, Place
+from training.runs.run_folder import RunFolder
+from training.runs.saving import Saver
 
 URL = "faulty://bucket/runs/x"
 

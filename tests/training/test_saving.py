@@ -11,10 +11,10 @@ from torch import nn
 from torchao.optim.subclass_8bit import OptimState8bit
 
 from errors import InputError
-from training import checkpoint, saving
-from training.checkpoint import Contents, Place
-from training.failures import DivergedError, way_back_explained
-from training.saving import Saver
+from training.processes.failures import DivergedError, way_back_explained
+from training.runs import checkpoint, saving
+from training.runs.checkpoint import Contents, Place
+from training.runs.saving import Saver
 
 SECONDS = 20  # after which what should happen has not
 

@@ -16,14 +16,14 @@ from figures.clips import read_clips
 from model import features
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.pretrained import about, run_config, save
-from model.weights import to_adamae
-from pipeline.dataset import ShardDataset
+from model.weights.layouts import to_adamae
+from model.weights.pretrained import about, run_config, save
 from pipeline.loader import Loader
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import TrainConfig
-from training.starting import configured, find_checkpoint
+from training.runs.starting import configured, find_checkpoint
 
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from errors import InputError
 from training.config import parse
-from training.schedule import Horizon
+from training.learning.schedule import Horizon
 
 ROOT = Path(__file__).parents[2]
 TINY = [

@@ -18,12 +18,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from errors import run_command
 from model.adamae import AdaMAE
-from pipeline.groups import Cut
-from pipeline.making import ClipMaker
-from pipeline.reader import Reader
+from pipeline.decoding.making import ClipMaker
+from pipeline.reading.reader import Reader
+from pipeline.shards.groups import Cut
 from train import train
 from training.config import parse
-from training.objective import Pretraining, StepResult
+from training.learning.objective import Pretraining, StepResult
 
 
 def as_it_is() -> None:

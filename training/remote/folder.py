@@ -13,13 +13,13 @@ from uuid import uuid4
 
 from durable import sync
 from errors import InputError
-from pipeline.bucket import Bucket
-from pipeline.store import default_cache, is_remote
+from pipeline.reading.bucket import Bucket
+from pipeline.reading.store import default_cache, is_remote
 from terminal import say
-from training import checkpoint
-from training.manifest import FILE as MANIFEST
-from training.manifest import Manifest
 from training.remote.lease import Lease
+from training.runs import checkpoint
+from training.runs.manifest import FILE as MANIFEST
+from training.runs.manifest import Manifest
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "decoders.jsonl", "report.html")

@@ -6,7 +6,7 @@ import threading
 import time
 
 from errors import InputError
-from pipeline.bucket import Bucket
+from pipeline.reading.bucket import Bucket
 from terminal import say
 
 RENEW_S = 10.0

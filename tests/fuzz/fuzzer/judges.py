@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from shard_making import all_samples, video_bytes
 
 from fuzzer.cases import Ended, Place
-from pipeline.shards import DATASET_FILE, Sample
+from pipeline.shards.format import DATASET_FILE, Sample
 from shard_tools.build import read_rejects
-from shard_tools.source import VIDEO_EXTENSIONS
+from shard_tools.encoding.source import VIDEO_EXTENSIONS
 
 MOST_GREY = 4  # grey levels between the means of two images: those of neighbouring frames are 10 apart
 MOST_ERROR = 14  # mean grey levels between two ways of scaling

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from pipeline.config import DataConfig
-from pipeline.dataset import ShardDataset
 from pipeline.loader import Loader
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
+from pipeline.shards.dataset import ShardDataset
 
 BATCH, NUM_FRAMES, SIZE, EPOCHS = 3, 4, 16, 2
 

@@ -21,7 +21,7 @@ from fuzzer.materials import TINY
 from fuzzer.planted import PLANTED
 from pipeline import preview
 from shard_tools import check_shards, make_shards
-from shard_tools.workers import Pool
+from shard_tools.workers.processes import Pool
 from training.config import parse, to_yaml
 
 

@@ -1,0 +1,188 @@
+"""A model out of whatever holds one: a run folder, one of its checkpoints, an export, somebody else's checkpoint."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from durable import write_aside
+from errors import InputError
+from model.config import ModelConfig
+from model.weights.layouts import check_size, from_adamae, from_huggingface, from_videomae, infer_config
+from model.weights.weight_files import StateDict, read_json, read_metadata, read_state_dict, save_tensors
+from yaml_files import read_yaml
+
+CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
+CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
+SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
+
+
+class Weights(NamedTuple):
+    state: StateDict
+    config: ModelConfig
+    classes: list[str]  # a classifier's, by id; [] where the file does not say them
+
+
+def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
+    """The weights at `path`, in our layout, and the model they belong to; on the CPU.
+
+    path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
+    authors, of VideoMAE or of Hugging Face. Where neither the file nor a config.yaml says what clips it is for, they
+    are those of `like`, if that has as many tokens, or of `num_frames` square frames. Raises InputError where there is
+    no such model.
+    """
+    file = find_file(Path(path))
+    state, metadata = read_state_dict(file)
+    if not _is_ours(state):
+        state = from_anyone(state)
+    if (config := _config_of(file, metadata)) is not None:
+        check_size(state, config, file)
+    return Weights(state, config or infer_config(state, num_frames, like), _classes(metadata, state, file))
+
+
+def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
+    """What is written of a model, in its file or beside it."""
+    if CONFIG_KEY in metadata:
+        return _config(read_json(metadata[CONFIG_KEY], file), file)
+    if (run := run_of(file)) is not None:
+        return config_of_run(run)
+    beside = file.parent / "config.json"
+    if beside.is_file():
+        described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
+        if isinstance(described, dict) and described.get("model_type") == "videomae":
+            return _huggingface_config(described, beside)
+    return None
+
+
+def taken_for_granted(path: Path, config: ModelConfig) -> list[str]:
+    """What `load` has said of the model at `path` that neither the file nor what lies beside it says."""
+    file = find_file(path)
+    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
+        return []
+    names = ["masking", "mask_ratio"]
+    if not (file.parent / "config.json").is_file():
+        names += ["num_frames", "image_size", "positions"]
+    return [f"{name} {getattr(config, name)}" for name in names]
+
+
+def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str]:
+    classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
+    if classes and len(classes) != len(state.get("head.weight", classes)):
+        raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
+    return classes
+
+
+def top1_of(file: Path) -> float:
+    """How good the best classifier of a run was when it was saved; raises InputError where the file does not say it."""
+    scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
+    if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
+        raise InputError(f"{file} does not say how good it is: remove it, and the same command goes on without it")
+    return scores["top1"]
+
+
+def run_of(file: Path) -> Path | None:
+    """The run folder that a file of weights lies in: RUN/checkpoints/step-…/ is where a run's do."""
+    folder = file.absolute().parent
+    return next((place for place in (folder, *folder.parents[1:2]) if (place / "config.yaml").is_file()), None)
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """What a run folder's config.yaml says; raises InputError where it cannot be read."""
+    file = run / "config.yaml"
+    values = read_yaml(file)
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
+    return values
+
+
+def config_of_run(run: Path) -> ModelConfig:
+    """The model that a run folder's config.yaml describes; raises InputError where it cannot be read."""
+    return _config(run_config(run)["model"], run / "config.yaml")
+
+
+def find_file(path: Path) -> Path:
+    """The file of weights that `path` means: where a run averaged its weights, the average, as it is what is judged."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
+    for place in ("", "checkpoints/step-*/"):
+        for name in ("average.safetensors", "model.safetensors", "pytorch_model.bin"):
+            if found := sorted(path.glob(place + name)):
+                return found[-1]
+    raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
+
+
+def trained_stride(path: Path) -> int:
+    """The stride in source frames that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
+    run = run_of(find_file(path))
+    if run is None:
+        return 4
+    data = run_config(run).get("data")
+    stride = data.get("frame_stride") if isinstance(data, dict) else None
+    if not isinstance(stride, int) or stride < 1:
+        raise InputError(f"{run / 'config.yaml'} is damaged (its data.frame_stride is {stride}): put it back")
+    return stride
+
+
+def from_anyone(state_dict: StateDict) -> StateDict:
+    """To our layout from whichever other one `state_dict` is in."""
+    if any(name.startswith("videomae.") for name in state_dict):
+        return from_huggingface(state_dict)
+    if "mask_token" in state_dict and "encoder.pos_embed_probs" not in state_dict:
+        return from_videomae(state_dict)
+    return from_adamae(state_dict)
+
+
+def about(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
+    """What a file of weights says of itself: the metadata that `load` reads."""
+    known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
+    described = {name: value for name, value in asdict(config).items() if name != "init"}  # a path of this machine
+    return {"format": "pt", CONFIG_KEY: json.dumps(described), **known}
+
+
+def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
+    """Write weights and what is `about` them as one safetensors file, whole or not at all."""
+    with write_aside(path) as aside:
+        save_tensors(aside, state_dict, metadata)
+
+
+def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
+    theirs = {
+        "encoder_width": "hidden_size",
+        "encoder_depth": "num_hidden_layers",
+        "encoder_heads": "num_attention_heads",
+        "decoder_width": "decoder_hidden_size",
+        "decoder_depth": "decoder_num_hidden_layers",
+        "decoder_heads": "decoder_num_attention_heads",
+        "normalize_target": "norm_pix_loss",
+    }
+    same = ("image_size", "patch_size", "num_frames", "tubelet_size")
+    try:
+        values = {ours: described[name] for ours, name in theirs.items()} | {name: described[name] for name in same}
+    except KeyError as error:
+        raise InputError(f"{where} does not say {error}") from error
+    values["in_channels"] = described.get("num_channels", 3)
+    return _config({**values, "masking": "tube", "mask_ratio": 0.9}, where)
+
+
+def _is_ours(state_dict: StateDict) -> bool:
+    return any(name.startswith("tokenizer.") for name in state_dict)
+
+
+def _config(values: Any, where: Path) -> ModelConfig:
+    """Checked key by key, as a configuration from the command line is."""
+    from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ModelConfig)
+    try:
+        if not isinstance(values, dict):
+            raise TypeError("it is no table of keys and values")
+        return ModelConfig(**vars(parser.parse_object(values)) | {"init": ""})
+    except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
+        reason = " ".join(str(error).split())
+        raise InputError(f"{where} does not describe a model of this version ({reason})") from error

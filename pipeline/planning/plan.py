@@ -1,0 +1,305 @@
+"""Which clip stands at which place of the run: video, frames, crop and flip, as pure functions of (seed, position).
+
+Training clips form one endless stream of positions 0, 1, 2, …; epochs follow each other without padding or dropping.
+Step s holds positions s · global_batch + 0, 1, …, which ranks and their forward passes share (split.py): every world
+size sees the same steps, and going on after a restart takes nothing but s.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from errors import InputError
+from pipeline.config import DataConfig
+from pipeline.planning import changes, crops, draws, order
+from pipeline.planning.changes import Box, Change
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.draws import Purpose
+from pipeline.planning.order import Order, subset
+from pipeline.planning.split import passes
+from pipeline.shards.dataset import ShardDataset
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One clip."""
+
+    position: int  # in the stream
+    epoch: int
+    sample: int  # index into ShardDataset.samples
+    frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
+    crop: Crop  # in stored pixels
+    flip: bool  # left to right
+    changes: tuple[Change, ...] = ()  # RandAugment's
+    erased: Box | None = None
+
+    @property
+    def start_frame(self) -> int:
+        return self.frames[0]
+
+
+class ClipPlan(Protocol):
+    """What a Loader needs of a plan. `views` neighbouring rows share one decode."""
+
+    num_frames: int
+    frame_size: FrameSize
+    batch_size: int
+    views: int
+    lanes: int = 1  # pieces of a step that read shards of their own
+    shards_in_turns: int = 1  # that this node takes clips from at a time
+
+    def videos(self, index: int) -> list[int]:
+        """The samples of batch `index`, one a decode."""
+        return [row.sample for row in self.batch(index)[:: self.views]]
+
+    def share(self, shard: int) -> float:
+        """Of a shard's videos, about, that this node reads when it comes to it."""
+        return 1.0
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        """Batches, about, from `index`, where it is behind, until this node reads a shard again; None: unknown."""
+        return None
+
+    def batch(self, index: int) -> list[PlanRow]:
+        """The clips of this process's batch `index`; none when the plan has ended."""
+
+    def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
+        """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+
+
+class Plan(ClipPlan):
+    """Endless stream of training clips."""
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int | Sequence[int],
+        seed: int,
+        batch_size: int,
+        global_batch: int | None = None,
+        together: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
+        together: the number of clips in a batch is a multiple of it.
+
+        Raises InputError if batches cannot hold whole groups of repeats, a stride does not fit the shards, or colours
+        are to be changed of what has none.
+        """
+        if batch_size % config.repeats:
+            raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
+        if config.rand_augment and dataset.channels != 3:
+            raise InputError(
+                f"data.rand_augment changes colours, and these clips have {dataset.channels} channels: leave it out"
+            )
+        self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
+        self.global_batch = global_batch or batch_size * world_size
+        together = math.lcm(together, config.repeats)
+        if batch_size < together:
+            raise InputError(
+                f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
+            )
+        shared = partial(passes, self.global_batch, batch_size, together, world_size)
+        self._passes = shared(rank)
+        self.batch_size, self.lanes = max(map(len, self._passes)), config.lanes
+        self._dataset, self._config, self._seed = dataset, config, seed
+        self._strides = stored_strides(dataset, config)
+        self._order = self._in_order(order.VERSION)
+        node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
+        self._lanes_of_node = sorted(self._lanes_of(node))
+        self.shards_in_turns = min(len(self._lanes_of_node) * config.shuffle_shards, len(dataset.shards))
+        self._share_of_lanes = sum(map(len, node)) * config.lanes / self.global_batch / len(self._lanes_of_node)
+
+    @property
+    def clips_per_epoch(self) -> int:
+        return self._order.per_epoch * self.views
+
+    @property
+    def passes(self) -> int:
+        """Batches of this rank that make up its part of a step."""
+        return len(self._passes)
+
+    def keep_order(self, version: int) -> None:
+        """Go on in the order that a run began with, which its checkpoints name: see order.VERSION."""
+        if version != order.VERSION:
+            self._order = self._in_order(version)
+
+    def _in_order(self, version: int) -> Order:
+        served = len(self._lanes_of(self._passes))
+        step = self.global_batch // self.views
+        return Order(self._dataset, self._config, self._seed, step=step, served=served, version=version)
+
+    def _lanes_of(self, parts: list[range]) -> set[int]:
+        """Of the clips of a step that a process takes."""
+        lane = self.global_batch // self.views // self._config.lanes or 1
+        return {place // self.views // lane for part in parts for place in part}
+
+    def batch(self, index: int) -> list[PlanRow]:
+        step, number = divmod(index, self.passes)
+        return [self.row(step * self.global_batch + place) for place in self._passes[number]]
+
+    def videos(self, index: int) -> list[int]:
+        step, number = divmod(index, self.passes)
+        places = self._passes[number][:: self.views]
+        return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
+
+    def share(self, shard: int) -> float:
+        return self._share_of_lanes * share_of_shard(self._dataset, self._order.samples_of(shard), shard)
+
+    def next_use(self, shard: int, index: int) -> float | None:
+        step = index / self.passes
+        found = self._order.next_use(shard, step, self._lanes_of_node)
+        return None if found is None else (found - step) * self.passes
+
+    def row(self, position: int) -> PlanRow:
+        draw = position // self.views
+        return self._cut(position, draw // self._order.per_epoch, self._order.sample(draw), attempt=0)
+
+    def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
+        """Another video of the same window, after some attempts of the same dataset, drawn for this position and
+        attempt."""
+        draw = row.position // self.views
+        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
+        sample = self._order.other(draw, share, attempt)
+        return self._cut(row.position, row.epoch, sample, attempt)
+
+    def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
+        config, video = self._config, self._dataset.samples[sample]
+        when = draws.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
+        where = draws.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
+        if config.sampling == "segments":
+            frames = segment_frames(video.num_frames, when)
+        else:
+            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
+        if config.crop == "multiscale":
+            crop = crops.multiscale(video.width, video.height, where[1:], self.frame_size)
+        else:
+            crop = crops.random_resized(video.width, video.height, where[1:], config.crop_min_area, self.frame_size)
+        flip = config.flip and where[0] < 0.5
+        return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
+
+    def _augmentation(self, position: int, attempt: int) -> tuple[tuple[Change, ...], Box | None]:
+        count, share = self._config.rand_augment, self._config.random_erasing
+        if not count and not share:
+            return (), None
+        needed = changes.DRAWS_FOR_ERASING + count * changes.DRAWS_PER_CHANGE
+        numbers = draws.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), needed)
+        box = changes.drawn_box(share, numbers)
+        rest = numbers[changes.DRAWS_FOR_ERASING :]
+        return changes.drawn_changes(count, self._config.rand_augment_magnitude, rest), box
+
+
+class ViewPlan(ClipPlan):
+    """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
+
+    As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
+    there is, or, of segments, take frames 0, 1/K, 2/K… into each part.
+
+    The views of a video follow each other; positions end with the dataset, so the last batches may be short or empty
+    and no clip is counted twice at any world size. A video that does not decode is an error: nothing is replaced.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int | Sequence[int],
+        batch_size: int,
+        num_temporal: int = 1,
+        num_spatial: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
+        if batch_size % num_spatial:
+            raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
+        self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
+        self.batch_size, self.views = batch_size, num_spatial
+        self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
+        self._rank, self._world_size = rank, world_size
+        self._share_of_node = len(ranks_of_node(rank, world_size)) / world_size
+        self._strides = stored_strides(dataset, config)
+        self._chosen = subset(dataset, range(len(dataset.samples)), config)
+
+    def __len__(self) -> int:
+        """Clips of all ranks together."""
+        return len(self._chosen) * self._num_temporal * self.views
+
+    def batch(self, index: int) -> list[PlanRow]:
+        first = (index * self._world_size + self._rank) * self.batch_size
+        return [self.row(position) for position in range(first, min(first + self.batch_size, len(self)))]
+
+    def row(self, position: int) -> PlanRow:
+        rest, spatial = divmod(position, self.views)
+        place, temporal = divmod(rest, self._num_temporal)
+        sample = int(self._chosen[place])
+        video = self._dataset.samples[sample]
+        if self._config.sampling == "segments":
+            share = temporal / self._num_temporal if self._num_temporal > 1 else 0.5
+            frames = segment_frames(video.num_frames, [share] * self.num_frames)
+        else:
+            share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
+            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
+        crop = crops.across(video.width, video.height, spatial, self.views, self.frame_size)
+        return PlanRow(position, 0, sample, frames, crop, flip=False)
+
+    def replacement(self, row: PlanRow, attempt: int) -> None:
+        return None
+
+    def share(self, shard: int) -> float:
+        return self._share_of_node * share_of_shard(self._dataset, self._chosen, shard)
+
+
+def ranks_of_node(rank: int, world_size: int) -> range:
+    """Those of this process's node: torchrun numbers the processes of a node in a row."""
+    first = max(0, rank - int(os.environ.get("LOCAL_RANK", "0")))
+    return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
+
+
+def share_of_shard(dataset: ShardDataset, samples: range | Int[np.ndarray, " samples"], shard: int) -> float:
+    """Of a shard's samples, those among `samples`, which ascend."""
+    first, count = int(dataset.shard_of.first_of_shard[shard]), int(dataset.shard_of.counts[shard])
+    if isinstance(samples, range):
+        return 1.0
+    start, end = np.searchsorted(samples, [first, first + count])
+    return float(end - start) / count
+
+
+def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
+    """Stored frames a step for each way in which the shards were thinned; InputError where that is no whole number.
+
+    Segments have no stride: they reach over whatever is stored.
+    """
+    frame_stride = config.frame_stride
+    thinned = dataset.info.frame_strides if config.sampling == "strided" else []
+    for stride in thinned:
+        if frame_stride % stride:
+            raise InputError(
+                f"data.frame_stride is {frame_stride}, but {dataset.folder} keeps every {stride}th frame of its videos:"
+                f" give a multiple of {stride}, or make the shards with --frame-stride {frame_stride}"
+            )
+    return {stride: frame_stride // stride for stride in thinned}
+
+
+def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
+    """`wanted` frames `stride` apart; `share` in [0, 1] says where between the first and the last possible start."""
+    starts = max(1, available - (wanted - 1) * stride)
+    start = min(int(share * starts), starts - 1)
+    return tuple(min(start + step * stride, available - 1) for step in range(wanted))
+
+
+def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
+    """One frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
+    return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))

@@ -1,0 +1,358 @@
+"""The shard format: what `shard_tools` writes and the pipeline reads. docs/shards.md says all of it.
+
+A dataset is a folder:
+
+    dataset.json                  DatasetInfo: schema version, counts, class names, encode settings, tables and hashes
+    shard-000000.tar              WebDataset tar: <key>.<container> (video), <key>.json (Sample without its place)
+    shard-000000.idx              index in DALI's `wds2idx` format, v1.2
+    shard-000000.samples.jsonl    one Sample a line, in tar order
+    rejected.jsonl                {"source": ..., "reason": ...} for every input that is in no shard
+
+and, from schema version 2 on, tables of the whole dataset, whose names end in their hash:
+
+    shards-<hash>.npy             a row a shard: SHARD
+    samples-<hash>.npy            a row a sample, in the order of shards and tars: SAMPLE
+    groups-<hash>.npy             a row a group of pictures of the videos that can be cut: groups.GROUP
+    names-<hash>.jsonl            [key, source], a line a sample
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from tokenize import TokenError
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, overload
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from errors import InputError
+from pipeline.shards.groups import GROUP
+
+SCHEMA_VERSION = 2
+DATASET_FILE = "dataset.json"
+REJECTED_FILE = "rejected.jsonl"
+# Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
+# by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or
+# takes that of another size.
+SIDE_STEP = 16
+MAX_SIDE = 32768  # pixels; AV1, which goes farthest of the codecs, ends at twice that
+
+SHARD = np.dtype(
+    [
+        ("name", "S32"),  # shard-000000.tar
+        ("first_sample", "<u8"),  # its row in the table of samples
+        ("num_samples", "<u8"),
+        ("num_bytes", "<u8"),
+        ("sha256", "V32"),  # of the tar
+        ("index_sha256", "V32"),  # of its .idx
+        ("samples_sha256", "V32"),  # of its .samples.jsonl
+    ]
+)
+SAMPLE = np.dtype(
+    [
+        ("shard", "<u4"),  # row in the table of shards
+        ("label", "<i4"),  # index into DatasetInfo.classes; -1: none
+        ("offset", "<u8"),  # of the video in the tar
+        ("size", "<u8"),  # bytes of the video
+        ("group", "<u8"),  # first row in the table of groups
+        ("name", "<u8"),  # first byte in the table of names
+        ("fps", "<f8"),
+        ("num_groups", "<u4"),  # rows in the table of groups; 0: the video cannot be cut
+        ("num_frames", "<u4"),
+        ("width", "<u2"),  # as displayed, pixels
+        ("height", "<u2"),
+        ("frame_stride", "<u2"),
+        ("codec", "u1"),  # place in DatasetInfo.codecs
+        ("container", "u1"),  # place in DatasetInfo.containers
+        ("sha256", "V32"),  # of the video
+    ]
+)
+TABLES = {"shards": SHARD, "samples": SAMPLE, "groups": GROUP}  # besides names
+
+Count = Annotated[int, Meta(ge=1, lt=2**32)]
+Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
+Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
+Stride = Annotated[int, Meta(ge=1, lt=2**16)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f/\\]{0,32}$")]  # it may become part of a path
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,31}$")]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One video in a shard."""
+
+    problem: ClassVar[str] = ""  # why it cannot be used, where its row is broken: see pipeline/shards/index.py
+
+    key: str
+    container: Word  # file extension inside the tar: mp4, webm, ...
+    codec: Word  # as FFmpeg names it: h264, hevc, vp8, vp9, av1, mjpeg, mpeg4, ...
+    num_frames: Count  # frames that decode, counted when the shard was made
+    fps: Annotated[float, Meta(gt=0, lt=1e6)]  # of the stored video
+    frame_stride: Stride  # source frames per stored frame: 4 if thinned to every fourth, 1 if stored as they came
+    width: Side  # as displayed, pixels
+    height: Side
+    label: Annotated[int, Meta(ge=0, lt=2**31)] | None  # index into DatasetInfo.classes
+    source: str  # path of the input, relative to INPUT
+    sha256: Sha256  # of the stored video bytes
+    offset: Bytes = 0  # of the video bytes in the tar
+    size: Bytes = 0  # bytes of the video
+    source_sha256: str = ""  # of the input file's bytes
+    source_size: Bytes = 0  # their number; 0 where an older version did not say it
+    groups: str = ""  # base64 of its rows of the table of groups; empty: it cannot be cut
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One tar of a dataset."""
+
+    name: FileName  # shard-000000.tar
+    num_samples: Annotated[int, Meta(ge=0, lt=2**32)]
+    num_bytes: Bytes
+    sha256: Sha256
+    index_sha256: str = ""  # empty in schema version 1
+    samples_sha256: str = ""
+
+    @property
+    def index_name(self) -> str:
+        return self.name.removesuffix(".tar") + ".idx"
+
+    @property
+    def samples_name(self) -> str:
+        return self.name.removesuffix(".tar") + ".samples.jsonl"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Of all videos of a codec, in pixels."""
+
+    num_samples: Annotated[int, Meta(ge=1)]
+    min_width: Side
+    max_width: Side
+    min_height: Side
+    max_height: Side
+    max_area: Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One table of a dataset."""
+
+    file: FileName
+    num_rows: Bytes
+    num_bytes: Bytes
+    sha256: Sha256
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """Where the tables came from; runs of before go on while they still say the same."""
+
+    schema_version: int
+    content: Sha256  # index.Tables.content when they were made
+
+
+class Report(TypedDict, total=False):
+    """What a dataset holds, for people; datasets made by earlier versions say less."""
+
+    hours: float
+    num_sources: Bytes
+    video_bytes: Bytes
+    codecs: dict[str, Bytes]
+    sizes: dict[str, Bytes]
+    class_histogram: dict[str, Bytes]
+    unlabelled: Bytes
+    file_list_sha256: Sha256
+    duplicates: list[list[str]]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What `dataset.json` says."""
+
+    num_samples: Bytes
+    num_frames: Bytes
+    num_bytes: Bytes
+    classes: list[str]  # class id -> name, empty when there are no labels
+    encode: dict[str, Any]  # the settings the shards were made with
+    shards: Sequence[ShardInfo]  # from schema version 2 on, out of their table
+    num_rejected: Bytes = 0
+    report: Report = field(default_factory=Report)
+    # What nobody needs to look at every sample for:
+    codecs: dict[Word, Sides] = field(default_factory=dict)
+    containers: list[Word] = field(default_factory=list)
+    frame_strides: list[Stride] = field(default_factory=list)
+    labels: tuple[int, int] | None = None  # lowest and highest; None: no sample has one
+    num_unlabelled: Bytes = 0
+    tables: dict[str, TableInfo] = field(default_factory=dict)
+    upgrade: Upgrade | None = None
+    content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the shards, which have a table."""
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self) if entry.name != "shards"}
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+T = TypeVar("T")
+
+
+class Lazy(Sequence[T]):
+    """A sequence whose items are made when they are asked for."""
+
+    def __init__(self, length: int, item: Callable[[int], T]) -> None:
+        self._length, self._item = length, item
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._item(place) for place in range(*index.indices(self._length))]
+        place = index + self._length if index < 0 else index
+        if not 0 <= place < self._length:
+            raise IndexError(f"item {index} of {self._length}")
+        return self._item(place)
+
+
+Locate = Callable[[TableInfo], Path]
+
+
+def is_described(folder: Path) -> bool:
+    """Whether a folder holds a description, be it a link that leads nowhere: then it is not to be made anew."""
+    return os.path.lexists(folder / DATASET_FILE)
+
+
+def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo:
+    """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version.
+
+    `locate` gives the files of tables where they do not lie beside it.
+    """
+    path = folder / DATASET_FILE
+    if not is_described(folder):
+        raise InputError(f"{folder} holds no {DATASET_FILE}: make shards with `python shard_tools/make_shards.py`")
+    if not path.is_file():
+        raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        version = raw["schema_version"]
+        if version not in (1, SCHEMA_VERSION):
+            raise InputError(
+                f"{path} has schema version {version}, this code reads 1 and {SCHEMA_VERSION}: make the shards again"
+            )
+        raw.pop("sha256", None)
+        if version == 1:
+            shards: Sequence[ShardInfo] = [msgspec.convert(shard, ShardInfo) for shard in raw.pop("shards")]
+            return _described(raw, shards)
+        info = _described(raw, [])
+        rows = read_table("shards", info, locate or (lambda table: folder / table.file))
+        return _described(raw, _shards(rows))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
+
+
+def _described(raw: dict[str, Any], shards: Sequence[ShardInfo]) -> DatasetInfo:
+    unknown = raw.keys() - {entry.name for entry in fields(DatasetInfo)}
+    if unknown:
+        raise ValueError(f"{min(unknown)} is no field of one")
+    checked: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
+    if checked.schema_version > 1 and checked.tables.keys() != {*TABLES, "names"}:
+        raise ValueError(f"its tables are {', '.join(checked.tables) or 'missing'}")
+    of_all = checked.codecs, checked.containers, checked.frame_strides
+    if checked.schema_version > 1 and checked.num_samples and not all(of_all):
+        raise ValueError("it names no codecs, containers or frame_strides")
+    return replace(checked, shards=shards)
+
+
+def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
+    def shard(number: int) -> ShardInfo:
+        name, _, *numbers, sha256, index_sha256, samples_sha256 = rows[number].item()
+        values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), index_sha256.hex(), samples_sha256.hex())
+        try:
+            return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
+        except ValueError as error:
+            raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
+
+    return Lazy(len(rows), shard)
+
+
+# What NumPy's parser of damaged headers raises.
+OF_HEADERS = (ValueError, SyntaxError, TokenError, OverflowError)
+
+
+def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
+    """Map a table of a dataset into memory; raises InputError if it is not the one that dataset.json describes."""
+    table, path = info.tables[name], locate(info.tables[name])
+    try:
+        if path.stat().st_size != table.num_bytes:
+            raise ValueError(f"it has {path.stat().st_size} bytes and should have {table.num_bytes}")
+        rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
+        if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
+            raise ValueError("it is not the table that the description promises")
+    except (OSError, EOFError, *OF_HEADERS) as error:
+        reason = getattr(error, "strerror", None) or error
+        advice = f"write it again with `python shard_tools/upgrade_shards.py {path.parent}`"
+        if name == "shards":  # what the others are made of
+            advice = "put it back, or make the shards again"
+        raise InputError(f"{path} cannot be used ({reason}): {advice}") from error
+    return np.asarray(rows)  # a view: np.memmap makes an object of every row
+
+
+def read_samples(folder: Path, shard: ShardInfo) -> Iterator[Sample]:
+    """The samples of one shard in tar order, out of `samples.jsonl`; raises InputError if that is missing or broken."""
+    for sample in read_lines(folder, shard):
+        if isinstance(sample, str):
+            raise InputError(_unreadable(folder / shard.samples_name, sample))
+        yield sample
+
+
+def read_lines(folder: Path, shard: ShardInfo) -> Iterator[Sample | str]:
+    """As `read_samples`, with the reason in the place of a sample whose line is broken."""
+    path = folder / shard.samples_name
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                yield parse_sample(line)
+    except OSError as error:
+        raise InputError(_unreadable(path, str(error))) from error
+
+
+def _unreadable(path: Path, reason: str) -> str:
+    return f"{path} cannot be read ({reason}): run `python shard_tools/check_shards.py {path.parent}`"
+
+
+_decoder = msgspec.json.Decoder(Sample)
+
+
+def parse_sample(line: bytes) -> Sample | str:
+    """A line of `samples.jsonl`, or what is wrong with it.
+
+    msgspec takes a sixth of the time of json.loads and a look at every field, and pydantic a third more than msgspec.
+    """
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        return f"its line in the table is broken: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # names that are not UTF-8 are written as half a surrogate pair, which only json takes
+    try:
+        sample: Sample = msgspec.convert(json.loads(line), Sample)
+    except (ValueError, RecursionError) as error:  # among them msgspec's
+        return f"its line in the table is broken: {error}"
+    return sample
+
+
+def sample_line(sample: Sample) -> bytes:
+    return json.dumps(asdict(sample)).encode() + b"\n"

@@ -1,0 +1,134 @@
+"""Samples into rows of the tables, shard after shard, and what dataset.json says of all of them."""
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.shards.format import SAMPLE, DatasetInfo, Sample, Sides
+from pipeline.shards.groups import GROUP
+
+
+class ShardRows(NamedTuple):
+    """What one shard adds to the tables."""
+
+    samples: np.ndarray  # of SAMPLE
+    groups: np.ndarray  # of GROUP
+    names: bytes
+
+
+class RowMaker:
+    """Makes the rows of a dataset; keeps none of them."""
+
+    def __init__(self) -> None:
+        self.num_samples = self.num_groups = self.num_name_bytes = self._num_shards = self._num_unlabelled = 0
+        self._codecs: dict[str, int] = {}
+        self._containers: dict[str, int] = {}
+        self._strides: set[int] = set()
+        self._labels: tuple[int, int] | None = None
+        self._sides: list[Sides] = []
+
+    def rows_of(self, samples: Sequence[Sample | str]) -> ShardRows:
+        """Rows of the next shard's samples, in tar order; one that is broken, and only its problem known, is zero."""
+        names = [name_line(sample) for sample in samples]
+        groups = [groups_of(sample) for sample in samples]
+        rows = np.zeros(len(samples), SAMPLE)
+        good = [place for place, sample in enumerate(samples) if isinstance(sample, Sample)]
+        rows[good] = [self._row(sample) for sample in samples if isinstance(sample, Sample)]
+        rows["shard"] = self._num_shards
+        rows["name"] = self.num_name_bytes + _starts(names)
+        rows["group"] = self.num_groups + _starts(groups)
+        rows["num_groups"] = [len(part) for part in groups]
+        self._count(rows[good])
+        self._num_shards += 1
+        self.num_samples += len(samples)
+        self.num_groups += sum(map(len, groups))
+        self.num_name_bytes += sum(map(len, names))
+        held = [part for part in groups if len(part)]
+        return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GROUP), b"".join(names))
+
+    def go_on_at(self, shard: int, group: int, name_byte: int) -> None:
+        """Make the next rows those of this shard, though the samples before it are not known."""
+        self._num_shards, self.num_groups, self.num_name_bytes = shard, group, name_byte
+
+    def describe(self, info: DatasetInfo) -> DatasetInfo:
+        """`info` with what is known of all samples."""
+        return replace(
+            info,
+            codecs=dict(zip(self._codecs, self._sides, strict=True)),
+            containers=list(self._containers),
+            frame_strides=sorted(self._strides),
+            labels=self._labels,
+            num_unlabelled=self._num_unlabelled,
+        )
+
+    def _row(self, sample: Sample) -> tuple[int | float | bytes, ...]:
+        codec = self._codecs.setdefault(sample.codec, len(self._codecs))
+        container = self._containers.setdefault(sample.container, len(self._containers))
+        label = -1 if sample.label is None else sample.label
+        sides = sample.width, sample.height, sample.frame_stride
+        place = 0, label, sample.offset, sample.size, 0, 0
+        return *place, sample.fps, 0, sample.num_frames, *sides, codec, container, bytes.fromhex(sample.sha256)
+
+    def _count(self, rows: np.ndarray) -> None:
+        self._strides |= set(np.unique(rows["frame_stride"]).tolist())
+        labels = rows["label"][rows["label"] >= 0]
+        self._num_unlabelled += len(rows) - len(labels)
+        if len(labels):
+            bounds = (int(labels.min()), int(labels.max()))
+            known = self._labels or bounds
+            self._labels = min(known[0], bounds[0]), max(known[1], bounds[1])
+        for codec in range(len(self._codecs)):
+            chosen = rows[rows["codec"] == codec]
+            if len(chosen):
+                sides = sides_of(chosen["width"], chosen["height"])
+                if codec < len(self._sides):
+                    self._sides[codec] = merged_sides(self._sides[codec], sides)
+                else:
+                    self._sides.append(sides)
+
+
+def sides_of(widths: np.ndarray, heights: np.ndarray) -> Sides:
+    area = widths.astype(np.int64) * heights
+    numbers = widths.min(), widths.max(), heights.min(), heights.max(), area.max()
+    return Sides(len(widths), *map(int, numbers))
+
+
+def merged_sides(a: Sides, b: Sides) -> Sides:
+    """Of the videos of both."""
+    return Sides(
+        a.num_samples + b.num_samples,
+        min(a.min_width, b.min_width),
+        max(a.max_width, b.max_width),
+        min(a.min_height, b.min_height),
+        max(a.max_height, b.max_height),
+        max(a.max_area, b.max_area),
+    )
+
+
+def name_line(sample: Sample | str) -> bytes:
+    """A line of the table of names; its letters are ASCII, whatever those of the name are."""
+    if isinstance(sample, str):
+        return b"null\n"
+    return json.dumps([sample.key, sample.source]).encode() + b"\n"
+
+
+def groups_of(sample: Sample | str) -> np.ndarray:
+    """A sample's rows of the table of groups."""
+    if isinstance(sample, str) or not sample.groups:
+        return np.empty(0, GROUP)
+    return np.frombuffer(base64.b64decode(sample.groups), GROUP)
+
+
+def groups_text(rows: np.ndarray) -> str:
+    """`groups_of` the other way round."""
+    return base64.b64encode(rows.tobytes()).decode("ascii")
+
+
+def _starts(parts: Sequence[bytes] | Sequence[np.ndarray]) -> np.ndarray:
+    """Where each begins if they stand one behind the other."""
+    lengths = np.array([len(part) for part in parts], np.int64)
+    return np.cumsum(lengths) - lengths

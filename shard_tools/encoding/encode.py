@@ -1,0 +1,187 @@
+"""One source video -> the files that are stored: decode, thin, convert and encode frame by frame, then decode again.
+
+Memory does not grow with a video's length.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import cast
+
+import av
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from pipeline.decoding.video import guesses_times
+from pipeline.decoding.video_error import VideoError
+from pipeline.shards import arrays
+from shard_tools.encoding.codecs import CODECS, Codec, open_encoder
+from shard_tools.encoding.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
+from shard_tools.encoding.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
+from shard_tools.encoding.timing import Timing, read_timing
+from shard_tools.settings import COPY, Settings
+
+# A fragment a group of pictures, each decodable behind the first bytes of the file alone (pipeline/shards/groups.py).
+# The trailer, a table of the fragments, would be of no use to a clip.
+FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
+SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One file to put into a shard."""
+
+    path: Path
+    container: str
+    codec: str
+    num_frames: int
+    fps: float
+    frame_stride: int
+    width: int
+    height: int
+
+
+class Writer:
+    """Writes frames of one size into one file at a constant rate."""
+
+    def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
+        # bitexact leaves the libraries' versions out of the container.
+        options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
+        self.container = av.open(str(path.absolute()), "w", format=codec.container, options=options)
+        quality = codec.default_quality if settings.quality is None else settings.quality
+        encoder_options = codec.options(settings.gop, quality, settings.preset)
+        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
+        context = self.stream.codec_context
+        context.width, context.height = size
+        context.pix_fmt = codec.pixel_format
+        context.time_base = 1 / rate
+        context.thread_count = 1
+        context.colorspace = BT601
+        context.color_range = FULL if codec.full_range else LIMITED
+        open_encoder(context)
+        self.num_frames = 0
+
+    def write(self, frame: VideoFrame) -> None:
+        frame.pts = self.num_frames
+        frame.time_base = self.stream.codec_context.time_base
+        frame.pict_type = 0  # the encoder decides on key frames, not the source
+        self.num_frames += 1
+        self.container.mux(self.stream.encode(frame))
+
+    def close(self) -> None:
+        self.container.mux(self.stream.encode(None))
+        self.container.close()
+
+
+def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+    """Make the files that are stored of `source`: one, or several with `max_seconds`; raises UnusableError.
+
+    They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
+    """
+    before = _version(source)
+    stored = _stored(source, stem, settings)
+    if _version(source) != before:  # a download that goes on, say
+        raise UnusableError("it was changed while it was read")
+    return stored
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+    if arrays.is_array(source):
+        return [_array(source)]
+    with opened(source) as (container, stream):
+        timing = read_timing(container, stream)
+        if not timing.num_packets:
+            raise UnusableError("it holds no frame")
+        if container.format.name.startswith("mov"):
+            refuse_cut(source, timing.num_packets, stream.frames)
+    if settings.encode == COPY:
+        return [_copied(source, timing, settings.check != "full")]
+    stride = settings.frame_stride
+    if settings.fps:
+        stride = max(1, round(timing.rate / Fraction(settings.fps)))
+    pieces = _transcode(source, stem, settings, timing, stride)
+    return [_verified(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
+
+
+def _array(source: Path) -> Stored:
+    """An array as it is, whatever the settings say of videos."""
+    try:
+        num_frames, height, width, channels = arrays.frames_of(source).shape
+    except VideoError as error:
+        raise UnusableError(str(error)) from error
+    return Stored(source, arrays.CONTAINER, arrays.codec_of(channels), num_frames, arrays.FPS, 1, width, height)
+
+
+def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:
+    """Encode every `stride`-th frame; returns the files and the number of frames put into each."""
+    codec = CODECS[settings.encode]
+    rate = (timing.rate / stride).limit_denominator(100_000)
+    most = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
+    pieces: list[tuple[Path, int]] = []
+    writer: Writer | None = None
+    with opened(source) as (container, stream):
+        converter = Converter(codec, settings.short_side, stream.sample_aspect_ratio)
+        frames = deinterlaced(with_ticks(intact_frames(container, stream), timing))
+        for frame in thinned(frames, stride):
+            picture = converter(frame)
+            if writer is not None and writer.num_frames == most:
+                writer.close()
+                writer = None
+            if writer is None:
+                path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{codec.container}")
+                writer = Writer(path, codec, settings, rate, (picture.width, picture.height))
+                pieces.append((path, 0))
+            writer.write(picture)
+            pieces[-1] = path, writer.num_frames
+        if writer is not None:
+            writer.close()
+    return pieces
+
+
+def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> Stored:
+    """Decode what was stored: the number of frames is the one that comes out again."""
+    with opened(path) as (container, stream):
+        size = stream.width, stream.height
+        _, counted = checked(container, stream)
+    if counted != num_frames:
+        raise UnusableError(f"{num_frames} frames were encoded, but {counted} come out again")
+    return Stored(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
+
+
+def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
+    """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
+
+    Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
+    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them. It speaks for the
+    others only where as many as expected come out.
+    """
+    run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
+    with opened(source) as (container, stream):
+        try:
+            first, decoded = checked(container, stream, run)
+            as_expected = decoded == sum(min(size, run) for size in timing.groups) and not guesses_times(stream)
+        except UnusableError:
+            if not sample_only:
+                raise
+            as_expected = False
+        if sample_only and not as_expected:
+            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: even
+            # all of the sample. Only decoding everything tells how many there are.
+            return _copied(source, timing, sample_only=False)
+        width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
+        return Stored(
+            path=source,
+            container=container_of(source, container),
+            codec=stream.codec_context.codec.canonical_name,
+            num_frames=timing.num_packets if sample_only else decoded,
+            fps=float(timing.rate),
+            frame_stride=1,
+            width=round(width),
+            height=round(height),
+        )

@@ -1,0 +1,160 @@
+"""What a worker does with one input video: fetch it, store it, leave the result in the staging folder.
+
+A staged result is a JSON file and the video files it names. It is complete when the JSON file is there and the hashes
+in it are right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
+"""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import av
+import fsspec
+
+from durable import file_hash
+from pipeline.shards.format import Sample
+from shard_tools.encoding.encode import store
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.inputs import Member, is_url
+from shard_tools.settings import Settings
+
+LEAST_FREE_BYTES = 1_000_000
+LONGEST_SUFFIX = 16  # characters, of a temporary copy
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One video to work on; `stem` is where its results go, without extension, and its name the samples' key."""
+
+    source: str
+    location: str | Member
+    label: int | None
+    stem: Path
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an input: samples with the paths of their videos, or the reason why there are none."""
+
+    source: str
+    samples: list[tuple[Sample, Path]]
+    reason: str | None = None
+
+    def save(self, stem: Path) -> None:
+        value: dict[str, Any] = {"source": self.source, "reason": self.reason}
+        value["samples"] = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
+        aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
+        aside.write_text(json.dumps(value), encoding="utf-8")
+        aside.replace(stem.with_name(f"{stem.name}.json"))
+
+
+def load_outcome(stem: Path, needed: Callable[[int], bool] = lambda piece: True) -> Outcome | None:
+    """The staged result at `stem`, or None where it is missing, or one of the pieces that are needed is torn."""
+    try:
+        value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
+        samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
+        if any(needed(piece) and file_hash(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(value["source"], [(sample, path) for path, sample in samples], value["reason"])
+
+
+def work(job: Job) -> Outcome | OSError:
+    """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
+    av.logging.set_level(None)
+    try:
+        outcome = Outcome(job.source, _samples(job))
+    except UnusableError as error:
+        outcome = Outcome(job.source, [], str(error))
+    except (av.error.FFmpegError, OSError, MemoryError, ValueError, KeyError) as error:
+        # What FFmpeg, the file system or a remote store reports about this one input; a full disk is not about it.
+        outcome = Outcome(job.source, [], _sentence(error))
+    except Exception as error:  # a fault of ours or of a library's: it costs this video, and says what to report
+        fault = f"{type(error).__name__}: {error}"
+        outcome = Outcome(job.source, [], f"a fault of make_shards, which you may want to report ({fault})")
+    try:
+        if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
+        outcome.save(job.stem)
+    except OSError as error:
+        return error
+    return outcome
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, PermissionError):
+        return "permission to read it is missing"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
+
+
+def _samples(job: Job) -> list[tuple[Sample, Path]]:
+    with fetched(job.location, job.stem) as path:
+        source_hash = file_hash(path)
+        # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
+        stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
+        stored = store(path, stem, job.settings)
+        samples = []
+        for number, video in enumerate(stored):
+            kept = video.path
+            if kept == path and is_temporary(job.location):
+                kept = stem.with_name(f"{stem.name}.{video.container}")
+                shutil.copyfile(path, kept)
+            sample = Sample(
+                key=job.stem.name + (f"-{number:04d}" if job.settings.max_seconds else ""),
+                container=video.container,
+                codec=video.codec,
+                num_frames=video.num_frames,
+                fps=video.fps,
+                frame_stride=video.frame_stride,
+                width=video.width,
+                height=video.height,
+                label=job.label,
+                source=job.source,
+                sha256=source_hash if kept == path else file_hash(kept),
+                size=kept.stat().st_size,
+                source_sha256=source_hash,
+                source_size=path.stat().st_size,
+            )
+            samples.append((sample, kept))
+        return samples
+
+
+def is_temporary(location: str | Member) -> bool:
+    """Whether `fetched` makes a temporary copy of what lies at `location`."""
+    return isinstance(location, Member) or is_url(location)
+
+
+@contextmanager
+def fetched(location: str | Member, stem: Path | None) -> Iterator[Path]:
+    """A local file with the bytes at `location`: the file itself, or a copy that is removed again.
+
+    The copy lies beside `stem`, or among the system's temporary files.
+    """
+    if not isinstance(location, Member) and not is_url(location):
+        yield Path(location)
+        return
+    name = location.name if isinstance(location, Member) else location
+    with tempfile.TemporaryDirectory(dir=stem and stem.parent) as folder:
+        # Its name matters to nobody, may be longer than a file's, and FFmpeg looks at the extension alone.
+        path = Path(folder, "video").with_suffix(PurePosixPath(name).suffix[:LONGEST_SUFFIX])
+        if isinstance(location, Member):
+            with open(location.archive, "rb") as archive:
+                archive.seek(location.offset)
+                path.write_bytes(archive.read(location.size))
+        else:
+            filesystem, remote = fsspec.core.url_to_fs(location)
+            filesystem.get_file(remote, str(path))
+        yield path

@@ -1,0 +1,57 @@
+"""How long a run is, what its learning rate is at each step, and what each step's dropout is seeded with."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from errors import InputError
+from training.config import TrainConfig
+from training.learning.optimizer import Schedule
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """A run's length in every unit."""
+
+    clips_per_epoch: int
+    global_batch: int  # clips per optimizer step, over all processes
+    total_steps: int
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, config: TrainConfig, clips_per_epoch: int, world_size: int) -> "Horizon":
+        global_batch = config.clips_per_step(world_size)
+        steps_per_epoch = clips_per_epoch / global_batch
+        total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
+        if config.objective == "pretrain" and config.model.sharpness_ramp > total_steps * global_batch:
+            raise InputError(
+                f"model.sharpness_ramp takes {config.model.sharpness_ramp} clips and the run only"
+                f" {total_steps * global_batch}: lower it"
+            )
+        schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
+        return cls(clips_per_epoch, global_batch, total_steps, schedule)
+
+    def describe(self, config: TrainConfig, first_step: int) -> str:
+        schedule, epoch = self.schedule, self.clips_per_epoch / self.global_batch
+        lines = [
+            f"{config.run}: {self.clips_per_epoch} clips an epoch, {self.global_batch} a step,"
+            f" {self.total_steps} steps = {self.total_steps / epoch:.1f} epochs of {epoch:.1f} steps",
+            f"learning rate {config.optimizer.base_lr:g} × {self.global_batch}/256 = {schedule.peak_lr:.3g},"
+            f" warm-up {schedule.warmup_steps} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
+        ]
+        if schedule.warmup_steps >= self.total_steps:
+            lines.append(
+                f"warning: the warm-up takes {schedule.warmup_steps} steps and the run {self.total_steps}, which ends"
+                f" at a learning rate of {schedule.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
+            )
+        if first_step:
+            lines.append(f"going on from step {first_step}")
+        return "\n".join(lines)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators for one step, so that dropout after a resume is what it would have been without."""
+    state = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]) >> 1)

@@ -1,0 +1,146 @@
+"""What a classifier says about every video of a dataset, and how good that is; the same at any number of processes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from devices import Precision, mixed_precision
+from errors import InputError
+from model.config import ModelConfig
+from pipeline.config import DataConfig
+from pipeline.loader import Loader
+from pipeline.planning.plan import ViewPlan
+from pipeline.shards.dataset import ShardDataset
+from progress import progress_bar
+from training.processes.distributed import Process, sum_over_processes
+
+CALIBRATION_BINS = 15
+
+
+class Views(NamedTuple):
+    """How a video is shown to a classifier whose probabilities are then averaged."""
+
+    num_clips: int = 1  # along time
+    num_crops: int = 1  # squares along the longer side
+    batch_size: int = 8
+
+
+class Predictions(NamedTuple):
+    """Of all V videos, on the CPU, in the order of ShardDataset.samples."""
+
+    probabilities: Float[Tensor, "V classes"]
+    labels: Int[Tensor, " V"]
+
+
+def check_labels(dataset: ShardDataset) -> None:
+    """Raises InputError if a video has no label."""
+    if not dataset.info.classes:
+        raise InputError(
+            f"{dataset.folder} has no labels: make the shards from class folders or with shard_tools/make_shards.py's"
+            " annotations"
+        )
+    if dataset.info.num_unlabelled:
+        index = int(np.argmax(dataset.column("label") < 0))
+        raise InputError(f"{dataset.where(index)} has no label, as {dataset.folder} promises: make the shards again")
+
+
+def check_classes(wanted: Sequence[str], dataset: ShardDataset) -> None:
+    """Raises InputError if a classifier of the classes `wanted` cannot be judged on `dataset`."""
+    check_labels(dataset)
+    given = dataset.info.classes
+    if len(wanted) != len(given):
+        raise InputError(f"the classifier knows {len(wanted)} classes and {dataset.folder} has {len(given)}")
+    for number, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
+        if ours != theirs:
+            raise InputError(
+                f"class {number} is {ours!r} for the classifier and {theirs!r} in {dataset.folder}:"
+                " make the shards with the same classes"
+            )
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module,
+    dataset: ShardDataset,
+    data: DataConfig,
+    shape: ModelConfig,
+    views: Views,
+    process: Process,
+    precision: Precision,
+) -> Predictions:
+    """Average of the softmax over the views of every video.
+
+    Every view is computed by one process, in a batch that is the same at any number of processes, so the results are
+    the same bit by bit. Raises InputError at a video that does not decode: none is left out or replaced.
+    """
+    data = replace(data, subset=None, cached_batch=False)
+    batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
+    plan = ViewPlan(
+        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
+        batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
+        rank=process.rank, world_size=process.world_size,
+    )  # fmt: skip
+    seen = torch.zeros(len(plan), len(dataset.info.classes), device=process.device)
+    was_training = model.training
+    model.eval()
+    bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_first)
+    with bar, Loader(dataset, plan, process.device, data, quarantine=None) as loader:
+        for batch in loader.batches(first=0):
+            with mixed_precision(process.device, precision):
+                logits = model(batch.clip)
+            seen[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
+            bar.update(len(batch.positions) * process.world_size)
+    model.train(was_training)
+    per_video = sum_over_processes(seen).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
+    if not per_video.isfinite().all():
+        raise InputError(
+            "the classifier's outputs are not finite: its training has diverged, or its weights are broken"
+        )
+    return Predictions(per_video.mean(dim=1), torch.from_numpy(dataset.column("label").astype(np.int64)))
+
+
+def scores(found: Predictions) -> dict[str, float]:
+    """Top-1 and top-5 accuracy and what the right class was given: its mean −log probability."""
+    probabilities, labels = found.probabilities, found.labels
+    ranked = probabilities.topk(min(5, probabilities.shape[1])).indices == labels[:, None]
+    return {
+        "top1": ranked[:, 0].float().mean().item(),
+        "top5": ranked.any(dim=1).float().mean().item(),
+        "nll": F.nll_loss(probabilities.clamp_min(1e-12).log(), labels).item(),
+    }
+
+
+def confusion(found: Predictions) -> Int[Tensor, "classes classes"]:
+    """Videos by class (row) and what they were taken for (column)."""
+    num_classes = found.probabilities.shape[1]
+    pairs = found.labels * num_classes + found.probabilities.argmax(dim=1)
+    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+
+
+def calibration(found: Predictions) -> list[dict[str, Any]]:
+    """For bins of equal width of the confidence (the largest probability): videos, mean confidence, accuracy."""
+    confidence, guess = found.probabilities.max(dim=1)
+    bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    right = (guess == found.labels).float()
+    return [
+        {
+            "videos": int(chosen.sum()),
+            "confidence": confidence[chosen].mean().item(),
+            "accuracy": right[chosen].mean().item(),
+        }
+        for chosen in (bins == number for number in range(CALIBRATION_BINS))
+        if chosen.any()
+    ]
+
+
+def calibration_error(found: Predictions) -> float:
+    """Expected calibration error (Guo et al. 2017): mean distance of confidence and accuracy, over the videos."""
+    return sum(
+        row["videos"] / len(found.labels) * abs(row["confidence"] - row["accuracy"]) for row in calibration(found)
+    )
