@@ -222,7 +222,12 @@ def _open_tables(place: str, cache: Cache) -> tuple[Path, Tables]:
             cache.fetch(f"{url}/{shard.samples_name}", fresh=True)
     if not info.num_samples:
         raise InputError(f"{folder} holds no video: see its rejected.jsonl")
-    return folder, Tables.open(info, folder, locate)
+    tables = Tables.open(info, folder, locate)
+    if not is_remote(place):
+        tables.set_aside_changed(folder)
+    elif tables.have_changed:  # what the rows could be compared with is not here
+        raise InputError(f"the tables in {folder} are not those that were fetched from {place}: remove that folder")
+    return folder, tables
 
 
 def _beside(folder: Path) -> Locate:

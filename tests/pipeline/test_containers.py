@@ -196,4 +196,4 @@ def test_there_is_one_door() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("av.open", "av.container.open"):
                 writes = any(isinstance(value, ast.Constant) and value.value == "w" for value in node.args)
                 found += [] if writes else [(parts, node.lineno)]
-    assert [parts for parts, _ in found] == [("pipeline", "containers.py")], found
+    assert [parts for parts, _ in found] == [("pipeline", "decoding", "containers.py")], found

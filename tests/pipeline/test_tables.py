@@ -90,7 +90,7 @@ def test_both_versions_say_the_same(copied: Path, short: ShardDataset, tmp_path:
         ({"container": 255}, "a codec or a container"),
         ({"shard": 7}, "shard 7 and stands among those of shard 1"),
         ({"group": 2**63, "num_groups": 3}, "3 rows of the table of groups"),
-        ({"sha256": np.void(bytes(32))}, "sha256 differs"),
+        ({"sha256": np.void(bytes(32))}, "is not what shard-000001.samples.jsonl says"),
     ],
 )
 def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict[str, Any], says: str) -> None:
@@ -196,6 +196,38 @@ def test_a_table_that_is_not_the_one_is_one_sentence(copied: Path, name: str, da
     with pytest.raises(InputError, match="cannot be used") as raised:
         ShardDataset.open(copied)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"label": 1}, {"num_frames": 3}, {"fps": 24.5}, {"width": 66}, {"offset": 2048}, {"sha256": bytes(32)}]
+)
+def test_a_row_that_says_something_else_than_the_shard_is_passed_over(
+    copied: Path, short: ShardDataset, capsys: pytest.CaptureFixture[str], changed: dict[str, Any]
+) -> None:
+    """Each of these would be a sound row of another video."""
+    info = json.loads((copied / "dataset.json").read_text())
+    for sides in info["codecs"].values():
+        sides["max_width"] = 66
+    (copied / "dataset.json").write_text(json.dumps(info))
+    number = next(n for n, sample in enumerate(short.samples) if sample.label != 1)
+    change_row(copied, number, **changed)
+    found = ShardDataset.open(copied)
+    assert [n for n, sample in enumerate(found.samples) if sample.problem] == [number]
+    assert found.samples[number].problem == f"its row is not what shard-{number // 4:06d}.samples.jsonl says"
+    assert "note: 1 rows in " in (said := capsys.readouterr().err)
+    assert "have changed and are passed over: write it again with shard_tools/upgrade_shards.py" in said
+    upgrade_shards.upgrade(copied)
+    assert not any(sample.problem for sample in ShardDataset.open(copied).samples)
+
+
+def test_a_row_that_has_no_line_beside_its_shard_is_passed_over(copied: Path) -> None:
+    change_row(copied, 0, label=2)
+    path = copied / "shard-000001.samples.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert [n for n, sample in enumerate(ShardDataset.open(copied).samples) if sample.problem] == [0, 7]
+    path.unlink()
+    with pytest.raises(InputError, match=r"shard-000001\.samples\.jsonl cannot be read"):
+        ShardDataset.open(copied)
 
 
 def test_an_upgrade_keeps_the_digest_until_a_label_changes(copied: Path, tmp_path: Path) -> None:
