@@ -51,8 +51,7 @@ def test_torch_compile_makes_a_program_for_a_gpu_of_a_whole_step(tmp_path, monke
     found = json.loads(run("compile_model.py"))
     assert list(found["graphs"].values()) == [2, 2], "not a forward and a backward graph, without a break"
     # One a block that is not run once more; GELU's output would be a second.
-    assert found["kept"] == {"checkpointing": 2, "sampler's gradient reaches the tokens": 3}
+    assert found["kept"] == {"checkpointing": 2, "none": 3}
     assert found["written"] == WRITTEN
     assert set(found["built"]) > set(WRITTEN), "Inductor's own kernels, and all of ours"
-    for name, peak in found["peak"].items():
-        assert 0.5 * found["peak_uncompiled"][name] < peak < found["peak_uncompiled"][name]
+    assert 0.5 * found["peak_uncompiled"] < found["peak"] < found["peak_uncompiled"]
