@@ -317,7 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
         draw(rows, folder / "memory_vs_ratio.png", options.batch_size)
 
     compiled: dict[int, Future] = {}
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(2) as beside:
         predicted = side_by_side(partial(predicted_row, batch_size=options.batch_size), table)
         for row in progress_bar(predicted, unit="point", desc="predicted", total=len(table)):
             rows.append(row)
