@@ -19,7 +19,7 @@ from errors import InputError, run_command
 from model.config import ModelConfig
 
 NOTES = [
-    "`published`: eager PyTorch with boolean masks (benchmarks/published_token_path.py). Its sampler is timed up to the"
+    "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
     " mask, its sampling loss with one Categorical a clip; its patch loss starts from a float clip that is there.",
     "`compiled`: torch.compile of the op's definition, on GPUs at the largest batch and ratio .95. `ours` on a CPU is"
     " the definition.",

@@ -35,9 +35,9 @@ import torch
 
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
-from benchmarks.masking_tables import NOTES, PROBE, plot, summarise
+from benchmarks.reports.masking_tables import NOTES, PROBE, plot, summarise
+from benchmarks.reports.study_progress import RunningStage, StudyProgress
 from benchmarks.step import PretrainingStep, noise_clip
-from benchmarks.study_progress import RunningStage, StudyProgress
 from devices import choose_device
 from durable import write_aside, write_json, write_text
 from errors import InputError, run_command

@@ -39,7 +39,7 @@ from benchmarks.harness import (
     timing_columns,
     write_results,
 )
-from benchmarks.memory_plot import draw
+from benchmarks.reports.memory_plot import draw
 from benchmarks.step import PretrainingStep, noise_clip
 from devices import choose_device, usable_precision
 from errors import InputError, run_command
@@ -179,7 +179,7 @@ def compiled_bytes(config: ModelConfig, batch_size: int) -> int:
     """For a process of its own, in which there is then no GPU. Imported earlier, torch 2.11's Inductor would ask for
     one, and a process that is forked after that may not use it."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from benchmarks.gpu_program import compiled_peak
+    from benchmarks.gpu.program import compiled_peak
 
     return compiled_peak(config, batch_size)
 

@@ -107,7 +107,7 @@ def decode(place: Place) -> list[list[str]]:
 
 def settings(place: Place) -> list[list[str]]:
     size = place.sized("--threads 1 --prefetch 2 --seconds 0.5 --batch-size 2", "--batch-size 64 --seconds 3")
-    run = bench(place, "loader_settings", str(place.videos), *size, "--work", str(place.scratch))
+    run = bench(place, "data/loader_settings", str(place.videos), *size, "--work", str(place.scratch))
     return [*drawn_videos(place), run]
 
 
@@ -121,7 +121,7 @@ def end_to_end(place: Place) -> list[list[str]]:
 def resume(place: Place) -> list[list[str]]:
     shards = str(place.scratch / "resume")
     make = ["shard_tools/make_shards.py", str(place.videos), shards, "--frame-stride", "2", "--unlabelled"]
-    run = bench(place, "resume_check", shards, *place.sized("--steps 6", "--steps 200"))
+    run = bench(place, "gpu/resume_check", shards, *place.sized("--steps 6", "--steps 200"))
     return [*drawn_videos(place), make, run]
 
 
@@ -177,7 +177,7 @@ def slowest_kernel(rows: Rows) -> float:
 
 
 STAGES: dict[str, Stage] = {
-    "probe": Stage("driver, NVDEC, copy and product rates", lambda place: [bench(place, "gpu_probe")]),
+    "probe": Stage("driver, NVDEC, copy and product rates", lambda place: [bench(place, "gpu/probe")]),
     "tests": Stage("the tests that need a GPU, and the kernels' compiled", tests),
     "kernels": Stage(
         "every op of the token path beside the published way",

@@ -26,8 +26,8 @@ import torch
 from PIL import Image
 
 from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, write_results
-from benchmarks.loader_baselines import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
-from benchmarks.pipeline_plot import draw
+from benchmarks.peers.loaders import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
+from benchmarks.reports.pipeline_plot import draw
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig

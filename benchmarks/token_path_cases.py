@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import benchmarks.published_token_path as published
+import benchmarks.peers.token_path as published
 import kernels
 from kernels.gather_tokens import definition as gather_definition
 from kernels.gather_tokens import num_bytes as gather_bytes

@@ -20,7 +20,6 @@ import openmp  # noqa: F401
 
 import torch
 
-from benchmarks import peers
 from benchmarks.accounting import Account, predict
 from benchmarks.harness import (
     Row,
@@ -34,6 +33,7 @@ from benchmarks.harness import (
     timing_columns,
     write_results,
 )
+from benchmarks.peers import steps
 from benchmarks.step import PretrainingStep, noise_clip
 from devices import choose_device, usable_precision
 from errors import InputError, run_command
@@ -68,7 +68,7 @@ def check_losses(size: str, device: torch.device) -> None:
         with torch.no_grad():
             ours = model(clip, 0, 0)
             mask = torch.zeros(1, config.num_tokens, dtype=torch.bool, device=device)
-            theirs = getattr(peers, name)(model)(clip, mask.scatter_(1, ours.masked_ids, True)).item()
+            theirs = getattr(steps, name)(model)(clip, mask.scatter_(1, ours.masked_ids, True)).item()
         off = abs(theirs / ours.loss.item() - 1)
         require(f"{name} has our loss", off < LOSS_TOLERANCE, f"{theirs:.6f} against our {ours.loss.item():.6f}")
 
@@ -95,11 +95,11 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     return Measurement(milliseconds, cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 
-def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> peers.Step:
+def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> steps.Step:
     if contender == "naive AdaMAE":
-        return peers.naive_step(config, clip)
+        return steps.naive_step(config, clip)
     if contender == "Hugging Face VideoMAE":
-        return peers.hugging_face_step(config, clip)
+        return steps.hugging_face_step(config, clip)
     with clip.device:
         model = AdaMAE(config)
     return partial(PretrainingStep(model, OURS[contender]), clip)

@@ -52,7 +52,7 @@ class DataConfig:
     decoder: Decoder = "auto"
     """auto: hybrid on a GPU, PyAV on a CPU; hybrid: both at once, each as fast as it is; dali, pyav: that one alone"""
     # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
-    # (benchmarks/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
+    # (benchmarks/data/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
     num_threads: int | None = None
     """decoding threads; null: this process's share of the cores"""
     dali_threads: int | None = None

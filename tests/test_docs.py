@@ -15,7 +15,7 @@ import evaluate
 import export
 import train
 import visualize
-from benchmarks import results_page
+from benchmarks.reports import results_page
 from model import features
 from pipeline import doctor
 from shard_tools import make_shards
@@ -73,7 +73,7 @@ def test_every_command_is_understood(command: str, only_read, monkeypatch) -> No
     else:
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
         name, arguments, run = words[script], words[script + 1 :], runpy.run_path
-    if name in ("venv", "benchmarks.results_page"):
+    if name in ("venv", "benchmarks.reports.results_page"):
         return
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     monkeypatch.syspath_prepend(str(Path(name).parent))

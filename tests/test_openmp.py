@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py")]
+COMMANDS = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/**/*.py")]
 COMPUTING = ["train.py", "evaluate.py", "visualize.py", "benchmarks/train_throughput.py"]
 
 

@@ -62,7 +62,7 @@ class Pieces:
 
 def check_cache(dataset: ShardDataset, plan: ClipPlan) -> None:
     """Say so where the cache is too small for the shards that clips are taken from in turns: of those, one that has to
-    make room comes again for every clip (57 times an epoch: benchmarks/egress.py, 100 lanes on one node)."""
+    make room comes again for every clip (57 times an epoch: benchmarks/data/egress.py, 100 lanes on one node)."""
     needed = plan.shards_in_turns * dataset.info.num_bytes / max(1, len(dataset.info.shards))
     kept = dataset.cache.max_bytes
     if dataset.is_remote and needed > kept:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from made_videos import store, write_shards
 
-from benchmarks import decoder_sharing
-from benchmarks.decoder_sharing import Case
+from benchmarks.data import decoder_sharing
+from benchmarks.data.decoder_sharing import Case
 from errors import InputError
 
 GOP = 8

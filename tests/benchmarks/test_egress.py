@@ -1,4 +1,4 @@
-from benchmarks import egress
+from benchmarks.data import egress
 
 
 def test_lanes_keep_nodes_off_each_others_shards(monkeypatch) -> None:

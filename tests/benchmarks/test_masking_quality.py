@@ -19,7 +19,7 @@ from benchmarks.masking_quality import (
     parse_arguments,
     steps_of_equal_time,
 )
-from benchmarks.masking_tables import paired, plot, summarise
+from benchmarks.reports.masking_tables import paired, plot, summarise
 from devices import choose_device
 from errors import InputError
 from training.config import parse

@@ -8,8 +8,8 @@ from PIL import Image
 from benchmarks import memory_vs_ratio
 from benchmarks.accounting import Account, predict
 from benchmarks.harness import Row, Timing
-from benchmarks.memory_plot import draw
 from benchmarks.memory_vs_ratio import Point, is_default, points, predicted_row
+from benchmarks.reports.memory_plot import draw
 from errors import InputError
 from model.config import ModelConfig
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from benchmarks import node_cache
+from benchmarks.data import node_cache
 
 
 def test_what_is_kept_by_its_next_use_is_downloaded_less(tmp_path: Path) -> None:

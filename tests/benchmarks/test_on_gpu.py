@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_probe, on_gpu, resume_check
+from benchmarks import on_gpu
+from benchmarks.gpu import probe, resume_check
 from benchmarks.on_gpu import STAGES, Goal, Place, Stage, run_stage
 from errors import InputError
 
@@ -92,8 +93,8 @@ def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return 0
 
     monkeypatch.setattr(on_gpu, "run", here)
-    monkeypatch.setattr(gpu_probe, "COPY_BYTES", {"cpu": 2**16})
-    monkeypatch.setattr(gpu_probe, "matmul_tflops", lambda device, precision: 1.0)
+    monkeypatch.setattr(probe, "COPY_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr(probe, "matmul_tflops", lambda device, precision: 1.0)
     assert on_gpu.main(["kernels", "probe", "--small", "--output", str(tmp_path)]) == 0
     probed = {row["what"]: row["figure"] for row in json.loads((tmp_path / "gpu_probe.json").read_text())["rows"]}
     assert probed["NVDEC"] == "there is no GPU"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import peers, train_throughput
-from benchmarks.naive_adamae import NaiveAdaMAE, normalized
+from benchmarks import train_throughput
+from benchmarks.peers import steps
+from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
 from benchmarks.step import noise_clip
 from errors import InputError
 from model.adamae import AdaMAE
@@ -35,7 +36,7 @@ def drawn(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
 
 def test_the_naive_loss_is_ours() -> None:
     model, clip, mask, loss = drawn(replace(TINY, sampling_loss_weight=1.0))  # so that L_S weighs as much as L_R
-    torch.testing.assert_close(peers.naive(model)(clip, mask), loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(steps.naive(model)(clip, mask), loss, rtol=1e-5, atol=0)
 
 
 def test_the_naive_gradients_are_ours_where_the_published_code_and_the_paper_agree() -> None:
@@ -57,10 +58,10 @@ def test_the_naive_step_hides_the_right_number_without_repetition() -> None:
 
 def test_the_loss_of_hugging_face_is_ours() -> None:
     model, clip, mask, loss = drawn(RANDOM)
-    torch.testing.assert_close(peers.hugging_face(model)(clip, mask), loss, rtol=2e-5, atol=0)
+    torch.testing.assert_close(steps.hugging_face(model)(clip, mask), loss, rtol=2e-5, atol=0)
 
 
-@pytest.mark.parametrize(("make", "config"), [(peers.naive_step, TINY), (peers.hugging_face_step, RANDOM)])
+@pytest.mark.parametrize(("make", "config"), [(steps.naive_step, TINY), (steps.hugging_face_step, RANDOM)])
 def test_steps_change_the_weights(make, config, monkeypatch) -> None:
     optimizers = []
     adamw = torch.optim.AdamW
@@ -74,7 +75,7 @@ def test_steps_change_the_weights(make, config, monkeypatch) -> None:
 
 
 def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(peers, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
+    monkeypatch.setattr(steps, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
     monkeypatch.setattr(train_throughput, "race", lambda *_: pytest.fail("timed all the same"))
     with pytest.raises(InputError, match="nothing is reported, because a check is red: naive has our loss"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import shard_planning
+from benchmarks.data import shard_planning
 
 
 def test_every_part_of_it_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 
-from benchmarks import shuffle_quality
-from benchmarks.shuffle_quality import PER_SHARD, buffered, quality, streams
+from benchmarks.data import shuffle_quality
+from benchmarks.data.shuffle_quality import PER_SHARD, buffered, quality, streams
 
 
 def test_a_full_shuffle_is_one_and_the_files_order_is_far_from_it() -> None:

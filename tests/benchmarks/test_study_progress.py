@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.study_progress import RunningStage, StudyProgress, last_step
+from benchmarks.reports.study_progress import RunningStage, StudyProgress, last_step
 
 
 def test_the_step_of_a_run_that_is_writing(tmp_path: Path) -> None:

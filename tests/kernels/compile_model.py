@@ -25,7 +25,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.fx import GraphModule
 
 from benchmarks.accounting import predict
-from benchmarks.gpu_program import generated, peak_of, pretend_there_is_a_gpu, trace
+from benchmarks.gpu.program import generated, peak_of, pretend_there_is_a_gpu, trace
 from model.config import ModelConfig
 
 MODELS = {

@@ -6,7 +6,7 @@ import pytest
 from av.video.format import VideoFormat, names
 from av.video.frame import VideoFrame
 
-from benchmarks.pixel_formats import CASES, HEIGHT, SIDE, WIDTH, converted, errors_of, frame_in, picture
+from benchmarks.data.pixel_formats import CASES, HEIGHT, SIDE, WIDTH, converted, errors_of, frame_in, picture
 from pipeline.decoding.cutting import FATAL, Scaler, _cut
 from pipeline.decoding.video import VideoError, as_rgb
 from pipeline.planning.crops import Crop

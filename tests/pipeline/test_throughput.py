@@ -9,11 +9,11 @@ import pytest
 import torch
 from made_videos import LEVELS, encode, read_number, write_shards
 
-from benchmarks import loader_settings
+from benchmarks.data import loader_settings
 from benchmarks.harness import write_results
-from benchmarks.loader_baselines import chosen, transformed, with_pyav
-from benchmarks.pipeline_plot import draw
+from benchmarks.peers.loaders import chosen, transformed, with_pyav
 from benchmarks.pipeline_throughput import Case, can_take_part, check, make_cases, measure
+from benchmarks.reports.pipeline_plot import draw
 from errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.nvdec import Limits, NvdecError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from shard_making import hashes, make
 
-from benchmarks import shard_planning
+from benchmarks.data import shard_planning
 from benchmarks.harness import in_fresh_process
 from errors import InputError
 from shard_tools.inputs import Inputs, Item, Member, Skipped

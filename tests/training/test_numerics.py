@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks import resume_check
+from benchmarks.gpu import resume_check
 from errors import InputError
 from train import train
 from training.config import TrainConfig, parse

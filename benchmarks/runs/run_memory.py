@@ -1,6 +1,6 @@
 """Memory of a long run over shards in which videos have gone bad: does it grow?
 
-    python benchmarks/run_memory.py [--minutes 60] [--bad 0.05] [--nice 19] [--output FOLDER]
+    python benchmarks/runs/run_memory.py [--minutes 60] [--bad 0.05] [--nice 19] [--output FOLDER]
 
 Draws videos, makes shards of them, changes a byte of some, and trains a tiny model on them by `train.py`, as users do.
 """

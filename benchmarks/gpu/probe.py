@@ -1,6 +1,6 @@
 """What this machine offers a training run: driver, what NVDEC decodes, rates of copies, products and attention.
 
-    python benchmarks/gpu_probe.py [--output FOLDER]
+    python benchmarks/gpu/probe.py [--output FOLDER]
 
 Needs nothing but PyTorch and this repository's own plain modules; also runs, and says what is missing, without a GPU.
 """

@@ -1,6 +1,6 @@
 """How well a stream of clips is shuffled, beside a full shuffle of the dataset and WebDataset's buffers.
 
-    python benchmarks/shuffle_quality.py [--shards 2000] [--step 1024] [--output FOLDER]
+    python benchmarks/data/shuffle_quality.py [--shards 2000] [--step 1024] [--output FOLDER]
 
 Shards are made up; no byte moves. Every stream is one epoch of it. WebDataset's own filters shuffle shards and buffer
 samples, its workers taking turns a sample at a time.
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from webdataset.filters import shuffle
 
-from benchmarks.egress import PER_SHARD, made_up
+from benchmarks.data.egress import PER_SHARD, made_up
 from benchmarks.harness import Row, default_output, machine, require, write_results
 from errors import InputError, run_command
 from pipeline.config import DataConfig

@@ -1,6 +1,6 @@
 """What a clip costs by its place in a video, and what DALI and PyAV make side by side.
 
-    python benchmarks/decoder_sharing.py [--encode vp9] [--threads 1] [--dali-threads 1] [--rounds 5] [--output FOLDER]
+    python benchmarks/data/decoder_sharing.py [--encode vp9] [--threads 1] [--dali-threads 1] [--rounds 5] [--output …]
 
 Draws videos of 400 frames, 336x256, stores them with a key frame every 8 frames, and measures two things.
 clip_places: milliseconds of a clip of 16 frames that begins at the first, middle or last possible frame, by either
@@ -33,7 +33,7 @@ from benchmarks.harness import (
     stolen_seconds,
     write_results,
 )
-from benchmarks.loader_baselines import NUM_FRAMES, SIDE
+from benchmarks.peers.loaders import NUM_FRAMES, SIDE
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig

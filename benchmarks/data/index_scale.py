@@ -1,7 +1,7 @@
 """What it costs to open a dataset, by the number of its clips: time, memory, random rows, digest, and the first batches
 of a run's plan.
 
-    python benchmarks/index_scale.py [--clips 100000 1000000 …] [--work FOLDER] [--output FOLDER]
+    python benchmarks/data/index_scale.py [--clips 100000 1000000 …] [--work FOLDER] [--output FOLDER]
 
 Tables are made up: nobody looks into the tars. Each size is opened in a process of its own, as schema version 2 and, up
 to Kinetics' 240,000, as version 1, whose table of every shard is read whole. 100,000,000 clips (--clips 100000000)

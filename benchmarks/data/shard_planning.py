@@ -1,6 +1,6 @@
 """What it costs to plan shards of many videos, and to keep the books of one part of a job array: memory and time.
 
-    python benchmarks/shard_planning.py [--sources 100000 1000000] [--parts 100] [--work FOLDER]
+    python benchmarks/data/shard_planning.py [--sources 100000 1000000] [--parts 100] [--work FOLDER]
 
 Sources are made up, each in a process of its own: no video is read, all are rejected at once. What is left is the
 planning, the plan that a part reads, and what a shard costs from the first to the last.

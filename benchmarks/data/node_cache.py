@@ -1,6 +1,6 @@
 """What a node's cache costs and saves: a miss over the number of files, and downloads over the size of the cache.
 
-    python benchmarks/node_cache.py [--files 100 1000 10000 40000] [--shards 400] [--output FOLDER]
+    python benchmarks/data/node_cache.py [--files 100 1000 10000 40000] [--shards 400] [--output FOLDER]
 
 Shards are made up; the ledger, the cache and the order are those of runs. The peers: a miss that looks through the
 folder, as each did before there was a ledger, and a cache that drops what was used least recently.

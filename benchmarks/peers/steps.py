@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.naive_adamae import NaiveAdaMAE, normalized
+from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
 from devices import mixed_precision
 from errors import InputError
 from model.adamae import AdaMAE

@@ -1,6 +1,6 @@
 """How fast shards are made, beside plain ffmpeg command lines, and what each way to store them costs and gives.
 
-    python benchmarks/shard_speed.py FOLDER_OF_VIDEOS
+    python benchmarks/data/shard_speed.py FOLDER_OF_VIDEOS
 
 Speed: make_shards and ffmpeg (the system's, with the same x264 settings and as many processes) do the same videos in
 turns; ours also hashes, decodes again what it stored, and writes tars. Storage: for every codec the size, the

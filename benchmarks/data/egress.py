@@ -1,6 +1,6 @@
 """How often a dataset is downloaded in an epoch, over the number of nodes and of lanes, by the plan that runs use.
 
-    python benchmarks/egress.py [--shards 3907] [--lanes 1 100 400] [--nodes 1 4 16 100] [--output FOLDER]
+    python benchmarks/data/egress.py [--shards 3907] [--lanes 1 100 400] [--nodes 1 4 16 100] [--output FOLDER]
 
 Shards are made up; no byte moves. Every node asks for the shards of its clips, in their order, and keeps the last ones
 that it has used; a shard that it does not have is a download.

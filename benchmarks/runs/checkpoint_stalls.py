@@ -1,6 +1,6 @@
 """What checkpoints cost a run: how long the loop stands while one is saved, beside training and as it was before.
 
-    python benchmarks/checkpoint_stalls.py [--size base] [--step-ms 60] [--every 1000] [--checkpoints 3]
+    python benchmarks/runs/checkpoint_stalls.py [--size base] [--step-ms 60] [--every 1000] [--checkpoints 3]
 
 A step is simulated: a wait, in which a GPU would compute, and an update that changes nothing. The state is a model's,
 with both moments of every weight, on the GPU where there is one. The reference is a save that the loop waits for.

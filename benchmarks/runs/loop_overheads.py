@@ -1,6 +1,6 @@
 """What it costs a step that processes agree on stopping and compare their figures: two of them, with gloo.
 
-    python benchmarks/loop_overheads.py [--step-ms 60] [--steps 500] [--log-every 10]
+    python benchmarks/runs/loop_overheads.py [--step-ms 60] [--steps 500] [--log-every 10]
 
 A step is simulated: a wait, in which a GPU would compute, and a barrier, as in the averaging of gradients all processes
 meet. What is timed is all that training/processes/distributed.py: Agreement and training/processes/ranks.py add to it.

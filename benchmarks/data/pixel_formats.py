@@ -1,6 +1,6 @@
 """How far clips are from FFmpeg's own conversion to RGB, for every pixel format that its scaler reads, wherever cut.
 
-    python benchmarks/pixel_formats.py
+    python benchmarks/data/pixel_formats.py
 
 A picture whose colours change evenly is put into each format, and boxes are cut out of it at even and odd places and
 scaled to half by `pipeline.decoding.cutting.Scaler`: from the planes, and from the whole picture after FFmpeg has made

@@ -1,4 +1,4 @@
-"""Draw the tables of docs/results.md anew: `python -m benchmarks.results_page`.
+"""Draw the tables of docs/results.md anew: `python -m benchmarks.reports.results_page`.
 
 A table stands between two comments; the first says which file of benchmarks/results/, which columns (`name: heading`,
 `name ± deviation`) and, if need be, which rows. What stands around the tables is left as it is.

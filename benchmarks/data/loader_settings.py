@@ -1,7 +1,7 @@
 """What threads and prefetched batches are worth: how the defaults of data.num_threads, data.prefetch and
 data.dali_threads were chosen.
 
-    python benchmarks/loader_settings.py VIDEOS [--encode h264] [--threads 1 2 4] [--prefetch 1 2 3 4]
+    python benchmarks/data/loader_settings.py VIDEOS [--encode h264] [--threads 1 2 4] [--prefetch 1 2 3 4]
         [--dali-threads 4 7 14] [--output FOLDER]
 
 VIDEOS is a folder; shards are made of it as for pipeline_throughput.py. Every pair of threads and prefetch, and every
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, write_results
-from benchmarks.loader_baselines import NUM_FRAMES, SIDE
+from benchmarks.peers.loaders import NUM_FRAMES, SIDE
 from benchmarks.pipeline_throughput import FRAME_STRIDE, WARM_UP_BATCHES, check, kept_folder, memory_mib, prepare
 from devices import choose_device
 from errors import InputError, run_command

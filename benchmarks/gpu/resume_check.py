@@ -1,6 +1,6 @@
 """Is a run that was killed and started again the run that was left alone? Bit by bit, on the device that is here.
 
-    python benchmarks/resume_check.py SHARDS [section.key=value ...] [--steps 60] [--output FOLDER]
+    python benchmarks/gpu/resume_check.py SHARDS [section.key=value ...] [--steps 60] [--output FOLDER]
 
 The same small training is done undisturbed, killed (SIGKILL) and stopped (SIGTERM) in the middle, the last two started
 again. Compared are the weights at the end. With deterministic=true they must be equal, and on a CPU without it, too; on

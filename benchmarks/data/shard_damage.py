@@ -1,6 +1,6 @@
 """How much damage to copied videos the two checks of `make_shards --encode copy` find.
 
-    python benchmarks/shard_damage.py FOLDER_OF_VIDEOS
+    python benchmarks/data/shard_damage.py FOLDER_OF_VIDEOS
 
 Every video is damaged in several ways at random places. Of the copies whose pictures are no longer those of the source
 (the others lost nothing), which share is refused? What is not refused plays, with wrong pictures.
