@@ -59,7 +59,7 @@ class Groups:
         if not 0 <= min(wanted) <= max(wanted) < self.num_frames:
             raise VideoError(f"frames {min(wanted)} to {max(wanted)} are wanted of {self.num_frames}")
         group_of = np.searchsorted(firsts[1:-1], wanted, side="right")  # 0: the bytes before the first one
-        chosen = np.union1d([0], group_of)
+        chosen = np.array(sorted({0, *group_of.tolist()}))  # so few: np.unique takes .4 ms
         data = b"".join(
             self._read(run, offsets, read) for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
         )
