@@ -33,6 +33,13 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
+def numbered(device: torch.device) -> torch.device:
+    """`cuda` with the number of the GPU that is current here: another thread's is the first one."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def on_device(numbers: Sequence[float] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """In int64, or fp32 for floats. From pinned memory: a copy from any other would wait until the GPU has done all
     that is queued."""

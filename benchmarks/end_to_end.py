@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import openmp  # noqa: F401
 
@@ -25,7 +26,7 @@ from matplotlib.figure import Figure
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
-from devices import choose_device, device_name, full_memory_explained, usable_precision
+from devices import choose_device, full_memory_explained, usable_precision
 from durable import write_aside
 from errors import InputError, run_command
 from model.config import SIZES, ModelConfig
@@ -70,22 +71,28 @@ def main(arguments: list[str] | None = None) -> None:
     batch_size = options.batch_size or (64 if on_gpu else 2)
     steps = options.steps or (100 if on_gpu else 4)
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
+    about = machine(device, PACKAGES)
+    about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile}
+    about["precision"] = usable_precision(device, TrainConfig.precision)
+    about |= {"steps_a_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
+    folder = options.output or default_output(device)
     found: dict[Source, list[Row]] = {source: [] for source in sources}
     for _ in progress_bar(range(options.rounds), unit="round"):
         for source in sources:
             config = config_of(source, work, options.size, batch_size, options.compile)
             found[source].append(in_fresh_process(measure, source, config, steps))
+        report(found, about, folder)
+    print((folder / "end_to_end.md").read_text(encoding="utf-8"))
+
+
+def report(found: dict[Source, list[Row]], about: dict[str, Any], folder: Path) -> None:
+    """After each round: what is cut off has what it found."""
     rows = [summary(source, measured) for source, measured in found.items()]
     for row in rows:
         row["share_of_synthetic"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
-    about = machine(device, PACKAGES)
-    about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile, "rounds": options.rounds}
-    about["precision"] = usable_precision(device, TrainConfig.precision)
-    about |= {"steps_a_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
-    folder = options.output or default_output(device)
+    about = about | {"rounds": len(found[Source(None)])}
     write_results(folder, "end_to_end", rows, about, NOTES)
-    draw(rows, f"{options.size}, {batch_size} clips a step, {device_name(device)}", folder / "end_to_end.png")
-    print((folder / "end_to_end.md").read_text(encoding="utf-8"))
+    draw(rows, f"{about['model']}, {about['batch_size']} clips a step, {about['device']}", folder / "end_to_end.png")
 
 
 NOTES = [

@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,19 +15,21 @@ from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from devices import Precision, device_name
 from durable import write_json, write_text
 from errors import InputError
+from progress import progress_bar
 from shard_tools.workers.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 Row = dict[str, Any]
+Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,29 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     and done nothing more: as good as new, without the seconds of the imports."""
     with _processes(1) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def rows_of(
+    cases: Sequence[Case], measure: Callable[[Case], Row], report: Callable[[list[Row]], object], unit: str
+) -> None:
+    """Measure one case after the other, and report all rows after each: what is cut off has what it found.
+
+    A case that fails is said and left out; a red check ends it all. Raises InputError in the end if one has failed.
+    """
+    rows: list[Row] = []
+    failed = 0
+    for case in progress_bar(cases, unit=unit):
+        try:
+            rows.append(measure(case))
+        except InputError:
+            raise
+        except Exception as error:
+            failed += 1
+            print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
+        if rows:
+            report(rows)
+    if failed:
+        raise InputError(f"{failed} of {len(cases)} could not be measured: their errors stand above")
 
 
 def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:

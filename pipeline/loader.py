@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from devices import on_device
+from devices import numbered, on_device
 from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.choice import may_share, notice
 from pipeline.decoding.dali import Dali, Part
@@ -80,6 +80,7 @@ class Loader:
 
         Raises InputError if data.decoder is dali and the shards hold a codec that DALI does not know on this device.
         """
+        device = numbered(device)
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipMaker(dataset, plan, device, config, quarantine)
         self._channels = dataset.channels

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices import choose_device, device_name, full_memory_explained, mixed_precision, usable_precision
+from devices import choose_device, device_name, full_memory_explained, mixed_precision, numbered, usable_precision
 from errors import InputError
 from training.processes.failures import failures_explained
 
@@ -34,6 +34,14 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     pretend_gpus(monkeypatch, 4)
     assert choose_device(index=3) == torch.device("cuda", 3)
     assert choose_device("cpu", index=3) == torch.device("cpu")
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.set_device takes none without, and in another thread the current one is the first."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert numbered(torch.device("cuda")) == torch.device("cuda", 2)
+    assert numbered(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert numbered(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

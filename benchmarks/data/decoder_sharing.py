@@ -1,6 +1,7 @@
 """What a clip costs by its place in a video, and what DALI and PyAV make side by side.
 
-    python benchmarks/data/decoder_sharing.py [--encode vp9] [--threads 1] [--dali-threads 1] [--rounds 5] [--output …]
+    python benchmarks/data/decoder_sharing.py [--encode vp9] [--threads 1] [--dali-threads 1] [--rounds 5]
+        [--batch-sizes 8 32] [--output FOLDER]
 
 Draws videos of 400 frames, 336x256, stores them with a key frame every 8 frames, and measures two things.
 clip_places: milliseconds of a clip of 16 frames that begins at the first, middle or last possible frame, by either
@@ -48,7 +49,7 @@ from shard_tools.encoding.codecs import CODECS
 
 LENGTH, WIDTH, HEIGHT, NUM_VIDEOS = 400, 336, 256, 4
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
-BATCH = 8
+BATCH = 8  # of clips at one place
 WARM_UP = 2  # batches
 
 
@@ -87,7 +88,10 @@ def main() -> None:
         folder = make_shards(Path(scratch), options.encode)
         threads = options.threads, options.dali_threads, device.type
         places = in_fresh_process(measure_places, folder, *threads, options.rounds)
-        shared = measure_sharing(Case(folder, "pyav", 1.0, *threads, options.seconds), options.rounds)
+        shared = []
+        for batch_size in options.batch_sizes:
+            case = Case(folder, "pyav", 1.0, *threads, options.seconds, batch_size)
+            shared += measure_sharing(case, options.rounds)
     about = machine(device, ("av", "nvidia-dali-cuda130"))
     about |= {"encode": options.encode, "threads": options.threads, "dali_threads": options.dali_threads}
     output = options.output or default_output(device)
@@ -97,8 +101,8 @@ def main() -> None:
     write_results(output, "clip_places", places, about, [f"{size} Batches of {BATCH}; medians of {options.rounds}."])
     rounds = (
         f"Medians of {options.rounds} rounds of {options.seconds:g} s, of {2 * options.rounds} those during which the"
-        f" host gave the least of the cores' time to others; batches of {BATCH}. pyav and dali: at the same time, each"
-        " in a process of its own; both: one loader, with the threads of the two."
+        " host gave the least of the cores' time to others. pyav and dali: at the same time, each in a process of its"
+        " own; both: one loader, with the threads of the two."
     )
     write_results(output, "decoder_sharing", shared, about, [f"{size} {rounds}"])
     for name in ("clip_places", "decoder_sharing"):
@@ -112,10 +116,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dali-threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[8, 32], help="that both share (8 and 32)")
     parser.add_argument("--output", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
-    if min(options.threads, options.dali_threads, options.rounds) < 1 or options.seconds <= 0:
-        raise InputError("--threads, --dali-threads, --rounds and --seconds must be above 0")
+    if min(options.threads, options.dali_threads, options.rounds, *options.batch_sizes) < 1 or options.seconds <= 0:
+        raise InputError("--threads, --dali-threads, --rounds, --seconds and --batch-sizes must be above 0")
     return options
 
 
@@ -187,6 +192,7 @@ class Case:
     dali_threads: int
     device: str
     seconds: float
+    batch_size: int
 
 
 class Round(NamedTuple):
@@ -204,7 +210,11 @@ def measure_sharing(case: Case, rounds: int) -> list[Row]:
     all_rounds = [measure_round(case) for _ in progress_bar(range(2 * rounds), unit="round")]
     quiet = sorted(all_rounds, key=lambda found: found.stolen)[:rounds]
     rows: list[Row] = [
-        {"decoder": name, "clips_per_second": statistics.median(getattr(found, name) for found in quiet)}
+        {
+            "batch": case.batch_size,
+            "decoder": name,
+            "clips_per_second": statistics.median(getattr(found, name) for found in quiet),
+        }
         for name in ("pyav", "dali", "both")
     ]
     of_sum = [found.both / (found.dali + found.pyav) for found in quiet]
@@ -234,7 +244,7 @@ def speed(case: Case) -> float:
     torch.set_num_threads(1)
     dataset = ShardDataset.open(case.folder)
     config = DataConfig(frame_stride=1, decoder=case.decoder, num_threads=case.threads, dali_threads=case.dali_threads)
-    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=BATCH)
+    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
     with Loader(dataset, plan, torch.device(case.device), config, None, case.share) as loader:
         return clips_per_second(loader.batches(0), case.seconds)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Row, default_output, in_fresh_process, machine, write_results
+from benchmarks.harness import Row, default_output, in_fresh_process, machine, rows_of, write_results
 from benchmarks.peers.loaders import NUM_FRAMES, SIDE
 from benchmarks.pipeline_throughput import FRAME_STRIDE, WARM_UP_BATCHES, check, kept_folder, memory_mib, prepare
 from devices import choose_device
@@ -28,7 +28,6 @@ from pipeline.config import DataConfig
 from pipeline.loader import Batch, Loader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
-from progress import progress_bar
 
 LOAD = 0.8  # of a step, how long a batch takes to make
 
@@ -45,14 +44,18 @@ def main() -> None:
     ]
     of_dali = options.dali_threads if options.dali_threads is not None else [4, 7, 14] * (device.type == "cuda")
     settings += [DataConfig(frame_stride=FRAME_STRIDE, decoder="dali", dali_threads=threads) for threads in of_dali]
-    rows = [
-        in_fresh_process(measure, folder, config, options.batch_size, options.seconds, device.type)
-        for config in progress_bar(settings, unit="pair")
-    ]
     about = machine(device, ("av", "nvidia-dali-cuda130"))
     about |= {"encode": options.encode, "batch_size": options.batch_size}
     output = options.output or default_output(device)
-    write_results(output, "loader_settings", rows, about, [NOTE.format(seconds=options.seconds)])
+
+    def measured(config: DataConfig) -> Row:
+        found: Row = in_fresh_process(measure, folder, config, options.batch_size, options.seconds, device.type)
+        return found
+
+    def report(rows: list[Row]) -> None:
+        write_results(output, "loader_settings", rows, about, [NOTE.format(seconds=options.seconds)])
+
+    rows_of(settings, measured, report, unit="pair")
     print((output / "loader_settings.md").read_text(encoding="utf-8"))
 
 
@@ -68,7 +71,7 @@ def measure(folder: Path, config: DataConfig, batch_size: int, seconds: float, d
     torch.set_num_threads(1)
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=batch_size)
-    with Loader(dataset, plan, torch.device(device), config, None) as loader:
+    with Loader(dataset, plan, torch.device(device), config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         batches = loader.batches(0)
         for _ in range(WARM_UP_BATCHES):

@@ -106,3 +106,7 @@ class Dali:
     def close(self) -> None:
         self._waiter.close()
         self.drop()
+        self.give_back()
+        for event, _ in self._in_use:  # another loader's graphs take their memory from the same pool
+            event.synchronize()
+        self._in_use.clear()

@@ -63,7 +63,7 @@ class VideoGraph:
         with self._pipeline:
             encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
             numbers = fn.external_source(name="frames", dtype=DALIDataType.INT32, ndim=1)
-            frames = fn.decoders.video(encoded, frames=numbers, device="mixed" if device.type == "cuda" else "cpu")
+            frames = fn.decoders.video(encoded, frames=numbers, **decoder_settings(device))
             clips = [resized(frames, f"box{view}", plan.frame_size) for view in range(plan.views)]
             self._pipeline.set_outputs(fn.stack(*clips, axis=0) if plan.views > 1 else clips[0])
         self._pipeline.build()
@@ -106,9 +106,15 @@ def new_pipeline(device: torch.device, batch_size: int, num_threads: int) -> Any
     return Pipeline(
         batch_size=batch_size,
         num_threads=num_threads,
-        device_id=(device.index or 0) if device.type == "cuda" else None,
+        device_id=device.index if device.type == "cuda" else None,
         prefetch_queue_depth=1,  # one run a feed; several may still be under way
     )
+
+
+def decoder_settings(device: torch.device) -> dict[str, Any]:
+    """`affine`: binding threads to cores needs NVML, and where that has no answer (some virtual machines), every batch
+    is an error."""
+    return {"device": "mixed" if device.type == "cuda" else "cpu", "affine": False}
 
 
 def resized(pictures: Any, box: str, size: FrameSize) -> Any:

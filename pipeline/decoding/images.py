@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from devices import on_device
-from pipeline.decoding.graph import Encoded, box_of, new_pipeline, resized, taken_of
+from pipeline.decoding.graph import Encoded, box_of, decoder_settings, new_pipeline, resized, taken_of
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.shards.groups import Cut, pictures
@@ -29,8 +29,10 @@ class ImageGraph:
             start = fn.external_source(name="start", dtype=DALIDataType.INT32, ndim=1)
             shape = fn.external_source(name="shape", dtype=DALIDataType.INT32, ndim=1)
             part = fn.decoders.image_slice(
-                encoded, start=start, shape=shape, axes=[0, 1], device="mixed" if device.type == "cuda" else "cpu"
-            )
+                encoded, start=start, shape=shape, axes=[0, 1],
+                jpeg_fancy_upsampling=True,  # of colours, as FFmpeg and DALI's CPU decoder do it
+                **decoder_settings(device),
+            )  # fmt: skip
             images = [resized(part, f"box{view}", plan.frame_size) for view in range(plan.views)]
             self._pipeline.set_outputs(fn.stack(*images, axis=0) if plan.views > 1 else images[0])
         self._pipeline.build()

@@ -72,7 +72,11 @@ def read_limits(device: torch.device) -> dict[str, Limits]:
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # gives this thread the CUDA context that the driver asks for
         asked = {codec: _ask(library, number) for codec, number in CODECS.items()}
-    return {codec: _limits(found) for codec, found in asked.items() if found.is_supported}
+    answered = {codec: found for codec, (error, found) in asked.items() if not error}
+    if not answered:
+        errors = ", ".join(str(error) for error in sorted({error for error, _ in asked.values()}))
+        raise NvdecError(f"its driver answers CUDA error {errors} when asked what it decodes")
+    return {codec: _limits(found) for codec, found in answered.items() if found.is_supported}
 
 
 def _limits(found: _Capabilities) -> Limits:
@@ -87,9 +91,7 @@ def _limits(found: _Capabilities) -> Limits:
     )
 
 
-def _ask(library: ctypes.CDLL, codec: int) -> _Capabilities:
+def _ask(library: ctypes.CDLL, codec: int) -> tuple[int, _Capabilities]:
+    """CUDA's error, 0 if there is none, and what the driver has filled in."""
     capabilities = _Capabilities(codec=codec, chroma=YUV_420)
-    error = library.cuvidGetDecoderCaps(ctypes.byref(capabilities))
-    if error:
-        raise NvdecError(f"its driver answers CUDA error {error} when asked what it decodes")
-    return capabilities
+    return library.cuvidGetDecoderCaps(ctypes.byref(capabilities)), capabilities

@@ -42,7 +42,7 @@ def test_wrong_clips_stop_it() -> None:
 def test_both_at_once_are_put_beside_their_sum(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_sharing, "side_by_side", map)
     monkeypatch.setattr(decoder_sharing, "in_fresh_process", lambda function, case: function(case))
-    rows = decoder_sharing.measure_sharing(Case(shards, "pyav", 1.0, 1, 1, "cpu", seconds=0.2), rounds=1)
+    rows = decoder_sharing.measure_sharing(Case(shards, "pyav", 1.0, 1, 1, "cpu", seconds=0.2, batch_size=8), rounds=1)
     assert [row["decoder"] for row in rows] == ["pyav", "dali", "both"]
     alone, share = [row["clips_per_second"] for row in rows[:2]], rows[2]["share_of_sum"]
     assert share == pytest.approx(rows[2]["clips_per_second"] / sum(alone))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import ROOT, Timing, machine, require, time_calls, write_results
+from benchmarks.harness import ROOT, Timing, machine, require, rows_of, time_calls, write_results
 from errors import InputError
 
 CPU = torch.device("cpu")
@@ -64,7 +64,8 @@ def test_no_benchmark_asks_for_a_gpu_when_it_is_imported() -> None:
 import importlib, torch
 def asked(*_): raise SystemExit("a GPU was asked for")
 torch._C._cuda_getDeviceCount = torch._C._cuda_init = asked
-for name in "ablations", "kernel_speed", "memory_vs_ratio", "pipeline_throughput", "train_throughput":
+names = "ablations", "data.loader_settings", "end_to_end", "kernel_speed", "memory_vs_ratio", "pipeline_throughput"
+for name in (*names, "train_throughput"):
     importlib.import_module(f"benchmarks.{name}")
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -93,3 +94,17 @@ def test_the_three_files_say_the_same(tmp_path: Path) -> None:
     assert "| theirs | 3 | a, b |" in table
     assert "A note." in table
     assert stored["about"]["commit"] in table
+
+
+def test_a_case_that_fails_is_said_and_the_others_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    reports: list[list[int]] = []
+
+    def measure(case: int) -> dict[str, int]:
+        return {"share": 12 // case}
+
+    with pytest.raises(InputError, match="1 of 3 could not be measured"):
+        rows_of([1, 0, 4], measure, lambda rows: reports.append([row["share"] for row in rows]), unit="case")
+    assert reports == [[12], [12], [12, 3]]
+    assert "0: ZeroDivisionError: " in capsys.readouterr().err
+    with pytest.raises(InputError, match="a check is red"):
+        rows_of([1], lambda case: require("it is two", case == 2, str(case)) or {}, reports.append, unit="case")

@@ -23,7 +23,7 @@ BIG = Limits(48, 48, 4096, 4096, 65536 * 256)
 class Driver:
     """Answers as the driver of an A100 does, which knows no AV1, through the bytes of the struct."""
 
-    error = 0
+    error = error_of_mpeg4 = 0
 
     def cuvidGetDecoderCaps(self, pointer: object) -> int:
         content = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_ubyte * 88)).contents  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ class Driver:
         content[24], content[25] = codec != 11, 5
         for at, size, value in ((28, 4, 4096), (32, 4, 2048), (36, 4, 32768), (40, 2, 48), (42, 2, 16)):
             content[at : at + size] = value.to_bytes(size, "little")
-        return self.error
+        return self.error if codec != 2 or not self.error_of_mpeg4 else self.error_of_mpeg4
 
 
 @pytest.fixture
@@ -66,6 +66,11 @@ def test_an_error_of_the_driver_is_named(driver: type[Driver], monkeypatch: pyte
     monkeypatch.setattr(driver, "error", 201)
     with pytest.raises(NvdecError, match="CUDA error 201"):
         read_limits(CUDA)
+
+
+def test_an_error_about_one_codec_ends_no_other(driver: type[Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "error_of_mpeg4", 801)
+    assert read_limits(CUDA).keys() == CODECS.keys() - {"av1", "mpeg4"}
 
 
 def test_a_missing_library_is_named_with_its_usual_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,5 +169,5 @@ def test_this_gpu_decodes_h264() -> None:
             read_limits(CUDA)
         return
     limits = read_limits(CUDA)
-    assert limits["h264"].admit(1920, 1080)
+    assert limits["h264"].admit(1920, 1088)  # sides are multiples of 16
     assert not limits["h264"].admit(8, 8)
