@@ -11,10 +11,13 @@ from collections.abc import Callable
 import av
 import av.error
 import numpy as np
+import torch
 from av.filter import Graph
 from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
+from einops import rearrange
 from jaxtyping import UInt8
+from torch.nn import functional
 
 from pipeline.decoding.video import EIGHT_BIT_420, Video, VideoError, turns
 from pipeline.planning.crops import Crop, FrameSize
@@ -26,6 +29,7 @@ from pipeline.shards.groups import Cut
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
 CHROMA_CENTRE = 128  # of 8-bit 4:2:0, as FFmpeg's scaler takes it; 1/256 of a pixel from the first pixel's centre
+TOGETHER = (3, 4)  # channels that torch scales at once, as bytes and on this thread alone
 Store = Callable[[int, int, UInt8[np.ndarray, "H W C"]], None]
 
 
@@ -38,14 +42,11 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
     times: dict[int, list[int]] = {}
     for time, number in enumerate(cut.numbers):
         times.setdefault(number, []).append(time)
-    sides, channels = (sample.width, sample.height), arrays.channels_of([sample.codec])
     if arrays.is_array(cut.data):
-        return _cut_array(
-            cut, channels, times, [Scaler(view.crop, view.flip, size, sides, "gray") for view in views], store
-        )
-    if channels != 3:
+        return _cut_array(cut, sample, views, times, FrameSize.of(size), store)
+    if (channels := arrays.channels_of([sample.codec])) != 3:
         raise VideoError(f"it is no array, and the table of samples says that it has {channels} channels")
-    scalers = [Scaler(view.crop, view.flip, size, sides) for view in views]
+    scalers = [Scaler(view.crop, view.flip, size, (sample.width, sample.height)) for view in views]
     with Video(cut.data, cut.num_frames) as video:
         for number, frame in video.frames(cut.numbers):
             for index, scaler in enumerate(scalers):
@@ -55,33 +56,46 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
         return video.frames_decoded
 
 
-def _cut_array(cut: Cut, channels: int, times: dict[int, list[int]], scalers: list["Scaler"], store: Store) -> int:
-    """The same of an array, whose channels are cut one by one."""
+def _cut_array(
+    cut: Cut, sample: Sample, views: list[PlanRow], times: dict[int, list[int]], size: FrameSize, store: Store
+) -> int:
+    """The same of an array: its own pixels, scaled as a video's are, within a grey level of what FFmpeg makes."""
     frames = arrays.read_array(cut.data, list(times), cut.num_frames)
-    if frames.shape[-1] != channels:
-        raise VideoError(f"it has {frames.shape[-1]} channels, and the table of samples says {channels}")
-    for frame, places in zip(frames, times.values(), strict=True):
-        planes = [VideoFrame.from_ndarray(np.ascontiguousarray(plane), "gray") for plane in np.moveaxis(frame, -1, 0)]
-        for index, scaler in enumerate(scalers):
-            image = np.stack([scaler(plane) for plane in planes], axis=-1)
+    said = (sample.height, sample.width, arrays.channels_of([sample.codec]))
+    if frames.shape[1:] != said:
+        found, told = ("x".join(map(str, shape)) for shape in (frames.shape[1:], said))
+        raise VideoError(f"it is of {found} (height, width, channels), and the table of samples says {told}")
+    for index, view in enumerate(views):
+        box = frames[:, view.crop.y :, view.crop.x :][:, : view.crop.height, : view.crop.width]
+        for image, places in zip(_scaled(box[:, :, ::-1] if view.flip else box, size), times.values(), strict=True):
             for time in places:
                 store(index, time, image)
     return len(frames)
 
 
+def _scaled(frames: UInt8[np.ndarray, "T H W C"], size: FrameSize) -> UInt8[np.ndarray, "T height width C"]:
+    """Bilinear with antialiasing. All frames at once: to bring them to FFmpeg one by one, and each channel by itself,
+    took 1.7 ms for 8 frames of 32x32, this takes .07."""
+    channels = frames.shape[-1]
+    if channels in TOGETHER:
+        clip = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+        return functional.interpolate(clip, size, mode="bilinear", antialias=True).permute(0, 2, 3, 1).numpy()
+    planes = rearrange(frames, "t h w c -> (t c) h w")
+    filled = np.resize(planes, (len(planes) + -len(planes) % 4, *planes.shape[1:]))  # up with the first ones again
+    fours = _scaled(rearrange(filled, "(t c) h w -> t h w c", c=4), size)
+    scaled = rearrange(fours, "t h w c -> (t c) h w")[: len(planes)]
+    return rearrange(scaled, "(t c) h w -> t h w c", c=channels)
+
+
 class Scaler:
     """Crops, flips and scales frames to `size`, a square's side or height and width in pixels."""
 
-    def __init__(
-        self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int], form: str = "rgb24"
-    ) -> None:
-        """`crop` is a box in upright frames of `stored` = (width, height) pixels; `form`: FFmpeg's pixel format of what
-        comes out."""
+    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
+        """`crop` is a box in upright frames of `stored` = (width, height) pixels."""
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
-        self._form = form
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W ..."]:
+    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
         layout = (frame.width, frame.height, frame.format.name, frame.rotation)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
@@ -107,7 +121,7 @@ class Scaler:
             *_cut(frame.format, box, (width, height)),
             *([("hflip", "")] if self._flip else []),
             self._scaling(frame.format, box),
-            ("format", self._form),
+            ("format", "rgb24"),
             ("buffersink", ""),
         ]
         # The graph passes frames through one by one: it never looks at their time.

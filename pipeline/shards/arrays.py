@@ -1,8 +1,8 @@
 """Videos that are arrays of numbers, for what no video codec takes: depth, heat, many bands of light.
 
 They are NumPy's .npy files, uint8 [T, H, W, C], stored as they came. Each frame is a group of its own
-(pipeline/shards/groups.py), so a clip reads and checks its own frames alone. Nothing is decoded; cropping, flipping and
-scaling are those of videos (pipeline/decoding/cutting.py), each channel as a grey picture.
+(pipeline/shards/groups.py), so a clip reads and checks its own frames alone. Nothing is decoded; they are cropped,
+flipped and scaled as videos are (pipeline/decoding/cutting.py), each channel by itself.
 """
 
 import io

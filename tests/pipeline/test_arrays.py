@@ -169,10 +169,15 @@ def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) ->
         batches(shards, rand_augment=2)
 
 
-@pytest.mark.parametrize(("codec", "is_array"), [("uint8x4", True), ("h264", True), ("uint8x5", False)])
-def test_a_table_that_is_wrong_about_channels_costs_the_video(codec: str, is_array: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("codec", "is_array", "width"),
+    [("uint8x4", True, W), ("h264", True, W), ("uint8x5", True, W + 2), ("uint8x5", False, W)],
+)
+def test_a_table_that_is_wrong_about_an_array_costs_the_video(
+    codec: str, is_array: bool, width: int, tmp_path: Path
+) -> None:
     data = npy_bytes(smooth(5), tmp_path) if is_array else encode(T)
-    sample = Sample("k", "npy", codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
+    sample = Sample("k", "npy", codec, T, 25.0, 1, width, H, None, "s", "0" * 64, 0, len(data))
     row = PlanRow(0, 0, 0, (0, 1), Crop(0, 0, 32, 32), False)
     with pytest.raises(VideoError, match="channels"):
         cut_views(Cut(data, row.frames, T), sample, [row], 16, lambda *_: None)
