@@ -1,7 +1,7 @@
 """What benchmarks/masking_quality.py says of its points: means, spreads, paired differences, and a figure of them."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from benchmarks.harness import Row
 
 PROBE = "attentive_probe"
-MEASURES = (f"{PROBE}_top1", "finetune_top1")
+FINETUNED = "finetune_top1"
+MEASURES = (f"{PROBE}_top1", FINETUNED)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933", "#882255", "#44aa99")
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over the seeds, of each seed's mean over label sets.",
@@ -36,7 +37,7 @@ def summarise(rows: Sequence[Row], baseline: str) -> list[Row]:
             if name in MEASURES:
                 line |= spread(name, means, group, groups.get((baseline, pair[1])))
         summary.append(line)
-    return sorted(summary, key=lambda line: -line["finetune_top1"])
+    return sorted(summary, key=lambda line: -line[FINETUNED])
 
 
 def spread(name: str, means: list[float], group: Sequence[Row], base: Sequence[Row] | None) -> Row:
@@ -94,20 +95,31 @@ def plot(rows: Sequence[Row], baseline: str, equal: str) -> Figure:
     """Top-1 of the two ways of judging: over ratios a line a strategy with its spread, of one ratio a dot a seed."""
     figure = Figure(figsize=(12, 4.5))
     several = len({row["mask_ratio"] for row in rows} - {None}) > 1
-    for axes, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
-        (over_ratios if several else over_strategies)(axes, [row for row in rows if measure in row], measure)
+    best_first = dict(sorted(grouped(rows).items(), key=lambda item: -statistics.mean(seed_means(item[1], FINETUNED))))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, measure in zip(panels, MEASURES, strict=True):
+        (over_ratios if several else over_strategies)(axes, best_first, measure)
         axes.set_title(f"{measure.removesuffix('_top1').replace('_', ' ')}, top-1, equal {equal}")
     if several:
-        figure.axes[0].legend(fontsize=8)
+        panels[-1].legend(fontsize=8)
+    else:
+        panels[0].set_yticks(range(len(best_first)), [named(pair) for pair in best_first], fontsize=8)
+        panels[0].invert_yaxis()
     figure.suptitle(f"shaded or as bars: standard deviation over seeds; compared with {baseline}", fontsize=9)
     return figure
 
 
-def over_ratios(axes: Axes, rows: Sequence[Row], measure: str) -> None:
-    groups = grouped(rows)
+def named(pair: Pair) -> str:
+    return " ".join(str(part) for part in pair if part)
+
+
+def over_ratios(axes: Axes, groups: Mapping[Pair, Sequence[Row]], measure: str) -> None:
+    judged = {pair: seed_means(group, measure) for pair, group in groups.items() if measure in group[0]}
     for number, strategy in enumerate(dict.fromkeys(pair[0] for pair in groups)):
         colour = COLOURS[number % len(COLOURS)]
-        lines = sorted((pair[1] or 0.0, seed_means(groups[pair], measure)) for pair in groups if pair[0] == strategy)
+        lines = sorted((pair[1] or 0.0, means) for pair, means in judged.items() if pair[0] == strategy)
+        if not lines:  # not judged so, as from scratch there is nothing to probe
+            continue
         ratios = [ratio for ratio, _ in lines]
         mean = np.array([statistics.mean(means) for _, means in lines])
         deviation = np.array([statistics.stdev(means) if len(means) > 1 else 0.0 for _, means in lines])
@@ -119,16 +131,14 @@ def over_ratios(axes: Axes, rows: Sequence[Row], measure: str) -> None:
     axes.set_xlabel("masking ratio")
 
 
-def over_strategies(axes: Axes, rows: Sequence[Row], measure: str) -> None:
-    groups = sorted(grouped(rows).items(), key=lambda item: -statistics.mean(seed_means(item[1], measure)))
-    for place, (_, group) in enumerate(groups):
-        means = seed_means(group, measure)
-        deviation = statistics.stdev(means) if len(means) > 1 else 0.0
-        axes.barh(place, statistics.mean(means), xerr=deviation, color="#9ecae1", capsize=4)
-        axes.scatter(means, [place] * len(means), color="black", s=12, zorder=3)
-    names = [" ".join(str(part) for part in pair if part) for pair, _ in groups]
-    axes.set_yticks(range(len(groups)), names, fontsize=8)
-    axes.invert_yaxis()
+def over_strategies(axes: Axes, groups: Mapping[Pair, Sequence[Row]], measure: str) -> None:
+    """A bar each, in the order of `groups` whatever is judged."""
+    for place, group in enumerate(groups.values()):
+        if measure in group[0]:
+            means = seed_means(group, measure)
+            deviation = statistics.stdev(means) if len(means) > 1 else 0.0
+            axes.barh(place, statistics.mean(means), xerr=deviation, color="#9ecae1", capsize=4)
+            axes.scatter(means, [place] * len(means), color="black", s=12, zorder=3)
 
 
 def seed_means(group: Sequence[Row], measure: str) -> list[float]:

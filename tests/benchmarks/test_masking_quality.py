@@ -142,7 +142,25 @@ def test_a_lead_is_taken_in_pairs_and_its_error_over_what_is_independent():
     best = summarise([*random, *sharp], "random")[0]
     assert (best["strategy"], best["finetune_top1_lead"]) == ("sharp", 0.06)
     assert paired(sharp[:1], random, "finetune_top1")[1] is None
-    assert len(plot([*random, *sharp], "random", "clips").axes[0].patches) == 2  # of one ratio: bars
+
+
+def test_bars_stand_at_their_names_whatever_they_show():
+    """Also where the probe's order is another one, and where there is no probe."""
+    rows = [row_of(name, 0.9, 0, 0, top1) for name, top1 in (("first", 0.9), ("last", 0.5))]
+    rows[0]["attentive_probe_top1"] = 0.2
+    scratch = row_of("scratch", None, 0, 0, 0.7)
+    del scratch["attentive_probe_top1"]
+    figure = plot([rows[1], scratch, rows[0]], "random", "clips")
+    probes, finetuned = figure.axes
+    names = [label.get_text() for label in probes.get_yticklabels()]
+    assert names == ["first 0.9", "scratch", "last 0.9"]
+    assert probes.yaxis_inverted()  # the best on top
+
+    def shown(axes) -> dict[str, float]:
+        return {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in axes.patches}
+
+    assert shown(probes) == {"first 0.9": 0.2, "last 0.9": 0.5}
+    assert shown(finetuned) == {"first 0.9": 0.9, "scratch": 0.7, "last 0.9": 0.5}
 
 
 def test_equal_seconds_gives_the_slower_point_fewer_steps():
