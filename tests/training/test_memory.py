@@ -1,7 +1,6 @@
 """What a step takes is known before the first one, and what does not fit is refused."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -55,14 +54,13 @@ def test_the_estimate_is_near_what_is_counted_here(counted):
     assert memory.estimated(model(), "bf16", CPU).of(8) == pytest.approx(counted.of(8), rel=0.15)
 
 
-def test_an_absurd_batch_is_refused_at_once_with_the_largest_that_fits(room):
+def test_an_absurd_batch_is_refused_at_once_with_the_largest_that_fits(room, monkeypatch):
     made = model()
     need = memory.estimated(made, "bf16", CPU)
+    monkeypatch.setattr(memory, "counted", lambda *_: pytest.fail("that takes seconds"))
     room(10 * 2**30)
-    started = time.perf_counter()
     with pytest.raises(InputError, match=r"batch_size=1000000 would take about .* GiB in a step, of 10 GiB") as raised:
         memory.check_memory(config(), made, 1_000_000, CPU)
-    assert time.perf_counter() - started < 1
     most = int(str(raised.value).split(" clips are the most that fit")[0].rsplit(" ", 1)[1])
     assert need.of(most) <= 10 * 2**30 < need.of(most + 1)
     assert "activation_checkpointing=true" in str(raised.value)
