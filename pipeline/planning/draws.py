@@ -7,7 +7,10 @@ bit generator stays the same between its versions.
 from enum import IntEnum
 
 import numpy as np
+import torch
 from jaxtyping import Int, UInt64
+
+SIGN = np.uint64(2**63)  # flipped, words are in the same order as signed numbers, which torch can sort
 
 
 class Purpose(IntEnum):
@@ -40,7 +43,6 @@ def uniforms(seed: int, purpose: Purpose, place: tuple[int, int, int], count: in
 
 def order(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> Int[np.ndarray, " count"]:
     """A permutation of 0..count-1."""
-    words = raw(seed, purpose, place, count)
-    found = np.argsort(words)  # a quarter of a stable sort's time, and the same unless two words are
-    ordered = words[found]
-    return np.argsort(words, kind="stable") if (ordered[1:] == ordered[:-1]).any() else found
+    words = raw(seed, purpose, place, count) ^ SIGN
+    # torch's sort takes 9 ms for 390,000 words, NumPy's 25, or 32 where equal words keep their order
+    return torch.from_numpy(words.view(np.int64)).sort(stable=True).indices.numpy()
