@@ -43,7 +43,7 @@ from pipeline.shards.format import (
     sample_line,
 )
 from pipeline.shards.groups import GROUP
-from pipeline.shards.index import Tables
+from pipeline.shards.index import HASHED_ROWS, Tables
 from shard_tools.tables import write_description
 
 matplotlib.use("Agg")
@@ -55,8 +55,9 @@ MOST_OF_VERSION_1 = 240_000  # more takes a file a shard and long to make
 SIZES = (100_000, 240_000, 1_000_000, 10_000_000)
 LOOKS = 256  # random rows
 NOTE = (
-    f"Shards of {PER_SHARD} clips. open: from the call to a dataset of which any clip can be asked for; memory: what"
-    " that adds to the process, the pages of files that it has looked at included; own: without those, which all"
+    f"Shards of {PER_SHARD} clips. open: from the call to a dataset of which any clip can be asked for, with the hash"
+    f" of its table up to {HASHED_ROWS // SAMPLE.itemsize:,} clips; memory: what that adds to the process, the pages of"
+    " files that it has looked at included; own: without those, which all"
     f" processes of a machine share. rows: {LOOKS} random samples, keys: with keys too. plan: made, with its first"
     " batch of 64 clips; turn: the first batch of the second epoch; batch: any other one, the median of 64. No video is"
     " touched. Times are the process's on a CPU, all its threads together: reading from a disk what is not in the page"
