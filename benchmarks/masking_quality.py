@@ -45,6 +45,7 @@ from figures.clips import read_clips
 from model.adamae import AdaMAE
 from model.weights import pretrained
 from training.config import TrainConfig, parse
+from training.learning.schedule import Horizon
 from training.reviews.metrics import figures_of
 from training.runs.checkpoint import existing
 from yaml_files import read_yaml
@@ -110,7 +111,11 @@ class Study:
             self.shards, self.validation = draw_motion_classes(folder, self.drawn, options.num_videos)
         else:
             self.shards, self.validation = options.shards, options.validation
+        self.steps = dict.fromkeys(self.points, options.pretrain_steps or 0)  # 0: as the preset says
         configs = {point: self.config(point, PRETRAIN) for point in self.points}
+        for config in configs.values():
+            if config.steps:
+                Horizon.of(config, clips_per_epoch=1, world_size=1)  # refuses a ramp longer than the run
         self.steps = {point: config.steps or 0 for point, config in configs.items()}
         if options.equal == "seconds":
             self.steps = steps_of_equal_time(configs, device)
@@ -219,7 +224,7 @@ class Study:
         scratch = self.preset.get("scratch", []) if point.mask_ratio is None else []
         given = [*self.preset["common"], *self.preset[stage.objective], *scratch, *self.extra, *point.overrides]
         if stage.label_set is None:
-            length = [f"steps={self.steps[point]}"] if hasattr(self, "steps") else []
+            length = [f"steps={self.steps[point]}"] if self.steps[point] else []
             return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
         labels = [
             f"data.subset={self.num_labels or 'null'}",
@@ -339,6 +344,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratios", nargs="+", type=float)
     parser.add_argument("--baseline", default="random", help="strategy that the others are compared with (random)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--pretrain-steps", type=int, help="optimizer steps of pre-training (default: the preset's)")
     parser.add_argument("--labels", type=int, help="videos with labels to learn from (default: the preset's, or all)")
     parser.add_argument("--label-sets", type=int, default=1, help="how many such sets each model learns from")
     parser.add_argument(
@@ -357,7 +363,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     options.drawn = [f"--{option}" for option in options.drawn]
     if options.drawn and options.shards is not None:
         raise InputError("--drawn is for videos that are drawn: leave it out, or --shards")
-    for name in ("parallel", "num_videos", "label_sets", "labels"):
+    for name in ("parallel", "num_videos", "label_sets", "labels", "pretrain_steps"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
     if options.label_sets > 1 and options.shards is not None and options.labels is None:

@@ -197,6 +197,18 @@ def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
     assert begun == study.points[:1]
 
 
+def test_a_longer_pretraining_has_room_for_a_longer_ramp(tmp_path):
+    """And what is fine-tuned goes on for as long as the preset says."""
+    ramp = "adaptive:sampling_sharpness=6,sharpness_ramp=64000"
+    command = ["--shards", "here", "--validation", "there", "--strategies", ramp, "--ratios", "0.95", "--seeds", "0"]
+    with pytest.raises(InputError, match="sharpness_ramp"):
+        masking_quality.Study(parse_arguments(command), tmp_path, choose_device())
+    study = masking_quality.Study(parse_arguments([*command, "--pretrain-steps", "4000"]), tmp_path, choose_device())
+    (point,) = study.points
+    assert study.steps_of(point, PRETRAIN) == 4000
+    assert study.steps_of(point, Stage("finetune", 0)) == 300
+
+
 @pytest.mark.parametrize("preset", masking_quality.PRESETS)
 def test_presets_can_be_trained(preset, tmp_path):
     options = parse_arguments(["--preset", preset, "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
