@@ -196,7 +196,8 @@ class Loader:
         clips = self._uploads.finish(job.copy or self._uploads.start(job.host))
         for part, made in decoded:
             places = [group.first + view for group in part.groups for view in range(len(group.rows))]
-            clips[on_device(places, clips.device)] = made
+            for place, clip in zip(places, made, strict=True):
+                clips[place].copy_(clip)  # all at once, by their indices, a CPU goes byte by byte: 9 times as long
         return clips
 
     def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
