@@ -87,7 +87,7 @@ class Loader:
         self._choice = self._maker.choice
         self._run: RunDecoders | None = None
         if isinstance(sharing, float):
-            self._choice.share = sharing
+            self._choice.give_dali(sharing)
         elif not self._choice.without_dali:
             self._run = RunDecoders(sharing, device, config, plan, self._choice)
             if may_share(device, config):
@@ -174,7 +174,9 @@ class Loader:
 
     def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
         """Wait for a batch and put it on the device."""
+        started = time.perf_counter()
         self._wait_for(job)
+        cut = time.perf_counter()
         if self._choice.has_left(job.number):
             self._move_to_pyav(job)
         decoded: list[tuple[Part, Tensor]] = []
@@ -184,6 +186,10 @@ class Loader:
                 self._dali.worked()
         except RuntimeError as error:
             self._rescue(job, later, str(error))
+        else:
+            if self._run:
+                following = (later[-1] if later else job).number + 1
+                self._run.waited(job.number, cut - started, time.perf_counter() - cut, following)
         for part, _ in decoded:
             frames = sum(part.graph.frames_decoded(group.for_dali) for group in part.groups if group.for_dali)
             self._maker.count(dali_clips=len(part.rows), frames_decoded=frames)

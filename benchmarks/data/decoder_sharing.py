@@ -6,7 +6,8 @@
 Draws videos of 400 frames, 336x256, stores them with a key frame every 8 frames, and measures two things.
 clip_places: milliseconds of a clip of 16 frames that begins at the first, middle or last possible frame, by either
 decoder, from the groups of pictures that it needs and from the whole video. decoder_sharing: clips a second of both
-decoders at once, as two processes and as one loader, in turns; the loader should make what the two processes make.
+decoders at once, as two processes and as one loader that has found how to share, in turns; the loader should make what
+the two processes make.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -38,7 +38,6 @@ from benchmarks.peers.loaders import NUM_FRAMES, SIDE
 from devices import choose_device
 from errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.decoding.sharing import Speeds
 from pipeline.loader import Batch, Loader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, Plan, PlanRow
@@ -51,6 +50,7 @@ LENGTH, WIDTH, HEIGHT, NUM_VIDEOS = 400, 336, 256, 4
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
 BATCH = 8  # of clips at one place
 WARM_UP = 2  # batches
+SETTLING_S = 40.0  # of both decoders in one loader, before it is timed
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def main() -> None:
         places = in_fresh_process(measure_places, folder, *threads, options.rounds)
         shared = []
         for batch_size in options.batch_sizes:
-            case = Case(folder, "pyav", 1.0, *threads, options.seconds, batch_size)
+            found = Path(scratch) / f"decoders-{batch_size}.jsonl"
+            case = Case(folder, "hybrid", *threads, options.seconds, batch_size, found)
             shared += measure_sharing(case, options.rounds)
     about = machine(device, ("av", "nvidia-dali-cuda130"))
     about |= {"encode": options.encode, "threads": options.threads, "dali_threads": options.dali_threads}
@@ -102,7 +103,8 @@ def main() -> None:
     rounds = (
         f"Medians of {options.rounds} rounds of {options.seconds:g} s, of {2 * options.rounds} those during which the"
         " host gave the least of the cores' time to others. pyav and dali: at the same time, each in a process of its"
-        " own; both: one loader, with the threads of the two."
+        f" own; both: one loader, with the threads of the two, that goes on after {SETTLING_S:g} s of finding how to"
+        " share."
     )
     write_results(output, "decoder_sharing", shared, about, [f"{size} {rounds}"])
     for name in ("clip_places", "decoder_sharing"):
@@ -187,12 +189,21 @@ class Case:
 
     folder: Path
     decoder: Literal["pyav", "dali", "hybrid"]
-    share: float  # of DALI
     threads: int
     dali_threads: int
     device: str
     seconds: float
     batch_size: int
+    found: Path  # decoders.jsonl, where a hybrid keeps how it shares
+    first: int = 0  # batch
+
+
+class Made(NamedTuple):
+    """What a case has made."""
+
+    clips_per_second: float
+    share_of_dali: float
+    batches: int  # from the first to the last
 
 
 class Round(NamedTuple):
@@ -205,13 +216,15 @@ class Round(NamedTuple):
     stolen: float  # of the time of all cores: what the host of a virtual machine gave to others
 
 
-def measure_sharing(case: Case, rounds: int) -> list[Row]:
+def measure_sharing(hybrid: Case, rounds: int) -> list[Row]:
     """The quieter half of the rounds; one row a way."""
-    all_rounds = [measure_round(case) for _ in progress_bar(range(2 * rounds), unit="round")]
+    settled = in_fresh_process(make, replace(hybrid, seconds=SETTLING_S))
+    hybrid = replace(hybrid, first=settled.batches)
+    all_rounds = [measure_round(hybrid) for _ in progress_bar(range(2 * rounds), unit="round")]
     quiet = sorted(all_rounds, key=lambda found: found.stolen)[:rounds]
     rows: list[Row] = [
         {
-            "batch": case.batch_size,
+            "batch": hybrid.batch_size,
             "decoder": name,
             "clips_per_second": statistics.median(getattr(found, name) for found in quiet),
         }
@@ -228,34 +241,37 @@ def measure_sharing(case: Case, rounds: int) -> list[Row]:
     return rows
 
 
-def measure_round(case: Case) -> Round:
+def measure_round(hybrid: Case) -> Round:
     """Both decoders at once, each in a process of its own, and then in one loader: either way the same threads have
     the same cores. Alone, each would also have what the other leaves idle."""
     before, started = stolen_seconds(), time.perf_counter()
-    pyav, dali = side_by_side(speed, [replace(case, decoder="pyav"), replace(case, decoder="dali")])
-    share = Speeds(dali, pyav, 1.0).share
-    both = in_fresh_process(speed, replace(case, decoder="hybrid", share=share))
+    alone = replace(hybrid, first=0)
+    pyav, dali = side_by_side(make, [replace(alone, decoder="pyav"), replace(alone, decoder="dali")])
+    both = in_fresh_process(make, hybrid)
     seconds = (time.perf_counter() - started) * (os.cpu_count() or 1)
-    return Round(pyav, dali, both, share, (stolen_seconds() - before) / seconds)
+    stolen = (stolen_seconds() - before) / seconds
+    return Round(pyav.clips_per_second, dali.clips_per_second, both.clips_per_second, both.share_of_dali, stolen)
 
 
-def speed(case: Case) -> float:
-    """Clips a second."""
+def make(case: Case) -> Made:
     torch.set_num_threads(1)
     dataset = ShardDataset.open(case.folder)
     config = DataConfig(frame_stride=1, decoder=case.decoder, num_threads=case.threads, dali_threads=case.dali_threads)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with Loader(dataset, plan, torch.device(case.device), config, None, case.share) as loader:
-        return clips_per_second(loader.batches(0), case.seconds)
+    with Loader(dataset, plan, torch.device(case.device), config, None, case.found) as loader:
+        return made_by(loader, case)
 
 
-def clips_per_second(batches: Iterator[Batch], seconds: float) -> float:
+def made_by(loader: Loader, case: Case) -> Made:
+    batches = loader.batches(case.first)
     for _ in range(4):
         next(batches)
-    clips, started = 0, time.perf_counter()
-    while (passed := time.perf_counter() - started) < seconds:
-        clips += len(next(batches).keys)
-    return clips / passed
+    before, count, started = loader.counters, 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < case.seconds:
+        next(batches)
+        count += 1
+    clips, of_dali = (loader.counters[name] - before[name] for name in ("clips", "dali_clips"))
+    return Made(clips / passed, of_dali / clips, 4 + count)
 
 
 if __name__ == "__main__":

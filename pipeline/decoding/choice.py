@@ -30,9 +30,18 @@ class Choice:
         # Samples that DALI has failed at, and the batch from which on PyAV has them; None: all of them.
         self._kept_since: dict[int | None, int] = {}
         self._failed: set[int] = set()  # batches
-        self.share = 1.0  # of the clips that suit DALI: it decodes so many of them
+        self._shares = [(0, 1.0)]  # first batch, and how many of the clips that suit DALI it decodes from there on
         engines = max((limits.num_decoders for limits in self._limits.values()), default=0)
         self.dali_threads = config.dali_threads or engines or config.threads
+
+    @property
+    def share(self) -> float:
+        """Of the clips that suit DALI, how many it decodes in the last batches that it was told of."""
+        return self._shares[-1][1]
+
+    def give_dali(self, share: float, since: int = 0) -> None:
+        """Have DALI decode so many of the clips that suit it, from batch number `since` on."""
+        self._shares = [(first, before) for first, before in self._shares if first < since] + [(since, share)]
 
     @property
     def without_dali(self) -> bool:
@@ -45,7 +54,7 @@ class Choice:
         """
         if self.has_left(batch) or batch in self._failed:
             return False
-        return self._is_dalis(turn) and self.suits(sample) is not None
+        return self._is_dalis(turn, batch) and self.suits(sample) is not None
 
     def way(self, sample: int, cut: Cut, batch: int) -> Way | None:
         """How DALI decodes what has been read of a video; None: PyAV does."""
@@ -76,9 +85,10 @@ class Choice:
         """Whether PyAV decodes all of batch number `batch`."""
         return self.without_dali or batch >= self._kept_since.get(None, math.inf)
 
-    def _is_dalis(self, turn: int) -> bool:
+    def _is_dalis(self, turn: int, batch: int) -> bool:
         """Evenly spread, whatever the size of a batch."""
-        return math.floor((turn + 1) * self.share) > math.floor(turn * self.share)
+        share = next(share for first, share in reversed(self._shares) if first <= batch)
+        return math.floor((turn + 1) * share) > math.floor(turn * share)
 
     def _numbers_as_dali_does(self, sample: int, cut: Cut) -> bool:
         """Shards made by re-encoding hold nothing that decoders disagree about; videos copied into them may."""

@@ -1,5 +1,6 @@
 """How many clips are DALI's and how many PyAV's: both are timed on a run's own videos, and share every batch in the
-ratio of what they make, so that both are done at the same time.
+ratio of what they make, so that both are done at the same time. Side by side, and beside the step, they make another
+ratio than alone: the share follows the one that is waited for.
 
 The run keeps what was found, and which videos DALI has failed at, in decoders.jsonl: when it goes on, every clip is
 decoded as it would have been.
@@ -26,6 +27,13 @@ from pipeline.planning.plan import ClipPlan, PlanRow
 TIMED_BATCHES = 4  # again and again
 LOOKED_AT = 16  # batches, for clips that suit DALI
 TIMED_S = 1.5  # of each way, after the first two batches
+# How the share follows.
+FIRST_WATCH, LAST_WATCH = 8, 256  # batches after which it is asked for which decoder they were waited for
+FIRST_STEP, LAST_STEP = 0.16, 0.02  # of the share's logit: .04 and .005 of a share of a half
+NO_WAIT = 0.02  # share of the time; where less is waited, nothing is to be had
+BALANCED = 0.5  # of what is waited, so much more for one than for the other
+AT_ONCE = 0.05  # of what is waited; DALI was done before PyAV if no more is waited for it behind PyAV
+SMALLEST = 0.01  # share of either, once it is moved
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,52 @@ class Speeds:
         if not self.dali:
             return 0.0
         return min(1.0, self.dali / (self.dali + self.pyav) / self.suited)
+
+
+class Balance:
+    """Moves DALI's share until neither decoder is the last one more often.
+
+    What a decoder has ready hides for a while that it is now the slower one, so the share swings: with every turn back
+    the steps get smaller, and the time between them longer.
+    """
+
+    def __init__(self, share: float, since: int) -> None:
+        """`since`: the first batch that has this share."""
+        self.share = share
+        self._step, self._watch, self._sign = FIRST_STEP, FIRST_WATCH, 0.0
+        self._begin(since)
+
+    def waited(self, batch: int, for_pyav: float, for_dali: float, following: int) -> bool:
+        """Tell how many seconds a batch was waited for, for PyAV's part and then for DALI's; whether, from batch
+        `following` on, the share is another."""
+        if batch < self._since:
+            return False
+        self._batches += 1
+        if self._batches == 1:
+            self._started = time.perf_counter()
+            return False
+        waited = for_pyav + for_dali
+        self._waited += waited
+        self._late += waited if for_dali > AT_ONCE * waited else -waited
+        if self._batches <= self._watch:
+            return False
+        matters = self._waited > NO_WAIT * (time.perf_counter() - self._started)
+        before = self.share
+        if matters and abs(self._late) > BALANCED * self._waited:
+            self._move(-math.copysign(1.0, self._late))
+        self._begin(batch + 1 if self.share == before else following)
+        return self.share != before
+
+    def _begin(self, since: int) -> None:
+        self._since, self._batches, self._started = since, 0, 0.0
+        self._waited, self._late = 0.0, 0.0  # seconds; of those, for DALI as the last one, less those for PyAV
+
+    def _move(self, sign: float) -> None:
+        if sign * self._sign < 0:
+            self._step, self._watch = max(self._step / 2, LAST_STEP), min(self._watch * 2, LAST_WATCH)
+        self._sign = sign
+        moved = 1 / (1 + (1 / self.share - 1) * math.exp(-sign * self._step))
+        self.share = min(max(moved, SMALLEST), 1 - SMALLEST)
 
 
 class Timed(Protocol):
@@ -107,6 +161,7 @@ class RunDecoders:
         """Tell `choice` what DALI has failed at before. `file`: None where nothing goes on later."""
         self._lines = Lines(file) if file else None
         self._plan, self._choice, self._threads = plan, choice, config.threads
+        self._balance: Balance | None = None
         self._rank = int(os.environ.get("RANK", "0"))
         # Speeds that were found under other conditions do not count.
         self._conditions = {
@@ -121,24 +176,41 @@ class RunDecoders:
 
     def share(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> None:
         """Share the clips by what the run has found before, or is found now."""
-        speeds = self._found_before()
-        if speeds is None:
+        shares = self._found_before()
+        if not shares:
             speeds = self._found_now(clips_per_second)
             self._keep({"conditions": self._conditions, "speeds": asdict(speeds)})
-        self._choice.share = speeds.share
+            shares = [(0, speeds.share)]
+        for since, share in shares:
+            self._choice.give_dali(share, since)
+        since, share = shares[-1]
+        if share:
+            self._balance = Balance(share, since)
+
+    def waited(self, batch: int, for_pyav: float, for_dali: float, following: int) -> None:
+        """Tell how many seconds a batch was waited for; batches from `following` on are not begun yet."""
+        if self._balance and self._balance.waited(batch, for_pyav, for_dali, following):
+            self._choice.give_dali(self._balance.share, following)
+            self._keep({"conditions": self._conditions, "share": self._balance.share, "from_batch": following})
 
     def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
         """As `choice` is told; for the next time."""
         self._keep({"kept_from_dali": samples, "failed_batch": failed, "from_batch": since})
 
-    def _found_before(self) -> Speeds | None:
-        for line in reversed(self._mine()):
-            if line.get("conditions") == self._conditions:
-                with suppress(TypeError, ValueError, KeyError):
+    def _found_before(self) -> list[tuple[int, float]]:
+        """DALI's shares, each with its first batch; none if both decoders are to be timed."""
+        shares: list[tuple[int, float]] = []
+        for line in self._mine():
+            if line.get("conditions") != self._conditions:
+                continue
+            with suppress(TypeError, ValueError, KeyError):
+                if "speeds" in line:
                     found = Speeds(*(float(line["speeds"][name]) for name in ("dali", "pyav", "suited")))
                     if 0 < found.suited <= 1 and 0 <= found.dali < math.inf and 0 <= found.pyav < math.inf:
-                        return found
-        return None
+                        shares = [(0, found.share)]
+                elif shares and 0 < (share := float(line["share"])) <= 1:
+                    shares.append((int(line["from_batch"]), share))
+        return shares
 
     def _found_now(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> Speeds:
         """Each decoder alone on the first clips of the plan."""

@@ -10,6 +10,7 @@ from made_videos import store, write_shards
 from benchmarks.data import decoder_sharing
 from benchmarks.data.decoder_sharing import Case
 from errors import InputError
+from pipeline.decoding import sharing
 
 GOP = 8
 
@@ -39,10 +40,15 @@ def test_wrong_clips_stop_it() -> None:
         decoder_sharing.check(SimpleNamespace(clip=torch.zeros(8, 3, 16, 4, 4)))  # type: ignore[arg-type]
 
 
-def test_both_at_once_are_put_beside_their_sum(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_at_once_are_put_beside_their_sum(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_sharing, "side_by_side", map)
     monkeypatch.setattr(decoder_sharing, "in_fresh_process", lambda function, case: function(case))
-    rows = decoder_sharing.measure_sharing(Case(shards, "pyav", 1.0, 1, 1, "cpu", seconds=0.2, batch_size=8), rounds=1)
+    monkeypatch.setattr(decoder_sharing, "SETTLING_S", 0.5)
+    monkeypatch.setattr(sharing, "TIMED_S", 0.1)
+    case = Case(shards, "hybrid", 1, 1, "cpu", seconds=0.2, batch_size=8, found=tmp_path / "decoders.jsonl")
+    rows = decoder_sharing.measure_sharing(case, rounds=1)
     assert [row["decoder"] for row in rows] == ["pyav", "dali", "both"]
     alone, share = [row["clips_per_second"] for row in rows[:2]], rows[2]["share_of_sum"]
     assert share == pytest.approx(rows[2]["clips_per_second"] / sum(alone))
+    assert 0 < rows[2]["share_of_dali"] < 1, "both have a part"
+    assert '"speeds"' in case.found.read_text(), "as a run finds them"

@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from made_videos import LEVELS, read_number, store, write_shards
 from pipeline.config import DataConfig
 from pipeline.decoding import sharing
 from pipeline.decoding.graph import VideoGraph
-from pipeline.decoding.sharing import Speeds
+from pipeline.decoding.sharing import Balance, Speeds
 from pipeline.loader import Batch, Loader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
@@ -201,3 +202,84 @@ def test_a_run_that_goes_on_keeps_from_dali_what_it_has_failed_at(
     by_dali = batches_of(vp9, config, 1.0, count=18, batch_size=1)
     kept = {a.keys[0] for a, b in zip(again, by_dali, strict=True) if not torch.equal(a.clip, b.clip)}
     assert kept == ({vp9.samples[3].key} if failing == "one" else {sample.key for sample in vp9.samples})
+
+
+class Simulated:
+    """Two decoders with batches ahead, and a step; all in seconds a batch, on a clock of their own."""
+
+    def __init__(self, pyav: float, dali: float, step: float, prefetch: int = 3) -> None:
+        self.pyav, self.dali, self.step, self.prefetch = pyav, dali, step, prefetch
+        self.now, self.number = 0.0, 0
+        self.pyav_done, self.dali_done = [0.0], [0.0]  # when each is done with a batch
+        self.shares: dict[int, float] = {}
+
+    def go(self, balance: Balance, batches: int) -> int:
+        """How often the share was moved."""
+        moves, asked = 0, [self.now] * self.prefetch
+        first = self.number
+        share = balance.share
+        for self.number in range(first, first + batches):
+            begun = max(asked[-self.prefetch], 0.0)  # a batch is begun when one before it goes out
+            self.pyav_done.append(max(self.pyav_done[-1], begun) + self.pyav * (1 - share))
+            self.dali_done.append(max(self.dali_done[-1], begun) + self.dali * share)
+            for_pyav = max(0.0, self.pyav_done[-1] - self.now)
+            for_dali = max(0.0, self.dali_done[-1] - self.now - for_pyav)
+            self.now += for_pyav + for_dali
+            moves += balance.waited(self.number, for_pyav, for_dali, self.number + 1)
+            share = balance.share
+            asked.append(self.now)
+            self.now += self.step
+        self.number += 1
+        return moves
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, pyav: float, dali: float, step: float) -> Simulated:
+    decoders = Simulated(pyav, dali, step)
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(perf_counter=lambda: decoders.now))
+    return decoders
+
+
+@pytest.mark.parametrize("start", [0.05, 0.3, 0.5, 0.75, 0.97, 1.0])
+def test_the_share_moves_to_where_both_are_done_together(monkeypatch: pytest.MonkeyPatch, start: float) -> None:
+    decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.001)
+    balance = Balance(start, since=0)
+    assert decoders.go(balance, 600) < 60
+    began = decoders.now
+    assert decoders.go(balance, 5000) < 50, "each is a line in a file"
+    assert balance.share == pytest.approx(0.10 / (0.10 + 0.15), abs=0.02)
+    assert 5000 / (decoders.now - began) > 0.99 * (1 / 0.10 + 1 / 0.15), "neither ever waits"
+
+
+def test_a_decoder_that_is_always_late_keeps_a_hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = simulated(monkeypatch, pyav=1e-6, dali=0.15, step=0.001)
+    balance = Balance(1.0, since=0)
+    assert 0 < decoders.go(balance, 2000) < 70
+    assert balance.share == sharing.SMALLEST
+    assert decoders.go(balance, 100) == 0
+
+
+def test_where_nothing_is_waited_for_or_no_batch_is_new_the_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulated(monkeypatch, pyav=0.10, dali=0.15, step=1.0).go(Balance(0.9, since=0), 100) == 0
+    decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.0)
+    assert decoders.go(Balance(0.9, since=100), 100) == 0, "these have been shared before"
+    assert decoders.go(Balance(0.9, since=100), 100) > 0
+
+
+def test_a_run_that_goes_on_shares_every_batch_as_before(
+    vp9: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, config = tmp_path / "decoders.jsonl", config_of()
+    for name, value in {"FIRST_WATCH": 1, "NO_WAIT": 0.0, "BALANCED": 0.0}.items():
+        monkeypatch.setattr(sharing, name, value)
+    speeds = iter([30.0, 10.0])
+    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: next(speeds))
+    whole = batches_of(vp9, config, file, count=40)
+    moved = [json.loads(line)["from_batch"] for line in file.read_text().splitlines()[1:]]
+    assert len(moved) > 2
+    assert moved == sorted(set(moved))
+    monkeypatch.setattr(Balance, "waited", lambda *_: False)
+    for first in (0, moved[1], 39):
+        again = batches_of(vp9, config, file, count=40 - first, first=first)
+        assert all(torch.equal(a.clip, b.clip) for a, b in zip(whole[first:], again, strict=True))
+    unmoved = batches_of(vp9, config, 0.75, count=40)
+    assert not all(torch.equal(a.clip, b.clip) for a, b in zip(whole, unmoved, strict=True))
