@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,10 +59,12 @@ class Balance:
     the steps get smaller, and the time between them longer.
     """
 
-    def __init__(self, share: float, since: int) -> None:
-        """`since`: the first batch that has this share."""
-        self.share = share
-        self._step, self._watch, self._sign = FIRST_STEP, FIRST_WATCH, 0.0
+    def __init__(self, shares: Sequence[tuple[int, float]]) -> None:
+        """`shares`: those until now, each with its first batch."""
+        since, self.share = shares[-1]
+        moves = [after - before for (_, before), (_, after) in pairwise(shares)]
+        self._turns = sum(after * before < 0 for before, after in pairwise(moves))
+        self._sign = moves[-1] if moves else 0.0
         self._begin(since)
 
     def waited(self, batch: int, for_pyav: float, for_dali: float, following: int) -> bool:
@@ -77,7 +79,7 @@ class Balance:
         waited = for_pyav + for_dali
         self._waited += waited
         self._late += waited if for_dali > AT_ONCE * waited else -waited
-        if self._batches <= self._watch:
+        if self._batches <= min(FIRST_WATCH * 2**self._turns, LAST_WATCH):
             return False
         matters = self._waited > NO_WAIT * (time.perf_counter() - self._started)
         before = self.share
@@ -91,10 +93,10 @@ class Balance:
         self._waited, self._late = 0.0, 0.0  # seconds; of those, for DALI as the last one, less those for PyAV
 
     def _move(self, sign: float) -> None:
-        if sign * self._sign < 0:
-            self._step, self._watch = max(self._step / 2, LAST_STEP), min(self._watch * 2, LAST_WATCH)
+        self._turns += sign * self._sign < 0
         self._sign = sign
-        moved = 1 / (1 + (1 / self.share - 1) * math.exp(-sign * self._step))
+        step = max(FIRST_STEP / 2**self._turns, LAST_STEP)
+        moved = 1 / (1 + (1 / self.share - 1) * math.exp(-sign * step))
         self.share = min(max(moved, SMALLEST), 1 - SMALLEST)
 
 
@@ -183,9 +185,8 @@ class RunDecoders:
             shares = [(0, speeds.share)]
         for since, share in shares:
             self._choice.give_dali(share, since)
-        since, share = shares[-1]
-        if share:
-            self._balance = Balance(share, since)
+        if self._choice.share:
+            self._balance = Balance(shares)
 
     def waited(self, batch: int, for_pyav: float, for_dali: float, following: int) -> None:
         """Tell how many seconds a batch was waited for; batches from `following` on are not begun yet."""

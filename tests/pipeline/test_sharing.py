@@ -242,7 +242,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, pyav: float, dali: float, step: f
 @pytest.mark.parametrize("start", [0.05, 0.3, 0.5, 0.75, 0.97, 1.0])
 def test_the_share_moves_to_where_both_are_done_together(monkeypatch: pytest.MonkeyPatch, start: float) -> None:
     decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.001)
-    balance = Balance(start, since=0)
+    balance = Balance([(0, start)])
     assert decoders.go(balance, 600) < 60
     began = decoders.now
     assert decoders.go(balance, 5000) < 50, "each is a line in a file"
@@ -250,19 +250,37 @@ def test_the_share_moves_to_where_both_are_done_together(monkeypatch: pytest.Mon
     assert 5000 / (decoders.now - began) > 0.99 * (1 / 0.10 + 1 / 0.15), "neither ever waits"
 
 
+def swing(decoders: Simulated, balance: Balance) -> float:
+    shares = []
+    for _ in range(200):
+        decoders.go(balance, 1)
+        shares.append(balance.share)
+    return max(shares) - min(shares)
+
+
+def test_a_run_that_goes_on_does_not_swing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.001)
+    before = Balance(found := [(0, 0.3)])
+    while decoders.number < 1000:
+        if decoders.go(before, 1):
+            found.append((decoders.number, before.share))
+    anew, going_on = Balance(found[-1:]), Balance(found)
+    assert swing(decoders, going_on) < 0.02 < swing(decoders, anew)
+
+
 def test_a_decoder_that_is_always_late_keeps_a_hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
     decoders = simulated(monkeypatch, pyav=1e-6, dali=0.15, step=0.001)
-    balance = Balance(1.0, since=0)
+    balance = Balance([(0, 1.0)])
     assert 0 < decoders.go(balance, 2000) < 70
     assert balance.share == sharing.SMALLEST
     assert decoders.go(balance, 100) == 0
 
 
 def test_where_nothing_is_waited_for_or_no_batch_is_new_the_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert simulated(monkeypatch, pyav=0.10, dali=0.15, step=1.0).go(Balance(0.9, since=0), 100) == 0
+    assert simulated(monkeypatch, pyav=0.10, dali=0.15, step=1.0).go(Balance([(0, 0.9)]), 100) == 0
     decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.0)
-    assert decoders.go(Balance(0.9, since=100), 100) == 0, "these have been shared before"
-    assert decoders.go(Balance(0.9, since=100), 100) > 0
+    assert decoders.go(Balance([(0, 0.5), (100, 0.9)]), 100) == 0, "these have been shared before"
+    assert decoders.go(Balance([(0, 0.5), (100, 0.9)]), 100) > 0
 
 
 def test_a_run_that_goes_on_shares_every_batch_as_before(
