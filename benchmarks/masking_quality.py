@@ -9,8 +9,8 @@ an attentive probe and a fine-tuning run with the labels of --shards are judged 
 their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training. Without --shards,
 labelled videos whose class is told by motion alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of
 moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
-with the points that are not done; points run side by side on the GPUs there are. `section.key=value` is given to all
-runs. The presets are in configs/masking_quality.yaml.
+with the points that are not done, and with others, it adds them to the tables in --output; points run side by side on
+the GPUs there are. `section.key=value` is given to all runs. The presets are in configs/masking_quality.yaml.
 
 A strategy is a masking, perhaps with settings of the model: `adaptive`, `adaptive:sampling_sharpness=6`,
 `adaptive:sampling_sharpness=6,sharpness_ramp=24000`. With --label-sets, every pre-trained model is probed and
@@ -23,6 +23,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ import torch
 
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
-from benchmarks.reports.masking_tables import NOTES, PROBE, plot, summarise
+from benchmarks.reports.masking_tables import NOTES, POINT, PROBE, plot, summarise
 from benchmarks.reports.study_progress import RunningStage, StudyProgress
 from benchmarks.step import PretrainingStep, noise_clip
 from devices import choose_device
@@ -52,6 +53,7 @@ from yaml_files import read_yaml
 
 SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at
+TABLE = ("preset", "equal", "overrides", "drawn", "labels")  # what all rows of a table have alike
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "configs/masking_quality.yaml")
 
 
@@ -187,7 +189,8 @@ class Study:
                 pretrained_row = time_spent(runs / stage.name) | self.reconstruction(runs / stage.name)
             else:
                 found[stage.label_set][f"{stage.objective}_top1"] = self.judged(stage, runs, place)
-        return [asdict(point) | {"label_set": labels} | pretrained_row | row for labels, row in found.items()]
+        here = {name: machine(self.device)[name] for name in ("device", "commit")}
+        return [asdict(point) | {"label_set": labels} | pretrained_row | row | here for labels, row in found.items()]
 
     def train(self, point: Point, stage: Stage, runs: Path, place: dict[str, str]) -> None:
         runs.mkdir(parents=True, exist_ok=True)
@@ -324,14 +327,42 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     device = choose_device()
     folder = options.output or default_output(device) / "masking_quality"
-    rows = Study(options, folder, device).run_all()
-    about = machine(device) | {"preset": options.preset, "equal": options.equal}
-    about["overrides"] = " ".join(options.overrides)
+    study = Study(options, folder, device)
+    about = machine(device) | {"preset": options.preset, "equal": options.equal, "overrides": " ".join(study.extra)}
+    about |= {"drawn": study.drawn, "labels": study.num_labels}
+    earlier = earlier_rows(folder / "points.json", about, study)
+    made = study.run_all()
+    made_anew = set(map(key_of, made))
+    rows = [row for row in earlier if key_of(row) not in made_anew] + made
     write_results(folder, "points", rows, about, NOTES)
     write_results(folder, "masking_quality", summarise(rows, options.baseline), about, NOTES)
     with write_aside(folder / "masking_quality.png") as aside:
         plot(rows, options.baseline, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
     print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
+
+
+def earlier_rows(file: Path, about: Mapping[str, Any], study: Study) -> list[Row]:
+    """The table of earlier calls; raises InputError where what is made now does not go with it."""
+    if not file.is_file():
+        return []
+    table = json.loads(file.read_text(encoding="utf-8"))
+    rows: list[Row] = table["rows"]
+    said = {name: (table["about"].get(name, about[name]), about[name]) for name in TABLE}
+    steps = {(point.strategy, point.mask_ratio): steps for point, steps in study.steps.items()}
+    for row in rows:
+        if (pair := (row["strategy"], row["mask_ratio"])) in steps and "pretrain_steps" in row:
+            said[f"pretrain_steps of {pair[0]} at {pair[1]}"] = row["pretrain_steps"], steps[pair]
+    for name, (before, now) in said.items():
+        if before != now:
+            raise InputError(
+                f"the table {file} was made with other settings ({name}: '{before}', now '{now}'): choose another"
+                " --output"
+            )
+    return rows
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in POINT)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -12,6 +12,8 @@ from benchmarks.harness import Row
 PROBE = "attentive_probe"
 FINETUNED = "finetune_top1"
 MEASURES = (f"{PROBE}_top1", FINETUNED)
+POINT = ("strategy", "mask_ratio", "seed", "label_set")  # what tells a row from others
+MADE_BY = ("device", "commit")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933", "#882255", "#44aa99")
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over the seeds, of each seed's mean over label sets.",
@@ -45,15 +47,15 @@ def spread(name: str, means: list[float], group: Sequence[Row], base: Sequence[R
     if len(means) > 1:
         found[f"{name}_std"] = round(statistics.stdev(means), 4)
     if base is not None and base is not group and name in base[0]:
-        lead, error = paired(group, base, name)
-        found[f"{name}_lead"] = round(lead, 4)
-        if error is not None:
-            found[f"{name}_lead_error"] = round(error, 4)
+        for what, value in zip(("lead", "lead_error"), paired(group, base, name), strict=True):
+            if value is not None:
+                found[f"{name}_{what}"] = round(value, 4)
     return found
 
 
-def paired(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[float, float | None]:
-    """Mean difference between rows of the same seed and label set, and its standard error, None of a single one.
+def paired(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[float | None, float | None]:
+    """Mean difference between rows of the same seed and label set, None if there are none, and its standard error, None
+    of a single one.
 
     Rows of one seed share a pre-training and rows of one label set their videos: neither are independent.
     """
@@ -64,7 +66,7 @@ def paired(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[float,
 
     matched = [row for row in group if (row["seed"], row["label_set"]) in others]
     if not matched:
-        return float("nan"), None
+        return None, None
     errors = []
     for key in ("seed", "label_set"):
         means = means_over(matched, key, difference)
@@ -81,7 +83,7 @@ def means_over(rows: Sequence[Row], key: str, value: Callable[[Row], float]) -> 
 
 
 def numbers_of(group: Sequence[Row]) -> list[str]:
-    return [name for name in group[0] if name not in ("strategy", "mask_ratio", "seed", "label_set")]
+    return [name for name in group[0] if name not in (*POINT, *MADE_BY)]
 
 
 def grouped(rows: Sequence[Row]) -> dict[Pair, list[Row]]:

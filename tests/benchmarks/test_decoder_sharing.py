@@ -43,7 +43,7 @@ def test_wrong_clips_stop_it() -> None:
 def test_both_at_once_are_put_beside_their_sum(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_sharing, "side_by_side", map)
     monkeypatch.setattr(decoder_sharing, "in_fresh_process", lambda function, case: function(case))
-    monkeypatch.setattr(decoder_sharing, "SETTLING_S", 0.5)
+    monkeypatch.setattr(decoder_sharing, "SETTLING_S", 0.05)
     monkeypatch.setattr(sharing, "TIMED_S", 0.1)
     case = Case(shards, "hybrid", 1, 1, "cpu", seconds=0.2, batch_size=8, found=tmp_path / "decoders.jsonl")
     rows = decoder_sharing.measure_sharing(case, rounds=1)

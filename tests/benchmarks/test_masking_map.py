@@ -15,16 +15,17 @@ class MadeUp:
     """A study of two strategies: adaptive leads by more, the smaller objects are."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, device: object) -> None:
-        self.drawn = dict(option.removeprefix("--").split("=") for option in options.drawn)
+        self.drawn, self.extra, self.num_labels, self.steps = " ".join(options.drawn), [], None, {}
+        drawn = dict(option.removeprefix("--").split("=") for option in options.drawn)
+        assert drawn["fps"] == "15"
         self.rows: list[Row] = []
-        for strategy, lead in (("random", 0.0), ("adaptive", 0.1 * (1 - float(self.drawn["object-size"])))):
+        for strategy, lead in (("random", 0.0), ("adaptive", 0.1 * (1 - float(drawn["object-size"])))):
             for seed in options.seeds:
                 row: Row = {"strategy": strategy, "mask_ratio": 0.9, "seed": seed, "label_set": 0}
                 row |= {"error_moving": 0.99, "error_still": 0.9, "finetune_top1": 0.5 + lead + 0.01 * seed}
                 self.rows.append(row | ({"moving_share_of_visible": 0.25, "moving_share_of_all": 0.2} if lead else {}))
 
     def run_all(self) -> list[Row]:
-        assert self.drawn["fps"] == "15"
         return self.rows
 
 

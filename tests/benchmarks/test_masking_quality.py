@@ -20,7 +20,7 @@ from benchmarks.masking_quality import (
     steps_of_equal_time,
 )
 from benchmarks.reports.masking_tables import paired, plot, summarise
-from devices import choose_device
+from devices import choose_device, device_name
 from errors import InputError
 from training.config import parse
 
@@ -85,8 +85,35 @@ def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(st
     before = (folder / "points.csv").read_bytes()
     main(command)
     assert (folder / "points.csv").read_bytes() == before
-    with pytest.raises(InputError, match="made with other settings"):
-        main([*command, "optimizer.base_lr=1"])
+    for other in ("optimizer.base_lr=1", "--labels=7", "--pretrain-steps=3"):
+        with pytest.raises(InputError, match="made with other settings"):
+            main([*command, other])
+    assert (folder / "points.csv").read_bytes() == before
+
+
+def test_other_points_are_added_to_the_table_and_the_same_ones_take_their_place(study, monkeypatch):
+    folder, command = study
+    tables = ("points", "masking_quality")
+    kept = {file: file.read_bytes() for name in tables for file in folder.glob(f"{name}.*")}
+    earlier = json.loads((folder / "points.json").read_text())["rows"]
+    assert {(row["device"], bool(row["commit"])) for row in earlier} == {(device_name(choose_device()), True)}
+
+    def made(study: masking_quality.Study) -> list[dict]:
+        return [
+            row_of(point.strategy, point.mask_ratio, point.seed, labels, 0.25)
+            for point in study.points
+            for labels in (0, 1)
+        ]
+
+    monkeypatch.setattr(masking_quality.Study, "run_all", made)
+    main([*command, "--strategies", ADAPTIVE, "tube", "--seeds", "0", "1"])
+    rows = json.loads((folder / "points.json").read_text())["rows"]
+    assert rows[:2] == earlier[2:], "those of scratch, which this call does not make"
+    assert [row["finetune_top1"] for row in rows[2:]] == [0.25] * 8
+    summary = json.loads((folder / "masking_quality.json").read_text())["rows"]
+    assert {row["strategy"]: row["seeds"] for row in summary} == {ADAPTIVE: 2, "tube": 2, "scratch": 1}
+    for file, contents in kept.items():
+        file.write_bytes(contents)
 
 
 def test_a_fine_tuned_point_starts_from_its_own_pretraining_with_its_own_labels(study):
@@ -142,6 +169,8 @@ def test_a_lead_is_taken_in_pairs_and_its_error_over_what_is_independent():
     best = summarise([*random, *sharp], "random")[0]
     assert (best["strategy"], best["finetune_top1_lead"]) == ("sharp", 0.06)
     assert paired(sharp[:1], random, "finetune_top1")[1] is None
+    alone = summarise([*random[:2], *sharp[2:]], "random")[0]
+    assert "finetune_top1_lead" not in alone, "of other seeds than random's"
 
 
 def test_bars_stand_at_their_names_whatever_they_show():
