@@ -9,8 +9,9 @@ an attentive probe and a fine-tuning run with the labels of --shards are judged 
 their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training. Without --shards,
 labelled videos whose class is told by motion alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of
 moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
-with the points that are not done, and with others, it adds them to the tables in --output; points run side by side on
-the GPUs there are. `section.key=value` is given to all runs. The presets are in configs/masking_quality.yaml.
+with the points that are not done; what stands in the tables in --output is not made again, and with other strategies,
+ratios or seeds it is added to. Points run side by side on the GPUs there are. `section.key=value` is given to all runs.
+The presets are in configs/masking_quality.yaml.
 
 A strategy is a masking, perhaps with settings of the model: `adaptive`, `adaptive:sampling_sharpness=6`,
 `adaptive:sampling_sharpness=6,sharpness_ramp=24000`. With --label-sets, every pre-trained model is probed and
@@ -23,7 +24,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ import torch
 
 from benchmarks import motion_report
 from benchmarks.harness import ROOT, Row, default_output, machine, time_calls, write_results
-from benchmarks.reports.masking_tables import NOTES, POINT, PROBE, plot, summarise
+from benchmarks.reports.masking_tables import NOTES, PROBE, added, earlier_rows, plot, summarise
 from benchmarks.reports.study_progress import RunningStage, StudyProgress
 from benchmarks.step import PretrainingStep, noise_clip
 from devices import choose_device
@@ -53,7 +53,6 @@ from yaml_files import read_yaml
 
 SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at
-TABLE = ("preset", "equal", "overrides", "drawn", "labels")  # what all rows of a table have alike
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "configs/masking_quality.yaml")
 
 
@@ -102,6 +101,7 @@ class Study:
         self.preset, self.extra, self.folder, self.device = PRESETS[options.preset], options.overrides, folder, device
         pairs = grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
+        self.earlier: list[Row] = []  # of the table that this call adds to
         self.num_labels: int | None = options.labels
         self.label_sets = range(options.label_sets)
         self.drawn = ""
@@ -163,6 +163,10 @@ class Study:
         """The rows of a point: read, if they are there, else made."""
         runs = self.folder / "points" / point.name
         file = runs / "result.json"
+        known = [row for row in self.earlier if row_names(row, point) and row["label_set"] in self.label_sets]
+        if len(known) == len(self.label_sets) and not file.is_file():
+            self.progress.done(sum(self.steps_of(point, stage) for stage in self.stages_of(point)))
+            return known
         settings = {stage.name: self.overrides(point, stage) for stage in self.stages_of(point)} | {"drawn": self.drawn}
         if not file.is_file():
             place = self.places.get()
@@ -330,10 +334,9 @@ def main(arguments: list[str] | None = None) -> None:
     study = Study(options, folder, device)
     about = machine(device) | {"preset": options.preset, "equal": options.equal, "overrides": " ".join(study.extra)}
     about |= {"drawn": study.drawn, "labels": study.num_labels}
-    earlier = earlier_rows(folder / "points.json", about, study)
-    made = study.run_all()
-    made_anew = set(map(key_of, made))
-    rows = [row for row in earlier if key_of(row) not in made_anew] + made
+    steps = {(point.strategy, point.mask_ratio): steps for point, steps in study.steps.items()}
+    study.earlier = earlier_rows(folder / "points.json", about, steps)
+    rows = added(study.earlier, study.run_all())
     write_results(folder, "points", rows, about, NOTES)
     write_results(folder, "masking_quality", summarise(rows, options.baseline), about, NOTES)
     with write_aside(folder / "masking_quality.png") as aside:
@@ -341,28 +344,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
 
 
-def earlier_rows(file: Path, about: Mapping[str, Any], study: Study) -> list[Row]:
-    """The table of earlier calls; raises InputError where what is made now does not go with it."""
-    if not file.is_file():
-        return []
-    table = json.loads(file.read_text(encoding="utf-8"))
-    rows: list[Row] = table["rows"]
-    said = {name: (table["about"].get(name, about[name]), about[name]) for name in TABLE}
-    steps = {(point.strategy, point.mask_ratio): steps for point, steps in study.steps.items()}
-    for row in rows:
-        if (pair := (row["strategy"], row["mask_ratio"])) in steps and "pretrain_steps" in row:
-            said[f"pretrain_steps of {pair[0]} at {pair[1]}"] = row["pretrain_steps"], steps[pair]
-    for name, (before, now) in said.items():
-        if before != now:
-            raise InputError(
-                f"the table {file} was made with other settings ({name}: '{before}', now '{now}'): choose another"
-                " --output"
-            )
-    return rows
-
-
-def key_of(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in POINT)
+def row_names(row: Row, point: Point) -> bool:
+    return all(row[name] == value for name, value in asdict(point).items())
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

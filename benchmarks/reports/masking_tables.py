@@ -1,19 +1,24 @@
 """What benchmarks/masking_quality.py says of its points: means, spreads, paired differences, and a figure of them."""
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness import Row
+from errors import InputError
 
 PROBE = "attentive_probe"
 FINETUNED = "finetune_top1"
 MEASURES = (f"{PROBE}_top1", FINETUNED)
 POINT = ("strategy", "mask_ratio", "seed", "label_set")  # what tells a row from others
 MADE_BY = ("device", "commit")
+TABLE = ("preset", "equal", "overrides", "drawn", "labels")  # what all rows of a table have alike
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933", "#882255", "#44aa99")
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over the seeds, of each seed's mean over label sets.",
@@ -23,6 +28,38 @@ NOTES = [
     " are the 20 % of a clip's tokens whose brightness changes most. correlation: of P with that change.",
 ]
 Pair = tuple[str, float | None]
+
+
+def earlier_rows(file: Path, about: Mapping[str, Any], steps: Mapping[Pair, int]) -> list[Row]:
+    """The table of points that earlier calls have made; raises InputError where what is made now does not go with it.
+
+    steps: of the pre-trainings that are made now.
+    """
+    if not file.is_file():
+        return []
+    table = json.loads(file.read_text(encoding="utf-8"))
+    rows: list[Row] = table["rows"]
+    said = {name: (table["about"].get(name, about[name]), about[name]) for name in TABLE}
+    for row in rows:
+        if (pair := (row["strategy"], row["mask_ratio"])) in steps and "pretrain_steps" in row:
+            said[f"pretrain_steps of {pair[0]} at {pair[1]}"] = row["pretrain_steps"], steps[pair]
+    for name, (before, now) in said.items():
+        if before != now:
+            raise InputError(
+                f"the table {file} was made with other settings ({name}: '{before}', now '{now}'): choose another"
+                " --output"
+            )
+    return rows
+
+
+def added(earlier: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """Both, without the earlier ones of what is found now."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in POINT)
+
+    now = set(map(key, found))
+    return [*(row for row in earlier if key(row) not in now), *found]
 
 
 def summarise(rows: Sequence[Row], baseline: str) -> list[Row]:

@@ -91,6 +91,18 @@ def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(st
     assert (folder / "points.csv").read_bytes() == before
 
 
+def test_what_stands_in_the_table_is_not_made_again(study, tmp_path, monkeypatch):
+    """As in a fresh clone, which has the tables of a study and nothing else of it."""
+    folder, command = study
+    for file in folder.glob("points.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(masking_quality.Study, "made", lambda *_: pytest.fail("made again"))
+    main([*command, "--output", str(tmp_path)])
+    assert (tmp_path / "points.csv").read_bytes() == (folder / "points.csv").read_bytes()
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        main([*command, "--output", str(tmp_path), "--label-sets", "3"])
+
+
 def test_other_points_are_added_to_the_table_and_the_same_ones_take_their_place(study, monkeypatch):
     folder, command = study
     tables = ("points", "masking_quality")
