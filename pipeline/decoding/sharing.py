@@ -192,7 +192,8 @@ class RunDecoders:
         """Tell how many seconds a batch was waited for; batches from `following` on are not begun yet."""
         if self._balance and self._balance.waited(batch, for_pyav, for_dali, following):
             self._choice.give_dali(self._balance.share, following)
-            self._keep({"conditions": self._conditions, "share": self._balance.share, "from_batch": following})
+            moved = {"share": self._balance.share, "from_batch": following, "batch_size": self._plan.batch_size}
+            self._keep({"conditions": self._conditions, **moved})
 
     def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
         """As `choice` is told; for the next time."""
@@ -209,8 +210,8 @@ class RunDecoders:
                     found = Speeds(*(float(line["speeds"][name]) for name in ("dali", "pyav", "suited")))
                     if 0 < found.suited <= 1 and 0 <= found.dali < math.inf and 0 <= found.pyav < math.inf:
                         shares = [(0, found.share)]
-                elif shares and 0 < (share := float(line["share"])) <= 1:
-                    shares.append((int(line["from_batch"]), share))
+                elif shares and line["batch_size"] == self._plan.batch_size and 0 < float(line["share"]) <= 1:
+                    shares.append((int(line["from_batch"]), float(line["share"])))
         return shares
 
     def _found_now(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> Speeds:

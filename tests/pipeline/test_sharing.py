@@ -301,3 +301,5 @@ def test_a_run_that_goes_on_shares_every_batch_as_before(
         assert all(torch.equal(a.clip, b.clip) for a, b in zip(whole[first:], again, strict=True))
     unmoved = batches_of(vp9, config, 0.75, count=40)
     assert not all(torch.equal(a.clip, b.clip) for a, b in zip(whole, unmoved, strict=True))
+    with Loader(vp9, plan_of(vp9, config, batch_size=2), CPU, config, None, file) as loader:
+        assert loader._choice.share == 0.75, "batches of another size have other numbers"
