@@ -34,6 +34,7 @@ NO_WAIT = 0.02  # share of the time; where less is waited, nothing is to be had
 BALANCED = 0.5  # of what is waited, so much more for one than for the other
 AT_ONCE = 0.05  # of what is waited; DALI was done before PyAV if no more is waited for it behind PyAV
 SMALLEST = 0.01  # share of either, once it is moved
+DAMAGED = (TypeError, ValueError, KeyError, OverflowError)  # what a line that makes no sense raises
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Balance:
         waited = for_pyav + for_dali
         self._waited += waited
         self._late += waited if for_dali > AT_ONCE * waited else -waited
-        if self._batches <= min(FIRST_WATCH * 2**self._turns, LAST_WATCH):
+        if self._batches <= FIRST_WATCH * self._calm:
             return False
         matters = self._waited > NO_WAIT * (time.perf_counter() - self._started)
         before = self.share
@@ -88,6 +89,12 @@ class Balance:
         self._begin(batch + 1 if self.share == before else following)
         return self.share != before
 
+    @property
+    def _calm(self) -> int:
+        """How much smaller the steps are, and longer the time between them, than at first."""
+        most = LAST_WATCH // FIRST_WATCH
+        return most if self._turns > most else min(2**self._turns, most)
+
     def _begin(self, since: int) -> None:
         self._since, self._batches, self._started = since, 0, 0.0
         self._waited, self._late = 0.0, 0.0  # seconds; of those, for DALI as the last one, less those for PyAV
@@ -95,7 +102,7 @@ class Balance:
     def _move(self, sign: float) -> None:
         self._turns += sign * self._sign < 0
         self._sign = sign
-        step = max(FIRST_STEP / 2**self._turns, LAST_STEP)
+        step = max(FIRST_STEP / self._calm, LAST_STEP)
         moved = 1 / (1 + (1 / self.share - 1) * math.exp(-sign * step))
         self.share = min(max(moved, SMALLEST), 1 - SMALLEST)
 
@@ -173,7 +180,7 @@ class RunDecoders:
             "clip": [plan.num_frames, *plan.frame_size, plan.views],
         }
         for line in self._mine():
-            with suppress(TypeError, ValueError, KeyError):
+            with suppress(*DAMAGED):
                 choice.keep_from_dali(line["kept_from_dali"], int(line["failed_batch"]), int(line["from_batch"]))
 
     def share(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> None:
@@ -205,7 +212,7 @@ class RunDecoders:
         for line in self._mine():
             if line.get("conditions") != self._conditions:
                 continue
-            with suppress(TypeError, ValueError, KeyError):
+            with suppress(*DAMAGED):
                 if "speeds" in line:
                     found = Speeds(*(float(line["speeds"][name]) for name in ("dali", "pyav", "suited")))
                     if 0 < found.suited <= 1 and 0 <= found.dali < math.inf and 0 <= found.pyav < math.inf:

@@ -132,6 +132,12 @@ def test_speeds_of_another_process_or_that_make_no_sense_do_not_count(
     for damage in ('"dali": NaN', '"dali": -1', '"dali": "x"', '"dallas": 1'):
         file.write_text(file.read_text().replace('"dali": 30.0', damage) + "{")
         assert share() == 0.75
+    found = json.loads(file.read_text().splitlines()[-1])
+    moved = {"rank": 1, "conditions": found["conditions"], "batch_size": 4}
+    for damaged in ({"share": 0.5, "from_batch": float("inf")}, {"share": 1.5, "from_batch": 3}, {"share": 0.5}):
+        with file.open("a") as opened:
+            opened.write(json.dumps(moved | damaged) + "\n")
+        assert share() == 0.75
     assert share() == 0.75
 
 
@@ -248,6 +254,14 @@ def test_the_share_moves_to_where_both_are_done_together(monkeypatch: pytest.Mon
     assert decoders.go(balance, 5000) < 50, "each is a line in a file"
     assert balance.share == pytest.approx(0.10 / (0.10 + 0.15), abs=0.02)
     assert 5000 / (decoders.now - began) > 0.99 * (1 / 0.10 + 1 / 0.15), "neither ever waits"
+
+
+def test_a_run_that_has_turned_thousands_of_times_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = simulated(monkeypatch, pyav=0.10, dali=0.15, step=0.001)
+    found = [(number, 0.40 + 0.005 * (number % 2)) for number in range(5000)]
+    decoders.number = 5000
+    decoders.go(balance := Balance(found), 1000)
+    assert balance.share == pytest.approx(0.40, abs=0.02)
 
 
 def swing(decoders: Simulated, balance: Balance) -> float:
