@@ -15,6 +15,8 @@ from training.processes.interrupt import SIGNALS, StopRequest
 @pytest.fixture
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)  # under nohup, one of them is ignored, and a run keeps to that
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
