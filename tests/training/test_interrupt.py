@@ -16,7 +16,7 @@ from training.processes.interrupt import SIGNALS, StopRequest
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler)  # under nohup, one of them is ignored, and a run keeps to that
+        signal.signal(number, signal.SIG_DFL)  # nohup has one of them ignored, and a run keeps to that
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
