@@ -21,6 +21,8 @@ MADE_BY = ("device", "commit")
 TABLE = ("preset", "equal", "overrides", "drawn", "labels")  # what all rows of a table have alike
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933", "#882255", "#44aa99")
 NOTES = [
+    "A table may be of many calls: device and commit above are the last one's, those of a point stand in its row of"
+    " points.md.",
     "Top-1 of the last weights; _std: standard deviation over the seeds, of each seed's mean over label sets.",
     "_lead: mean difference to the baseline of the same ratio, seed and label set; _lead_error: its standard error,"
     " taken over the means of seeds and over the means of label sets, whichever is larger.",
@@ -140,7 +142,7 @@ def plot(rows: Sequence[Row], baseline: str, equal: str) -> Figure:
         (over_ratios if several else over_strategies)(axes, best_first, measure)
         axes.set_title(f"{measure.removesuffix('_top1').replace('_', ' ')}, top-1, equal {equal}")
     if several:
-        panels[-1].legend(fontsize=8)
+        panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside: points lie anywhere inside
     else:
         panels[0].set_yticks(range(len(best_first)), [named(pair) for pair in best_first], fontsize=8)
         panels[0].invert_yaxis()
