@@ -35,7 +35,7 @@ Pair = tuple[str, float | None]
 def earlier_rows(file: Path, about: Mapping[str, Any], steps: Mapping[Pair, int]) -> list[Row]:
     """The table of points that earlier calls have made; raises InputError where what is made now does not go with it.
 
-    steps: of the pre-trainings that are made now.
+    steps: of the pre-trainings that are made now; 0 where a recipe counts epochs.
     """
     if not file.is_file():
         return []
@@ -43,8 +43,9 @@ def earlier_rows(file: Path, about: Mapping[str, Any], steps: Mapping[Pair, int]
     rows: list[Row] = table["rows"]
     said = {name: (table["about"].get(name, about[name]), about[name]) for name in TABLE}
     for row in rows:
-        if (pair := (row["strategy"], row["mask_ratio"])) in steps and "pretrain_steps" in row:
-            said[f"pretrain_steps of {pair[0]} at {pair[1]}"] = row["pretrain_steps"], steps[pair]
+        pair = row["strategy"], row["mask_ratio"]
+        if (planned := steps.get(pair)) and "pretrain_steps" in row:
+            said[f"pretrain_steps of {pair[0]} at {pair[1]}"] = row["pretrain_steps"], planned
     for name, (before, now) in said.items():
         if before != now:
             raise InputError(

@@ -19,7 +19,7 @@ from benchmarks.masking_quality import (
     parse_arguments,
     steps_of_equal_time,
 )
-from benchmarks.reports.masking_tables import paired, plot, summarise
+from benchmarks.reports.masking_tables import TABLE, earlier_rows, paired, plot, summarise
 from devices import choose_device, device_name
 from errors import InputError
 from training.config import parse
@@ -89,6 +89,20 @@ def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(st
         with pytest.raises(InputError, match="made with other settings"):
             main([*command, other])
     assert (folder / "points.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(("planned", "fits"), [(1500, True), (0, True), (4000, False)])
+def test_a_table_of_other_steps_is_not_added_to_unless_epochs_are_counted(tmp_path, planned, fits):
+    about = dict.fromkeys(TABLE, "x")
+    rows = [row_of("random", 0.9, 0, 0, 0.5) | {"pretrain_steps": 1500}, row_of("scratch", None, 0, 0, 0.5)]
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps({"about": about, "rows": rows}))
+    steps = {("random", 0.9): planned, ("scratch", None): 0}
+    if fits:
+        assert earlier_rows(file, about, steps) == rows
+    else:
+        with pytest.raises(InputError, match=r"pretrain_steps of random.* '1500', now '4000'"):
+            earlier_rows(file, about, steps)
 
 
 def test_what_stands_in_the_table_is_not_made_again(study, tmp_path, monkeypatch):

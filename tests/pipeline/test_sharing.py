@@ -217,7 +217,6 @@ class Simulated:
         self.pyav, self.dali, self.step, self.prefetch = pyav, dali, step, prefetch
         self.now, self.number = 0.0, 0
         self.pyav_done, self.dali_done = [0.0], [0.0]  # when each is done with a batch
-        self.shares: dict[int, float] = {}
 
     def go(self, balance: Balance, batches: int) -> int:
         """How often the share was moved."""
