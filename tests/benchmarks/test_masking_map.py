@@ -15,7 +15,8 @@ class MadeUp:
     """A study of two strategies: adaptive leads by more, the smaller objects are."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, device: object) -> None:
-        self.drawn, self.extra, self.num_labels, self.steps = " ".join(options.drawn), [], None, {}
+        self.about: dict[str, str] = {"drawn": " ".join(options.drawn)}
+        self.earlier: list[Row] = []
         drawn = dict(option.removeprefix("--").split("=") for option in options.drawn)
         assert drawn["fps"] == "15"
         self.rows: list[Row] = []

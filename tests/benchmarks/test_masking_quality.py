@@ -8,17 +8,10 @@ from typing import IO
 import forked
 import pytest
 
-from benchmarks import masking_quality
-from benchmarks.masking_quality import (
-    PRETRAIN,
-    Point,
-    Stage,
-    draw_motion_classes,
-    grid,
-    main,
-    parse_arguments,
-    steps_of_equal_time,
-)
+from benchmarks import masking_study
+from benchmarks.harness import Timing
+from benchmarks.masking_quality import main, parse_arguments
+from benchmarks.masking_study import PRETRAIN, Point, Stage, draw_motion_classes, grid, steps_of_equal_time
 from benchmarks.reports.masking_tables import TABLE, earlier_rows, paired, plot, summarise
 from devices import choose_device, device_name
 from errors import InputError
@@ -48,7 +41,7 @@ def study(tmp_path_factory, synthetic_shards) -> tuple[Path, list[str]]:
         return SimpleNamespace(returncode=forked.ended(forked.started(command, log, log, env), 120))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masking_quality, "subprocess", SimpleNamespace(run=forking))
+        patch.setattr(masking_study, "subprocess", SimpleNamespace(run=forking))
         main(command)
     return folder, command
 
@@ -81,7 +74,7 @@ def test_the_same_command_trains_nothing_again_and_other_settings_are_refused(st
     def no_training(*_: object) -> None:
         raise AssertionError("a finished point was trained again")
 
-    monkeypatch.setattr(masking_quality.Study, "train", no_training)
+    monkeypatch.setattr(masking_study.Study, "train", no_training)
     before = (folder / "points.csv").read_bytes()
     main(command)
     assert (folder / "points.csv").read_bytes() == before
@@ -110,7 +103,7 @@ def test_what_stands_in_the_table_is_not_made_again(study, tmp_path, monkeypatch
     folder, command = study
     for file in folder.glob("points.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(masking_quality.Study, "made", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(masking_study.Study, "made", lambda *_: pytest.fail("made again"))
     main([*command, "--output", str(tmp_path)])
     assert (tmp_path / "points.csv").read_bytes() == (folder / "points.csv").read_bytes()
     with pytest.raises(pytest.fail.Exception, match="made again"):
@@ -124,14 +117,14 @@ def test_other_points_are_added_to_the_table_and_the_same_ones_take_their_place(
     earlier = json.loads((folder / "points.json").read_text())["rows"]
     assert {(row["device"], bool(row["commit"])) for row in earlier} == {(device_name(choose_device()), True)}
 
-    def made(study: masking_quality.Study) -> list[dict]:
+    def made(study: masking_study.Study) -> list[dict]:
         return [
             row_of(point.strategy, point.mask_ratio, point.seed, labels, 0.25)
             for point in study.points
             for labels in (0, 1)
         ]
 
-    monkeypatch.setattr(masking_quality.Study, "run_all", made)
+    monkeypatch.setattr(masking_study.Study, "run_all", made)
     main([*command, "--strategies", ADAPTIVE, "tube", "--seeds", "0", "1"])
     rows = json.loads((folder / "points.json").read_text())["rows"]
     assert rows[:2] == earlier[2:], "those of scratch, which this call does not make"
@@ -156,11 +149,11 @@ def test_a_fine_tuned_point_starts_from_its_own_pretraining_with_its_own_labels(
 def test_a_script_that_fails_is_said_with_its_log(tmp_path, monkeypatch):
     """In a process of its own, as the study's are but in this test's fixture."""
     (tmp_path / "fails.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(sys.argv[1])")
-    monkeypatch.setattr(masking_quality, "ROOT", tmp_path)
+    monkeypatch.setattr(masking_study, "ROOT", tmp_path)
     log = tmp_path / "a point" / "log"
     log.parent.mkdir()
     with pytest.raises(InputError, match=f"a point failed at fails.py: {log} says why"):
-        masking_quality.Study.call(None, ["fails.py", "it is broken"], {"OMP_NUM_THREADS": "7"}, log)
+        masking_study.Study.call(None, ["fails.py", "it is broken"], {"OMP_NUM_THREADS": "7"}, log)
     assert log.read_text().splitlines() == ["7", "it is broken"]
 
 
@@ -218,16 +211,26 @@ def test_bars_stand_at_their_names_whatever_they_show():
     assert shown(finetuned) == {"first 0.9": 0.9, "scratch": 0.7, "last 0.9": 0.5}
 
 
-def test_equal_seconds_gives_the_slower_point_fewer_steps():
+def test_equal_seconds_gives_the_slower_point_fewer_steps_and_when_started_again_the_same(tmp_path, monkeypatch):
     common = [*TINY, "data.shards=none", "model.size=tiny", "model.patch_size=8", "model.mask_ratio=0.5", "steps=100"]
     common.append("model.encoder_depth=1")
     shallow = parse([*common, "model.decoder_depth=1"])
     deep = parse([*common, "model.decoder_depth=6"])
     first, second = Point("random", 0.5, 0), Point("tube", 0.5, 0)
-    steps = steps_of_equal_time({first: shallow, second: deep, Point("tube", 0.5, 1): deep}, choose_device())
+    configs = {first: shallow, second: deep, Point("tube", 0.5, 1): deep}
+    about = dict.fromkeys(TABLE, "x") | {"device": "here", "commit": "1"}
+    steps = steps_of_equal_time(configs, choose_device(), tmp_path, about)
     assert steps[first] == 100
     assert 1 <= steps[second] < 80
     assert steps[second] == steps[Point("tube", 0.5, 1)]
+    monkeypatch.setattr(masking_study, "time_calls", lambda *_, **__: Timing(1000, 1000, 1000, 1))
+    assert steps_of_equal_time(configs, choose_device(), tmp_path, about) == steps
+    added = steps_of_equal_time(configs | {Point("frame", 0.5, 0): deep}, choose_device(), tmp_path, about)
+    assert added == steps | {Point("frame", 0.5, 0): added[Point("frame", 0.5, 0)]}
+    elsewhere = steps_of_equal_time(configs, choose_device(), tmp_path, about | {"device": "there"})
+    assert set(elsewhere.values()) == {100}, "another machine's times are not these"
+    with pytest.raises(InputError, match="made with other settings"):
+        steps_of_equal_time(configs, choose_device(), tmp_path, about | {"overrides": "batch_size=2"})
 
 
 def test_scratch_is_trained_once_whatever_the_ratios():
@@ -241,12 +244,12 @@ def test_after_a_point_that_failed_none_begins(tmp_path, monkeypatch):
     options = parse_arguments(["--preset", "cpu", "--shards", "here", "--validation", "there", "--seeds", *seeds])
     begun: list[Point] = []
 
-    def fail(study: masking_quality.Study, point: Point) -> None:
+    def fail(study: masking_study.Study, point: Point) -> None:
         begun.append(point)
         raise InputError("it died")
 
-    monkeypatch.setattr(masking_quality.Study, "run", fail)
-    study = masking_quality.Study(options, tmp_path, choose_device())
+    monkeypatch.setattr(masking_study.Study, "run", fail)
+    study = masking_study.Study(options, tmp_path, choose_device())
     with pytest.raises(InputError, match="it died"):
         study.run_all()
     assert begun == study.points[:1]
@@ -257,23 +260,23 @@ def test_a_longer_pretraining_has_room_for_a_longer_ramp(tmp_path):
     ramp = "adaptive:sampling_sharpness=6,sharpness_ramp=64000"
     command = ["--shards", "here", "--validation", "there", "--strategies", ramp, "--ratios", "0.95", "--seeds", "0"]
     with pytest.raises(InputError, match="sharpness_ramp"):
-        masking_quality.Study(parse_arguments(command), tmp_path, choose_device())
-    study = masking_quality.Study(parse_arguments([*command, "--pretrain-steps", "4000"]), tmp_path, choose_device())
+        masking_study.Study(parse_arguments(command), tmp_path, choose_device())
+    study = masking_study.Study(parse_arguments([*command, "--pretrain-steps", "4000"]), tmp_path, choose_device())
     (point,) = study.points
     assert study.steps_of(point, PRETRAIN) == 4000
     assert study.steps_of(point, Stage("finetune", 0)) == 300
 
 
-@pytest.mark.parametrize("preset", masking_quality.PRESETS)
+@pytest.mark.parametrize("preset", masking_study.PRESETS)
 def test_presets_can_be_trained(preset, tmp_path):
     options = parse_arguments(["--preset", preset, "--shards", "here", "--validation", "there", "--seeds", "0", "1"])
-    study = masking_quality.Study(options, tmp_path, choose_device())
+    study = masking_study.Study(options, tmp_path, choose_device())
     assert study.stages_of(study.points[0]) == [PRETRAIN, Stage("attentive_probe", 0), Stage("finetune", 0)]
     assert [point.name for point in study.points][:2] == [
         f"{'adaptive'}-{study.points[0].mask_ratio:g}-seed0",
         study.points[1].name,
     ]
-    assert len(study.points) == 2 * len(masking_quality.PRESETS[preset]["points"])
+    assert len(study.points) == 2 * len(masking_study.PRESETS[preset]["points"])
     for stage in study.stages_of(study.points[0]):
         assert study.config(study.points[0], stage).steps
     scratch = next(point for point in study.points if point.mask_ratio is None)
