@@ -5,8 +5,8 @@
 
 For every object size (of the largest, of the picture's side) and number of distractors (objects that move to and fro),
 videos are drawn and benchmarks/masking_quality.py is run on them, in a folder of its own. Started again, the command
-goes on with what is not done. The map shows each strategy's lead over --baseline, and in the table stands what may tell
-why: how much harder moving tokens are than still ones, and how much of what is shown moves.
+goes on with what is not done. The map shows each strategy's lead over --baseline, and beside it what may tell why: how
+much harder moving tokens are than still ones, and how much of what is shown moves.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import masking_quality
 from benchmarks.harness import Row, default_output, machine, write_results
-from benchmarks.reports.masking_tables import MEASURES, NOTES
+from benchmarks.reports.masking_tables import COLOURS, MEASURES, NOTES, Pair
 from devices import choose_device
 from durable import write_aside
 from errors import InputError, run_command
@@ -95,21 +95,46 @@ def line(cell: Cell, row: Row) -> Row:
 
 
 def draw(rows: Sequence[Row], baseline: str) -> Figure:
-    """A row of panels for each strategy and ratio: its lead in the two ways of judging, over the map."""
-    maps: dict[tuple[str, float | None], list[Row]] = {}
+    """A row of panels for each strategy and ratio: its lead in the two ways of judging, over the map and by how much
+    harder moving tokens are than still ones to the baseline."""
+    maps: dict[Pair, list[Row]] = {}
+    hardness: dict[tuple[Cell, float], float] = {}
     for row in rows:
         if any(f"{name}_lead" in row for name in MEASURES):
             maps.setdefault((row["strategy"], row["mask_ratio"]), []).append(row)
-    figure = Figure(figsize=(10, 3.6 * max(1, len(maps))), layout="constrained")
-    panels = figure.subplots(max(1, len(maps)), len(MEASURES), squeeze=False)
+        elif row["strategy"] == baseline and "error_ratio" in row:
+            hardness[place_of(row), row["mask_ratio"]] = row["error_ratio"]
+    figure = Figure(figsize=(15, 3.6 * max(1, len(maps))), layout="constrained")
+    panels = figure.subplots(max(1, len(maps)), len(MEASURES) + 1, squeeze=False)
     for (pair, found), beside in zip(maps.items(), panels, strict=False):
-        for axes, measure in zip(beside, MEASURES, strict=True):
+        for axes, measure in zip(beside, MEASURES, strict=False):
             panel(axes, [row for row in found if f"{measure}_lead" in row], measure)
             axes.set_title(" ".join(str(part) for part in (*pair, measure.removesuffix("_top1")) if part), fontsize=9)
+        why(beside[-1], [(hardness.get((place_of(row), row["mask_ratio"])), row) for row in found])
     figure.suptitle(
         f"lead over {baseline} in top-1 ± standard error; below, what moves of the shown, of all", fontsize=9
     )
     return figure
+
+
+def place_of(row: Row) -> Cell:
+    return Cell(*(row[name] for name in Cell._fields))
+
+
+def why(axes: Axes, found: Sequence[tuple[float | None, Row]]) -> None:
+    """Every place's leads by its error ratio, and how closely they follow it (Pearson)."""
+    axes.axhline(0, color="grey", linewidth=0.8)
+    for measure, colour in zip(MEASURES, COLOURS, strict=False):
+        lead = f"{measure}_lead"
+        judged = [(ratio, row[lead], row.get(f"{lead}_error", 0)) for ratio, row in found if ratio and lead in row]
+        if judged:
+            ratios, leads, errors = np.array(judged, dtype=float).T
+            says = measure.removesuffix("_top1")
+            if len(set(ratios)) > 2:
+                says += f", r = {np.corrcoef(ratios, leads)[0, 1]:.2f}"
+            axes.errorbar(ratios, leads, errors, fmt="o", color=colour, label=says)
+    axes.set(xlabel="error of moving by error of still tokens, to the baseline", ylabel="lead")
+    axes.legend(fontsize=8)
 
 
 def panel(axes: Axes, rows: Sequence[Row], measure: str) -> None:
@@ -126,7 +151,8 @@ def panel(axes: Axes, rows: Sequence[Row], measure: str) -> None:
             says[0] += f" ± {row[f'{measure}_lead_error']:.3f}"
         if "moving_share_of_visible" in row:
             says.append(f"{row['moving_share_of_visible']:.3f} of {row['moving_share_of_all']:.3f}")
-        axes.text(across, down, "\n".join(says), ha="center", va="center", fontsize=8)
+        colour = "white" if abs(row[f"{measure}_lead"]) > 0.6 * LARGE_LEAD else "black"
+        axes.text(across, down, "\n".join(says), ha="center", va="center", fontsize=8, color=colour)
     axes.imshow(leads, cmap="RdBu", vmin=-LARGE_LEAD, vmax=LARGE_LEAD, aspect="auto")
     axes.set_xticks(range(len(clutter)), clutter)
     axes.set_yticks(range(len(sizes)), sizes)
