@@ -34,7 +34,7 @@ EXPLAINED = [
     " benchmarks/motion_report.py defines them, where P is learnt. The baseline's lines have no lead.",
 ]
 WHY = ("error_moving", "error_still", "correlation", "moving_share_of_visible", "moving_share_of_all")
-KEPT = (*MEASURES, *(f"{name}_{what}" for name in MEASURES for what in ("lead", "lead_error")), *WHY)
+KEPT = ("seeds", *MEASURES, *(f"{name}_{what}" for name in MEASURES for what in ("lead", "lead_error")), *WHY)
 LARGE_LEAD = 0.15  # at which the colours end
 
 
@@ -122,17 +122,14 @@ def place_of(row: Row) -> Cell:
 
 
 def why(axes: Axes, found: Sequence[tuple[float | None, Row]]) -> None:
-    """Every place's leads by its error ratio, and how closely they follow it (Pearson)."""
+    """Every place's leads by its error ratio."""
     axes.axhline(0, color="grey", linewidth=0.8)
     for measure, colour in zip(MEASURES, COLOURS, strict=False):
         lead = f"{measure}_lead"
         judged = [(ratio, row[lead], row.get(f"{lead}_error", 0)) for ratio, row in found if ratio and lead in row]
         if judged:
             ratios, leads, errors = np.array(judged, dtype=float).T
-            says = measure.removesuffix("_top1")
-            if len(set(ratios)) > 2:
-                says += f", r = {np.corrcoef(ratios, leads)[0, 1]:.2f}"
-            axes.errorbar(ratios, leads, errors, fmt="o", color=colour, label=says)
+            axes.errorbar(ratios, leads, errors, fmt="o", color=colour, label=measure.removesuffix("_top1"))
     axes.set(xlabel="error of moving by error of still tokens, to the baseline", ylabel="lead")
     axes.legend(fontsize=8)
 
