@@ -131,7 +131,7 @@ def why(axes: Axes, found: Sequence[tuple[float | None, Row]]) -> None:
             ratios, leads, errors = np.array(judged, dtype=float).T
             axes.errorbar(ratios, leads, errors, fmt="o", color=colour, label=measure.removesuffix("_top1"))
     axes.set(xlabel="error of moving by error of still tokens, to the baseline", ylabel="lead")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(MEASURES), frameon=False)
 
 
 def panel(axes: Axes, rows: Sequence[Row], measure: str) -> None:
