@@ -508,6 +508,7 @@ def test_nothing_stays_behind_however_the_program_ends(vp9_shards: Path, ending:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(vp9_shards), decoder, ending],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
     )  # fmt: skip
     assert program.stdout is not None
     assert program.stdout.readline() == "running\n"
