@@ -110,14 +110,8 @@ class Study:
             self.steps |= steps_of_equal_time(masked, device, folder, self.about)
         planned = {point.pair: steps for point, steps in self.steps.items()}
         self.earlier = earlier_rows(folder / "points.json", self.about, planned)
-        self.places: SimpleQueue[dict[str, str]] = SimpleQueue()
         self.num_places = torch.cuda.device_count() or options.parallel
-        threads = max(1, len(os.sched_getaffinity(0)) // self.num_places)
-        gpus = [str(place) for place in range(self.num_places)]
-        if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
-            gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")  # of these, not of all that the machine has
-        for place in range(self.num_places):
-            self.places.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpus[place]})
+        self.places = places(self.num_places)
 
     def stages_of(self, point: Point) -> list[Stage]:
         """In the order in which they run; the last of a label set is its fine-tuning."""
@@ -266,6 +260,18 @@ def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
     pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
     return list(dict.fromkeys(pairs))
+
+
+def places(count: int) -> SimpleQueue[dict[str, str]]:
+    """The environments of as many points side by side: each has its share of the cores, and a GPU if there are any."""
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    gpus = [str(place) for place in range(count)]
+    if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")  # of these, not of all that the machine has
+    found: SimpleQueue[dict[str, str]] = SimpleQueue()
+    for place in range(count):
+        found.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpus[place]})
+    return found
 
 
 def steps_of_equal_time(
