@@ -14,16 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import numpy as np
 from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from torch import nn
 
-from devices import full_memory_explained
-from durable import write_aside, write_json
-from errors import InputError, run_command
+from common.atomic_io import atomic_write, write_json
+from common.devices import explain_out_of_memory
+from common.errors import InputError, run_command
+from common.logging import escape, log
 from model.config import ModelConfig
 from model.probe import classifier_of
 from model.weights import pretrained
@@ -31,7 +32,6 @@ from pipeline.reading.reader import Reader
 from pipeline.reading.store import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
-from terminal import say, written_out
 from training.config import TrainConfig, parse
 from training.learning.finetuning import BEST
 from training.processes import distributed
@@ -58,7 +58,7 @@ OVERRIDES = (
 )
 
 
-@full_memory_explained("lower --batch-size")
+@explain_out_of_memory("lower --batch-size")
 def evaluate(arguments: argparse.Namespace) -> None:
     weights = _weights(arguments.checkpoint)
     config = _config(weights, arguments)
@@ -67,7 +67,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
     if process.is_first and (caution := _caution(weights, config, dataset)):
-        say(caution, sys.stderr)
+        log(caution, sys.stderr)
     views = Views(arguments.clips, arguments.crops, arguments.batch_size)
     started = time.perf_counter()
     found = predict(model.to(process.device), dataset, config.data, shape, views, process, config.precision)
@@ -76,7 +76,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         _write(arguments.output or _folder_for(weights), results, found, dataset)
         seconds = time.perf_counter() - started
         top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
-        say(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
+        log(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
     distributed.leave()
 
 
@@ -174,16 +174,16 @@ def _write(folder: Path, results: dict[str, Any], found: Predictions, dataset: S
     if results["mistakes"]:
         _save(_mistakes_figure(results, dataset), folder / "mistakes.png")
     write_json(folder / "results.json", results)
-    say(f"written to {folder}", sys.stderr)
+    log(f"written to {folder}", sys.stderr)
 
 
 def _plain(text: str) -> str:
     """The text for Matplotlib, which would take what stands between two dollars for a formula, or fail at it."""
-    return written_out(text).replace("$", r"\$")
+    return escape(text).replace("$", r"\$")
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=110, bbox_inches="tight")
 
 

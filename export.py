@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from durable import write_aside, write_json, write_text
-from errors import InputError, run_command
+from common.atomic_io import atomic_write, write_json, write_text
+from common.errors import InputError, run_command
+from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
@@ -28,7 +29,6 @@ from model.weights import pretrained
 from model.weights.layouts import to_adamae, to_huggingface, to_videomae
 from model.weights.loading import check_keys, shapes
 from model.weights.weight_files import save_tensors
-from terminal import say
 from training.remote.folder import local_run
 
 StateDict = dict[str, Tensor]
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
         write_weights(output, convert(state, config.tubelet_size, config.in_channels))
-    say(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
+    log(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -86,14 +86,14 @@ def check(state: StateDict, config: ModelConfig) -> None:
 def say_what_was_assumed(source: Path, state: StateDict, config: ModelConfig) -> None:
     """What stands in the new file and not in the old one, and what is in neither."""
     if assumed := pretrained.taken_for_granted(source, config):
-        say(f"{source} does not say these, which the new file does: {', '.join(assumed)}", sys.stderr)
+        log(f"{source} does not say these, which the new file does: {', '.join(assumed)}", sys.stderr)
     if "head.weight" not in state and config.masking != "adaptive":
-        say("there is no token sampler in it: with model.masking=adaptive, one starts fresh", sys.stderr)
+        log("there is no token sampler in it: with model.masking=adaptive, one starts fresh", sys.stderr)
 
 
 def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         if path.suffix == ".safetensors":
             save_tensors(aside, state, {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):

@@ -6,14 +6,14 @@ The run folder can always be started again with the same command: it goes on fro
 import sys
 from dataclasses import replace
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from devices import mixed_precision
-from errors import run_command
+from common.devices import autocast_to
+from common.errors import run_command
 from model.channels import check_channels
 from pipeline.loader import Loader
 from pipeline.planning.plan import Plan
@@ -141,7 +141,7 @@ def train_step(
     total: dict[str, Tensor] = {}
     for batch, parts, is_last in feed.of_step():
         with distributed.gradients_averaged(model, is_last):
-            with mixed_precision(batch.clip.device, config.precision):
+            with autocast_to(batch.clip.device, config.precision):
                 loss, metrics = objective(model, batch)
             (loss / parts).backward()
         for name, value in metrics.items():

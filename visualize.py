@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 from PIL import Image
 
-from durable import write_aside, write_text
-from errors import InputError, run_command
+from common.atomic_io import atomic_write, write_text
+from common.errors import InputError, run_command
+from common.logging import escape, log
+from common.progress import progress_bar
 from figures import drawing
 from figures.clips import Clip, read_clips
 from figures.drawing import Row
@@ -26,8 +28,6 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
 from model.weights.pretrained import find_file, run_of, trained_stride
-from progress import progress_bar
-from terminal import say, written_out
 from training.remote.folder import local_run
 from training.runs.checkpoint import existing, step_of
 
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
             report.append((clip.name, list(sheets(model, clip, options.seed))))
     if report:
         write_text(output / "report.html", page(f"AdaMAE: {run}", report, drawing.note_on(config)))
-    say(f"figures are in {output}")
+    log(f"figures are in {output}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -149,7 +149,7 @@ def run_rows(runs: list[Path], model: AdaMAE, clip: Clip, options: argparse.Name
 
 
 def labelled(title: str, rows: list[Row]) -> list[Row]:
-    return [row._replace(label=f"{written_out(title)}:\n{row.label}") for row in rows]
+    return [row._replace(label=f"{escape(title)}:\n{row.label}") for row in rows]
 
 
 def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:
@@ -165,13 +165,13 @@ def sheets(model: AdaMAE, clip: Clip, seed: int) -> Iterator[Sheet]:
 def write_figure(stem: Path, rows: list[Row], config: ModelConfig, clip: Clip) -> None:
     write_picture(stem.with_name(stem.name + ".png"), rows, config, clip)
     first, *others = drawing.animation(rows)
-    with write_aside(stem.with_name(stem.name + ".gif")) as aside:
+    with atomic_write(stem.with_name(stem.name + ".gif")) as aside:
         first.save(aside, "GIF", save_all=True, append_images=others, duration=160, loop=0)
 
 
 def write_picture(path: Path, rows: list[Row], config: ModelConfig, clip: Clip) -> None:
     picture: Image.Image = drawing.picture(rows, config.tubelet_size, clip.times, drawing.note_on(config))
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         picture.save(aside, "PNG")
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 
@@ -26,14 +26,14 @@ from benchmarks import motion_report
 from benchmarks.accounting import predict
 from benchmarks.harness import ROOT, Row, default_output, machine, write_results
 from benchmarks.memory_vs_ratio import CPU_BATCH, in_fresh_process, measure_on_cpu, measure_on_gpu
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
+from common.progress import progress_bar
+from common.yaml_io import read_yaml
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from progress import progress_bar
 from training.config import TrainConfig, parse, to_yaml
-from yaml_files import read_yaml
 
 PAPER_WIDTH = 768  # the encoder's, to which sampler widths in configs/ablations.yaml refer
 PAPER_EPOCHS = 800

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-import devices
 from benchmarks.step import PretrainingStep, noise_clip
+from common import devices
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.learning.memory import CUBLAS_BYTES

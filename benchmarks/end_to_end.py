@@ -18,7 +18,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 from matplotlib.figure import Figure
@@ -26,15 +26,15 @@ from matplotlib.figure import Figure
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
-from devices import choose_device, full_memory_explained, usable_precision
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.devices import choose_device, explain_out_of_memory, usable_precision
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, Loader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
-from progress import progress_bar
 from train import train_step
 from training.config import TrainConfig
 from training.learning.compiling import compile_in_place
@@ -128,7 +128,7 @@ def config_of(source: Source, work: Path, size: str, batch_size: int, compiled: 
     return TrainConfig(model=model, data=data, batch_size=batch_size, compile=compiled)
 
 
-@full_memory_explained("lower --batch-size")
+@explain_out_of_memory("lower --batch-size")
 def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """One round of one contender; called in a process of its own."""
     process = Process(0, 1, device := choose_device())
@@ -215,7 +215,7 @@ def draw(rows: list[Row], title: str, path: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.25)
     axes.set(xlabel="clips trained on a second; dotted: 90 % of synthetic", title=f"Training end to end: {title}")
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
 
 

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from devices import Precision, device_name
-from durable import write_json, write_text
-from errors import InputError
-from progress import progress_bar
+from common.atomic_io import write_json, write_text
+from common.devices import Precision, device_name
+from common.errors import InputError
+from common.progress import progress_bar
 from shard_tools.workers.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]

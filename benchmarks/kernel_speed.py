@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.harness import Row, default_output, machine, require, time_calls, write_results
 from benchmarks.token_path_cases import CASES, Case, Contender, Sizes
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
 from model.config import ModelConfig
 
 NOTES = [

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from benchmarks import masking_quality
 from benchmarks.harness import Row, default_output, machine, write_results
 from benchmarks.reports.masking_tables import COLOURS, MEASURES, NOTES, Pair
-from devices import choose_device
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.devices import choose_device
+from common.errors import InputError, run_command
 
 EXPLAINED = [
     "error_ratio: error_moving by error_still. moving_share_of_visible, moving_share_of_all: of tokens, as"
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         summary = json.loads((output / "masking_quality.json").read_text(encoding="utf-8"))["rows"]
         rows += [line(cell, row) for row in summary]
     write_results(folder, "masking_map", rows, machine(device) | {"command": " ".join(study)}, [*NOTES, *EXPLAINED])
-    with write_aside(folder / "masking_map.png") as aside:
+    with atomic_write(folder / "masking_map.png") as aside:
         draw(rows, baseline).savefig(aside, format="png", dpi=130, bbox_inches="tight")
     print(f"wrote {folder}/masking_map.csv, .json, .md and .png, and each place's study beside them")
 

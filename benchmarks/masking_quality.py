@@ -21,14 +21,14 @@ fine-tuned with several sets of --labels videos; differences to --baseline are t
 import argparse
 from pathlib import Path
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 from benchmarks.harness import default_output, write_results
 from benchmarks.masking_study import PRESETS, SCRATCH, Study
 from benchmarks.reports.masking_tables import NOTES, added, plot, summarise
-from devices import choose_device
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.devices import choose_device
+from common.errors import InputError, run_command
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = added(study.earlier, study.run_all())
     write_results(folder, "points", rows, study.about, NOTES)
     write_results(folder, "masking_quality", summarise(rows, options.baseline), study.about, NOTES)
-    with write_aside(folder / "masking_quality.png") as aside:
+    with atomic_write(folder / "masking_quality.png") as aside:
         plot(rows, options.baseline, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
     print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 
@@ -21,8 +21,9 @@ from benchmarks.harness import ROOT, Row, machine, time_calls, write_results
 from benchmarks.reports.masking_tables import MADE_BY, PROBE, Pair, earlier_rows
 from benchmarks.reports.study_progress import RunningStage, StudyProgress
 from benchmarks.step import PretrainingStep, noise_clip
-from durable import write_json, write_text
-from errors import InputError
+from common.atomic_io import write_json, write_text
+from common.errors import InputError
+from common.yaml_io import read_yaml
 from figures.clips import read_clips
 from model.adamae import AdaMAE
 from model.weights import pretrained
@@ -30,7 +31,6 @@ from training.config import TrainConfig, parse
 from training.learning.schedule import Horizon
 from training.reviews.metrics import figures_of
 from training.runs.checkpoint import existing
-from yaml_files import read_yaml
 
 SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 import triton
@@ -41,13 +41,13 @@ from benchmarks.harness import (
 )
 from benchmarks.reports.memory_plot import draw
 from benchmarks.step import PretrainingStep, noise_clip
-from devices import choose_device, usable_precision
-from errors import InputError, run_command
+from common.devices import choose_device, usable_precision
+from common.errors import InputError, run_command
+from common.logging import log
+from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
-from progress import progress_bar
-from terminal import say
 from training.config import parse
 from training.learning.memory import RESERVE_GPU, gib, loaded_bytes
 
@@ -300,7 +300,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.overrides and options.config is None:
         raise InputError(f"{options.overrides[0]} changes a run: say which one, --config configs/x.yaml")
     if options.config is not None:
-        say(of_run(options.config, options.overrides, options.batch_size))
+        log(of_run(options.config, options.overrides, options.batch_size))
         return
 
     device = choose_device()

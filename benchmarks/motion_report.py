@@ -17,15 +17,15 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from durable import write_json
-from errors import InputError, run_command
+from common.atomic_io import write_json
+from common.errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig

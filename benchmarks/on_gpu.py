@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks.harness import ROOT, Row, machine, write_results
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
 
 STAGE_SECONDS = 480.0
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL of a command whose time is up

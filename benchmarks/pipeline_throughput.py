@@ -30,8 +30,8 @@ from PIL import Image
 from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, rows_of, write_results
 from benchmarks.peers.loaders import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
 from benchmarks.reports.pipeline_plot import draw
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.decoding.containers import open_video
 from pipeline.decoding.graph import CPU_CODECS, dali_is_installed

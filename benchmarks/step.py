@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from devices import mixed_precision
+from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.learning.compiling import Compile, compile_in_place
@@ -28,7 +28,7 @@ class PretrainingStep:
         self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
 
     def loss(self, clip: Tensor) -> Tensor:
-        with mixed_precision(clip.device, "bf16"):
+        with autocast_to(clip.device, "bf16"):
             loss: Tensor = self.model(clip, self.seed, self.offset).loss
             return loss
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import openmp  # noqa: F401
+import common.openmp  # noqa: F401
 
 import torch
 
@@ -35,11 +35,11 @@ from benchmarks.harness import (
 )
 from benchmarks.peers import steps
 from benchmarks.step import PretrainingStep, noise_clip
-from devices import choose_device, usable_precision
-from errors import InputError, run_command
+from common.devices import choose_device, usable_precision
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
-from progress import progress_bar
 from training.learning.compiling import Compile
 
 GPU_BATCHES = (16, 32, 64, 128, 256)

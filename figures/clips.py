@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import log, printable
 from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import FrameSize
 from pipeline.reading.reader import Reader
@@ -21,7 +22,6 @@ from pipeline.reading.store import is_remote
 from pipeline.shards.arrays import FPS, frames_of, is_array
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
-from terminal import say, shown
 
 ASSUMED_FPS = 25.0  # of a video that does not say
 
@@ -69,7 +69,7 @@ def read_clips(
             except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be shown: {error}") from error
-                say(f"left out: {shown(source.name)} cannot be shown: {error}", sys.stderr)
+                log(f"left out: {printable(source.name)} cannot be shown: {error}", sys.stderr)
                 continue
             name = next(name for name in _names(source.name) if name not in used)
             used.add(name)

@@ -9,8 +9,8 @@ import jinja2
 import numpy as np
 from PIL import Image
 
+from common.logging import printable
 from figures.drawing import Row, scaled
-from terminal import shown
 
 CELL = 160  # pixels a frame is shown with
 PAGE = """<!doctype html>
@@ -79,7 +79,7 @@ def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]], note: str = "
     """clips: name and sheets of each, the same ratios for all, in ascending order."""
     described = [
         {
-            "name": shown(name),
+            "name": printable(name),
             "num_frames": len(sheets[0].rows[0].cells),
             "sheets": [_sheet(sheet) for sheet in sheets],
         }
@@ -87,7 +87,7 @@ def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]], note: str = "
     ]
     # Names are the users' own: the template escapes them all, and `tojson` what would end the script from within.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(PAGE).render(title=shown(title), clips=described, cell=CELL, note=note)
+    return environment.from_string(PAGE).render(title=printable(title), clips=described, cell=CELL, note=note)
 
 
 def _sheet(sheet: Sheet) -> dict[str, Any]:

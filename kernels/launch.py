@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from errors import InputError
+from common.errors import InputError
 
 # Said once, because Triton 3.10 turns it off by default. No kernel here needs it on or off to be right.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

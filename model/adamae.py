@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from errors import InputError
+from common.errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
 from model.channels import of_channels

@@ -3,7 +3,7 @@
 from jaxtyping import UInt8
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 
 LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from errors import InputError
+from common.errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame", "motion"]
 Grid = tuple[int, int, int]  # tokens along time, height and width

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devices import choose_device, full_memory_explained
-from durable import write_aside, write_json
-from errors import InputError, run_command
+from common.atomic_io import atomic_write, write_json
+from common.devices import choose_device, explain_out_of_memory
+from common.errors import InputError, run_command
+from common.logging import log
+from common.progress import progress_bar
 from model.encoder import VideoEncoder
 from model.weights.pretrained import find_file, trained_stride
 from model.weights.weight_files import save_tensors
@@ -25,11 +27,9 @@ from pipeline.config import DataConfig
 from pipeline.loader import Batch, Loader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
-from progress import progress_bar
-from terminal import say
 
 
-@full_memory_explained("lower --batch-size")
+@explain_out_of_memory("lower --batch-size")
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     output = Path(options.output)
@@ -72,9 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
                 keys += batch.keys
                 progress.update(len(batch.keys))
             tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            with write_aside(file) as aside:
+            with atomic_write(file) as aside:
                 save_tensors(aside, tensors, {"keys": json.dumps(keys)})
-    say(f"{len(plan)} videos' features are in {output}")
+    log(f"{len(plan)} videos' features are in {output}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 from kernels.gumbel_topk import NOTHING_TO_DRAW
 from model.adamae import AdaMAE
 from model.channels import of_channels

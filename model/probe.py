@@ -7,7 +7,7 @@ from jaxtyping import Float, UInt8
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
-from errors import InputError
+from common.errors import InputError
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import Encoder, encode

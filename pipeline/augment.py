@@ -14,7 +14,7 @@ import torchvision.transforms.v2.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from devices import on_device
+from common.devices import to_device
 from pipeline.planning.changes import Box, Change
 
 GREY = 128.0  # what is shown where a shifted or turned frame has nothing
@@ -156,7 +156,7 @@ def augmented(
     groups = grouped(changes, *frames[0].shape[-2:])
     sizes = [sum(map(len, group.numbers)) for group in groups]
     every = [float(number) for group in groups for numbers in group.numbers for number in numbers]
-    for group, numbers in zip(groups, on_device(every, clips.device).split(sizes), strict=True):
+    for group, numbers in zip(groups, to_device(every, clips.device).split(sizes), strict=True):
         together = torch.stack([frames[clip] for clip in group.clips])
         changed = group.apply(together, group.numbers, numbers.view(len(group.clips), -1))
         for clip, result in zip(group.clips, changed, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.reading.store import Cache
 
 Decoder = Literal["auto", "hybrid", "dali", "pyav"]

@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import escape, format_bytes, log
 from pipeline.planning.crops import FrameSize
-from terminal import in_bytes, say, written_out
 
 if TYPE_CHECKING:  # on a machine that lacks a package, the page is what says so
     import torch
@@ -47,18 +47,18 @@ class Page:
         self.failed = 0
 
     def title(self, text: str) -> None:
-        say(text)
+        log(text)
 
     def line(self, name: str, probe: Probe) -> None:
         try:
             found = probe()
             for text in [found] if isinstance(found, str) else found:
-                say(f"  {name:<14}{text}")
+                log(f"  {name:<14}{text}")
                 name = ""
         except Exception as error:  # whatever a broken installation raises is what this page is for
             self.failed += 1
             reason = " ".join(str(error).split()) or type(error).__name__
-            say(f"! {name:<14}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}")
+            log(f"! {name:<14}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     page.line("NVDEC", _nvdec)
     run = Trial(options)
     if options.shards:
-        page.title(f"shards {written_out(options.shards)}")
+        page.title(f"shards {escape(options.shards)}")
         page.line("content", run.content)
         if run.dataset is not None:
             page.line("read", run.read_speed)
@@ -126,7 +126,7 @@ class Trial:
 
     @cached_property
     def device(self) -> "torch.device":
-        from devices import choose_device
+        from common.devices import choose_device
 
         return choose_device(self.config.device)
 
@@ -142,7 +142,7 @@ class Trial:
         info = dataset.info
         codecs = ", ".join(f"{name} up to {s.max_width}×{s.max_height}" for name, s in sorted(info.codecs.items()))
         return (
-            f"{info.num_samples:,} videos, {info.num_frames:,} frames, {in_bytes(info.num_bytes)} in"
+            f"{info.num_samples:,} videos, {info.num_frames:,} frames, {format_bytes(info.num_bytes)} in"
             f" {len(info.shards):,} shards; {codecs}; {len(info.classes) or 'no'} classes"
         )
 
@@ -178,7 +178,7 @@ class Trial:
         """Forward, backward and AdamW of the pre-training that the configuration says, on clips of noise."""
         import torch
 
-        from devices import mixed_precision, usable_precision
+        from common.devices import autocast_to, usable_precision
         from pipeline.loader import Batch
         from training.learning.objective import Pretraining
         from training.learning.optimizer import update
@@ -192,7 +192,7 @@ class Trial:
         batch = Batch(clip, torch.zeros(count), [""] * count, list(range(count)))
 
         def step() -> None:
-            with mixed_precision(self.device, self.config.precision):
+            with autocast_to(self.device, self.config.precision):
                 loss = objective(objective.model, batch).loss
             loss.backward()
             update(optimizer, self.config.optimizer.base_lr, self.config.optimizer.clip_grad_norm).item()
@@ -240,7 +240,7 @@ def _disk_speed(shards: Sequence[str]) -> str:
                 read += len(chunk)
     seconds = time.perf_counter() - start
     free = shutil.disk_usage(Path(shards[0]).parent).free
-    return f"{in_bytes(read / seconds)}/s from the disk ({in_bytes(read)} tried); {in_bytes(free)} are free"
+    return f"{format_bytes(read / seconds)}/s from the disk ({format_bytes(read)} tried); {format_bytes(free)} are free"
 
 
 def _download_speed(shard: str) -> str:
@@ -250,7 +250,7 @@ def _download_speed(shard: str) -> str:
     with fsspec.open(shard, "rb", cache_type="none") as opened:
         read = len(opened.read(DOWNLOADED_BYTES))
     seconds = time.perf_counter() - start
-    return f"{in_bytes(read / seconds)}/s from the store, one connection ({in_bytes(read)} tried)"
+    return f"{format_bytes(read / seconds)}/s from the store, one connection ({format_bytes(read)} tried)"
 
 
 def _cores() -> str:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from devices import numbered, on_device
+from common.devices import numbered, to_device
 from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.choice import may_share, notice
 from pipeline.decoding.dali import Dali, Part
@@ -246,7 +246,7 @@ class Loader:
         self._maker.delivered(len(rows))
         return Batch(
             clips.permute(0, 4, 1, 2, 3),
-            on_device(labels, self._device),
+            to_device(labels, self._device),
             [sample.key for sample in samples],
             [row.position for row in rows],
         )

@@ -14,9 +14,10 @@ from jaxtyping import UInt8
 from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
-from command_line import add_settings, as_options, config_parser, keys_of, require_known
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.config_parser import add_settings, as_options, config_parser, keys_of, require_known
+from common.errors import InputError, run_command
+from common.logging import log, printable
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError, decode_frames
 from pipeline.loader import Loader
@@ -24,7 +25,6 @@ from pipeline.planning.plan import Plan, PlanRow
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
-from terminal import say, shown
 
 CELL = 160  # pixels in width of a frame on the sheet, at least
 GAP, HEAD = 2, 16  # between frames, and for a caption
@@ -52,12 +52,12 @@ def main() -> None:
         for row, clip in zip(rows, batch.clip, strict=True)
     ]
     options.output.mkdir(parents=True, exist_ok=True)
-    with write_aside(options.output / "preview.png") as aside:
+    with atomic_write(options.output / "preview.png") as aside:
         sheet(strips).save(aside, format="PNG")
-    with write_aside(options.output / "preview.gif") as aside:
+    with atomic_write(options.output / "preview.gif") as aside:
         first, *others = [column(strips, time) for time in range(options.num_frames)]
         first.save(aside, format="GIF", save_all=True, append_images=others, duration=133, loop=0)
-    say(f"{options.output}/preview.png and preview.gif: {len(rows)} clips of batch {options.first}")
+    log(f"{options.output}/preview.png and preview.gif: {len(rows)} clips of batch {options.first}")
 
 
 def parse(arguments: list[str]) -> Namespace:
@@ -99,7 +99,7 @@ def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.nd
         said = f"{dataset.where(row.sample)} cannot be shown: {error}; run `python shard_tools/check_shards.py` on it"
         raise InputError(said) from error
     caption = (
-        f"{shown(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
+        f"{printable(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
         f"crop {row.crop.width}x{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}"
         f"{', flipped' * row.flip}"
     )

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.lines import Lines
 from pipeline.shards.dataset import ShardDataset
 

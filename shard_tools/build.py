@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from durable import write_text
-from errors import InputError
+from common.atomic_io import write_text
+from common.errors import InputError
 from pipeline.shards.format import (
     REJECTED_FILE,
     DatasetInfo,

@@ -20,8 +20,10 @@ from typing import BinaryIO
 import av
 import numpy as np
 
-from durable import file_hash
-from errors import InputError, run_command
+from common.atomic_io import hash_file
+from common.errors import InputError, run_command
+from common.logging import log
+from common.progress import progress_bar
 from pipeline.decoding.video_error import VideoError
 from pipeline.shards import arrays
 from pipeline.shards.format import (
@@ -37,7 +39,6 @@ from pipeline.shards.format import (
 from pipeline.shards.groups import read_groups
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import RowMaker, ShardRows, groups_text
-from progress import progress_bar
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, checked, opened
 from shard_tools.encoding.timing import read_timing
@@ -46,7 +47,6 @@ from shard_tools.tables import hash_of_description, hashed
 from shard_tools.workers.processes import Failed, Pool, num_processors
 from shard_tools.workers.work import fetched
 from shard_tools.write import PLACE, index_of, list_members
-from terminal import say
 
 RATE_TOLERANCE = 0.005  # of frames a second: containers round the times of frames
 Members = dict[str, tuple[int, int]]
@@ -90,7 +90,7 @@ class DatasetCheck:
             yield f"{DATASET_FILE} has changed since it was made"
         for table in self.info.tables.values():
             path = self.folder / table.file
-            if not path.is_file() or file_hash(path) != table.sha256:
+            if not path.is_file() or hash_file(path) != table.sha256:
                 yield f"{table.file} has changed since it was made, or is missing"
         if self._is_complete:
             found = replace(
@@ -162,7 +162,7 @@ def check_shard(
     if path.stat().st_size != shard.num_bytes:
         return [f"{shard.name} has {path.stat().st_size} bytes instead of {shard.num_bytes}"], []
     problems = []
-    if file_hash(path) != shard.sha256:
+    if hash_file(path) != shard.sha256:
         problems.append(f"{shard.name}: its bytes have changed since it was made")
     try:
         members = list_members(path)
@@ -321,8 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     problems += decoding_problems(videos, parsed.workers)
     for problem in problems:
-        say(problem)
-    say(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
+        log(problem)
+    log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
     return 1 if problems else 0
 
 

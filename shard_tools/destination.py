@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from durable import file_hash
-from errors import InputError
+from common.atomic_io import hash_file
+from common.errors import InputError
 from pipeline.reading.bucket import Bucket
 from pipeline.reading.store import default_cache
 from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, TableInfo, read_dataset_info
@@ -182,8 +182,8 @@ class Store(Folder):
     def _have(self, name: str, sha256: str) -> Path:
         """`sha256` is empty where it is not known."""
         path = self.folder / name
-        if not (sha256 and path.is_file() and file_hash(path) == sha256):
+        if not (sha256 and path.is_file() and hash_file(path) == sha256):
             self._bucket.download(name, path)
-            if sha256 and file_hash(path) != sha256:
+            if sha256 and hash_file(path) != sha256:
                 raise InputError(f"{self.place_of(name)} is not the one that {DATASET_FILE} describes: put it back")
         return path

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from common.logging import format_bytes, format_duration, format_number, log
 from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import Settings
 from shard_tools.workers.work import Job, Outcome, work
 from shard_tools.write import tar_metadata
-from terminal import in_bytes, in_time, rounded, say
 
 NUM_TRIED = 12
 TAR_BLOCK = 512  # a member has a header of one, and fills its last one
@@ -40,10 +40,10 @@ def estimate(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> 
                 num_bytes += times * sum(in_tar(size) for size in (sample.size, len(tar_metadata(sample))))
                 num_frames += times * sample.num_frames
     num_bytes = -(-num_bytes // tarfile.RECORDSIZE) * tarfile.RECORDSIZE  # a tar ends in zeros
-    say(
+    log(
         f"{num_tried} of {sum(map(len, splits))} videos tried, {num_rejected} unusable: expect about"
-        f" {in_bytes(num_bytes)}, {rounded(num_frames)} frames and {in_time(seconds / num_workers)} with"
-        f" {num_workers} workers"
+        f" {format_bytes(num_bytes)}, {format_number(num_frames)} frames and"
+        f" {format_duration(seconds / num_workers)} with {num_workers} workers"
     )
 
 

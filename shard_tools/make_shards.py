@@ -15,9 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import log, printable
+from common.progress import progress_bar
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
-from progress import progress_bar
 from shard_tools.build import Build, Runner, read_rejects
 from shard_tools.destination import Folder, Store
 from shard_tools.encoding.codecs import CODECS
@@ -28,7 +29,6 @@ from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Sett
 from shard_tools.workers.processes import Pool, num_processors
 from shard_tools.workers.ray_workers import RayPool
 from shard_tools.workers.work import Outcome, work
-from terminal import say, shown
 
 ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
 
@@ -197,7 +197,7 @@ def make_dataset(
                 late = build.finish(plan)
                 if late is not None:
                     said = f"part {part} of {num_parts} is done, part {late + 1} is not"
-                    say(f"{said}; the part that ends last completes {shown(destination.place_of())}")
+                    log(f"{said}; the part that ends last completes {printable(destination.place_of())}")
                     return 0
                 if build.done is None:
                     break
@@ -208,7 +208,7 @@ def make_dataset(
 
 def say_skipped(skipped: Skipped) -> None:
     for line in skipped.lines():
-        say(line, sys.stderr)
+        log(line, sys.stderr)
 
 
 def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
@@ -216,22 +216,22 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
     rejects = read_rejects(build.folder)
     reasons = build.destination.place_of(REJECTED_FILE)
     for source, reason in list(rejects.items())[:10]:
-        say(f"rejected {shown(source)}: {reason}", sys.stderr)
+        log(f"rejected {printable(source)}: {reason}", sys.stderr)
     if len(rejects) > 10:
-        say(f"and {len(rejects) - 10} more in {reasons}", sys.stderr)
+        log(f"and {len(rejects) - 10} more in {reasons}", sys.stderr)
     say_skipped(skipped)
     info = build.done
     if info is None:
         raise InputError(f"not one of {len(rejects)} videos can be used: {reasons} says why")
     if arguments.contact_sheet:
         write_contact_sheet(build.folder, info)
-    say(
+    log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)} "
         f"shards, {len(rejects)} rejected, {skipped.total} skipped: {build.destination.place_of()}"
     )
     allowed = arguments.max_rejects * (len(rejects) + info.report.get("num_sources", info.num_samples))
     if len(rejects) > allowed:
-        say(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", sys.stderr)
+        log(f"error: {len(rejects)} rejects are more than --max-rejects {arguments.max_rejects}", sys.stderr)
         return 3
     return 0
 

@@ -25,11 +25,11 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import log
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.encoding.codecs import CODECS
 from shard_tools.synthetic_videos import texture, video_name, write_video
-from terminal import say
 
 
 class Pose(NamedTuple):
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"--object-size is {parsed.object_size}: give a share above 0, up to 1")
     for index in range(parsed.num_videos):
         make_video(parsed.output, index, parsed)
-    say(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")
+    log(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from durable import write_aside
+from common.atomic_io import atomic_write
+from common.logging import printable
 from pipeline.shards import arrays
 from pipeline.shards.format import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.encoding.source import intact_frames, opened
@@ -19,7 +20,6 @@ from shard_tools.inputs import Member
 from shard_tools.planning.layout import shuffle_key
 from shard_tools.planning.temporary import Temporary, as_bytes, as_text
 from shard_tools.workers.work import fetched
-from terminal import shown
 
 CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
@@ -122,15 +122,15 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
         sheet.paste(picture, (left + 5, top + 5))
         label = "no label" if sample.label is None else info.classes[sample.label]
         facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
-        lines = (*caption(sample.key), shown(label)[:LETTERS], facts)
+        lines = (*caption(sample.key), printable(label)[:LETTERS], facts)
         draw.text((left + 5, top + CELL[1] - 64), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
-    with write_aside(folder / CONTACT_SHEET_FILE) as aside:
+    with atomic_write(folder / CONTACT_SHEET_FILE) as aside:
         sheet.save(aside, format="PNG")
 
 
 def caption(name: str) -> tuple[str, str]:
     """A name in two lines: its beginning always, its end where it fits, and else the middle is left out."""
-    text = shown(name)
+    text = printable(name)
     if len(text) > 2 * LETTERS:
         text = f"{text[: LETTERS + 10]}...{text[-(LETTERS - 13) :]}"
     return text[:LETTERS], text[LETTERS:]

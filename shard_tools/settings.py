@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.encoding.codecs import CODECS
 
 COPY = "copy"

@@ -21,11 +21,11 @@ import numpy as np
 from av.video.stream import VideoStream
 from PIL import Image
 
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import log
+from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER
-from progress import progress_bar
 from shard_tools.encoding.codecs import CODECS, open_encoder
-from terminal import say
 
 CLASSES = {
     "right": (1.0, 0.0),
@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError("--num-videos and --fps must be at least 1, --seed at least 0")
     for index in progress_bar(range(parsed.num_videos), unit="video"):
         make_video(parsed.output, index, parsed)
-    say(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {parsed.output}")
+    log(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {parsed.output}")
 
 
 if __name__ == "__main__":

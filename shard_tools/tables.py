@@ -15,8 +15,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from durable import file_hash, sync, write_text
-from errors import InputError
+from common.atomic_io import hash_file, sync, write_text
+from common.errors import InputError
+from common.progress import progress_bar
 from pipeline.shards.format import (
     DATASET_FILE,
     SCHEMA_VERSION,
@@ -30,7 +31,6 @@ from pipeline.shards.format import (
 )
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import RowMaker
-from progress import progress_bar
 
 KINDS = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
 
@@ -90,7 +90,7 @@ def hash_of_description(said: dict[str, Any]) -> str:
 def hashed(folder: Path, shard: ShardInfo) -> ShardInfo:
     """A shard with the hashes of the files beside its tar. Raises InputError if one is missing."""
     try:
-        index, samples = (file_hash(folder / name) for name in (shard.index_name, shard.samples_name))
+        index, samples = (hash_file(folder / name) for name in (shard.index_name, shard.samples_name))
     except OSError as error:
         raise InputError(f"{error.filename} cannot be read ({error.strerror}): put it back") from error
     return replace(shard, index_sha256=index, samples_sha256=samples)
@@ -134,7 +134,7 @@ class _Writer:
         self._file.seek(0)
         self._header()
         self._file.flush()
-        digest = file_hash(self._path)
+        digest = hash_file(self._path)
         target = self._folder / f"{self._name}-{digest[:16]}.{KINDS[self._name]}"
         sync(self._path)
         self._path.replace(target)

@@ -10,11 +10,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import log
 from pipeline.shards.format import SCHEMA_VERSION, DatasetInfo, read_dataset_info
 from shard_tools.build import WORK_FOLDER, locked_folder
 from shard_tools.tables import publish
-from terminal import say
 
 
 def upgrade(folder: Path) -> DatasetInfo:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of shards")
     folder = parser.parse_args(arguments).folder
     info = upgrade(folder)
-    say(f"{info.num_samples} samples in {len(info.shards)} shards have tables of schema version {SCHEMA_VERSION}")
+    log(f"{info.num_samples} samples in {len(info.shards)} shards have tables of schema version {SCHEMA_VERSION}")
     return 0
 
 

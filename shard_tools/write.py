@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from durable import write_aside, write_text
+from common.atomic_io import atomic_write, write_text
 from pipeline.shards.arrays import CONTAINER
 from pipeline.shards.format import Sample, ShardInfo, sample_line
 from pipeline.shards.groups import GROUP, read_groups
@@ -62,7 +62,7 @@ def tar_metadata(sample: Sample) -> bytes:
 def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]]) -> ShardInfo:
     """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raises ChangedError."""
     samples = list(samples)
-    with write_aside(folder / name) as aside:
+    with atomic_write(folder / name) as aside:
         with aside.open("wb") as file:
             hashing = HashingFile(file)
             # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
@@ -83,7 +83,7 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
     ]
     info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
     write_text(folder / info.index_name, index_of(members))
-    with write_aside(folder / info.samples_name) as aside:
+    with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from errors import InputError
+from common.errors import InputError
 from evaluate import evaluate, parse_arguments, worst_mistakes
 from model.classifier import VideoClassifier
 from model.config import ModelConfig

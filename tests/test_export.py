@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification
 
 import export
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import visualize
-from errors import InputError
+from common.errors import InputError
 from figures import drawing
 from figures.clips import fit, middle, read_clips
 from figures.drawing import Layout

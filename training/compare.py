@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, run_command
-from terminal import say, shown
+from common.errors import InputError, run_command
+from common.logging import log, printable
 from training.report import lines_of
 
 FIGURES = ("knn_top1", "rankme", "reconstruction_loss", "top1")
@@ -23,11 +23,11 @@ def main(arguments: list[str] | None = None) -> None:
     found = [(run, reviewed(run)) for run in parser.parse_args(arguments).runs]
     found.sort(key=lambda item: rank(item[1]))
     names = [name for name in FIGURES if any(name in figures for _, figures in found)]
-    wide = max(len(shown(run)) for run, _ in found)
-    say("".join(["run".ljust(wide), *(name.rjust(len(name) + 2) for name in ("step", *names))]))
+    wide = max(len(printable(run)) for run, _ in found)
+    log("".join(["run".ljust(wide), *(name.rjust(len(name) + 2) for name in ("step", *names))]))
     for run, figures in found:
         cells = [written(figures.get(name)).rjust(len(name) + 2) for name in ("step", *names)]
-        say("".join([shown(run).ljust(wide), *cells]))
+        log("".join([printable(run).ljust(wide), *cells]))
 
 
 def reviewed(run: Path) -> dict[str, Any]:

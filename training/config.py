@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from devices import Precision
-from errors import InputError
+from common.devices import Precision
+from common.errors import InputError
+from common.yaml_io import parse_yaml, read_yaml
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from training.learning.compiling import Compile
 from training.learning.numerics import DETERMINISTIC, Attention
 from training.learning.optimizer import OptimizerConfig
 from training.processes.distributed import DistributedConfig
-from yaml_files import parse_yaml, read_yaml
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -214,7 +214,7 @@ def _parser() -> "ArgumentParser":
     # Only here: what is told its configuration in Python does not need it.
     from jsonargparse import get_loader, set_loader
 
-    from command_line import add_settings, config_parser
+    from common.config_parser import add_settings, config_parser
 
     # jsonargparse reads YAML itself, also of files that a configuration names: its way leads through the same door.
     set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
@@ -230,7 +230,7 @@ def _parser() -> "ArgumentParser":
 
 def parse(arguments: list[str]) -> TrainConfig:
     """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
-    from command_line import as_options, keys_in, keys_of, require_known
+    from common.config_parser import as_options, keys_in, keys_of, require_known
 
     parser, options = _parser(), as_options(arguments)
     require_known(parser, keys_of(options))

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from durable import write_text
-from errors import run_command
+from common.atomic_io import write_text
+from common.errors import run_command
+from common.logging import format_duration, format_number, log, printable
 from model.weights.pretrained import run_config
-from terminal import in_time, rounded, say, shown
 from training.config import TrainConfig, changed_keys
 from training.reviews.metrics import MAX_LINE, figures_of
 
@@ -72,17 +72,19 @@ def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: i
     write_text(
         run / "report.html",
         page.render(
-            title=shown(run.resolve().name),
+            title=printable(run.resolve().name),
             written=time.strftime("%Y-%m-%d %H:%M"),
             stands=_stands(lines, total_steps),
             now=_now(lines),
             charts=[chart for title, names in CHARTS if (chart := _chart(title, names, lines)) is not None],
-            pictures=[(shown(file.stem), _embedded(file)) for file in sorted((run / "review").glob("*.png"))],
+            pictures=[(printable(file.stem), _embedded(file)) for file in sorted((run / "review").glob("*.png"))],
             changed=changed_keys(config),
-            checkpoints=[shown(folder.name) for folder in sorted((run / "checkpoints").glob("*")) if folder.is_dir()],
+            checkpoints=[
+                printable(folder.name) for folder in sorted((run / "checkpoints").glob("*")) if folder.is_dir()
+            ],
             num_bad=len(bad),
             bad=[
-                {name: shown(line.get(name, "")) for name in ("key", "reason", "where")}
+                {name: printable(line.get(name, "")) for name in ("key", "reason", "where")}
                 for line in bad[:MOST_BAD_VIDEOS]
             ],
             width=WIDTH,
@@ -119,7 +121,7 @@ def _stands(lines: Sequence[dict[str, Any]], total_steps: int | None) -> str:
     if total_steps is None:
         return f"step {step:,}"
     left = (total_steps - step) * median(line["step_time_ms"] for line in timed[-RECENT:]) / 1000
-    rest = f"about {in_time(left)} left" if step < total_steps else "finished"
+    rest = f"about {format_duration(left)} left" if step < total_steps else "finished"
     return f"step {step:,} of {total_steps:,} ({step / total_steps:.0%}), {rest}"
 
 
@@ -172,7 +174,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(value: float) -> str:
-    return rounded(value) if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
+    return format_number(value) if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
 
 
 def _embedded(file: Path) -> str:
@@ -236,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     run = parser.parse_args(arguments).run
     write_report(run, run_config(run))
-    say(f"{run}/report.html")
+    log(f"{run}/report.html")
 
 
 if __name__ == "__main__":

@@ -35,15 +35,15 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.peers.loaders import NUM_FRAMES, SIDE
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, Loader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, Plan, PlanRow
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.groups import Groups
-from progress import progress_bar
 from shard_tools.encoding.codecs import CODECS
 
 LENGTH, WIDTH, HEIGHT, NUM_VIDEOS = 400, 336, 256, 4

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, default_output, machine, require, side_by_side, write_results
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.order import Order
 from pipeline.planning.split import passes
@@ -128,7 +128,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axis.set(xlabel="nodes", ylabel="datasets downloaded an epoch")
     axis.grid(alpha=0.3)
     axis.legend()
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
     plt.close(figure)
 

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
-from durable import file_hash, write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write, hash_file
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
@@ -218,7 +218,7 @@ def make(folder: Path, clips: int) -> None:
     counts = {"shards": -(-clips // PER_SHARD), "samples": clips, "groups": 0, "names": clips}
     for name, count in counts.items():
         (path,) = folder.glob(f"{name}.*")
-        tables[name] = TableInfo(path.name, count, path.stat().st_size, file_hash(path))
+        tables[name] = TableInfo(path.name, count, path.stat().st_size, hash_file(path))
     sides = Sides(clips, 342, 342, 256, 256, 342 * 256)
     facts: dict[str, Any] = {"codecs": {"h264": sides}, "containers": ["mp4"], "frame_strides": [4], "labels": (0, 399)}
     info = replace(described(clips), tables=tables, shards=[], **facts)
@@ -267,7 +267,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axis.set(xlabel="clips", ylabel=label)
         axis.grid(alpha=0.3)
         axis.legend()
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
     plt.close(figure)
 

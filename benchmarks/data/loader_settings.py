@@ -22,8 +22,8 @@ import torch
 from benchmarks.harness import Row, default_output, in_fresh_process, machine, rows_of, write_results
 from benchmarks.peers.loaders import NUM_FRAMES, SIDE
 from benchmarks.pipeline_throughput import FRAME_STRIDE, WARM_UP_BATCHES, check, kept_folder, memory_mib, prepare
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, Loader
 from pipeline.planning.plan import Plan

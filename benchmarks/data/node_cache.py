@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, Timing, default_output, machine, require, write_results
-from errors import InputError, run_command
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.order import Order
 from pipeline.reading.ledger import Ledger

@@ -20,7 +20,7 @@ from av.video.frame import VideoFrame
 from jaxtyping import Float, UInt8
 
 from benchmarks.harness import RESULTS, Row, machine, write_results
-from errors import run_command
+from common.errors import run_command
 from pipeline.decoding.cutting import BT601, FATAL, Scaler
 from pipeline.decoding.video import VideoError
 from pipeline.planning.crops import Crop

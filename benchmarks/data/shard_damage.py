@@ -17,7 +17,7 @@ import av
 import torch
 
 from benchmarks.harness import RESULTS, Row, machine, require, write_results
-from errors import run_command
+from common.errors import run_command
 from pipeline.decoding.containers import main_stream, open_video
 from shard_tools.encoding.encode import store
 from shard_tools.encoding.picture import UnusableError

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks.harness import RESULTS, Row, in_fresh_process, machine, write_results
-from errors import run_command
+from common.errors import run_command
+from common.logging import log
 from shard_tools.build import Build
 from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import PURPOSES, Settings
 from shard_tools.workers.work import Job, Outcome
-from terminal import say
 
 LOOKS = 20  # shards, of which the first and the last are compared
 NOTES = [
@@ -113,7 +113,7 @@ def main() -> None:
             for measure in (plan, part):
                 row |= in_fresh_process(measure, Path(folder), sources, options.parts)
         rows.append(row)
-        say(", ".join(f"{name} {_shown(figure)}" for name, figure in row.items()))
+        log(", ".join(f"{name} {_shown(figure)}" for name, figure in row.items()))
     write_results(options.output, "shard_planning", rows, machine(torch.device("cpu")), NOTES)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import RESULTS, Row, machine, require, write_results
-from errors import InputError, run_command
+from common.errors import InputError, run_command
 from pipeline.decoding.video import decode_frames
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards

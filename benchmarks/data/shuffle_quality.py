@@ -20,7 +20,7 @@ from webdataset.filters import shuffle
 
 from benchmarks.data.egress import PER_SHARD, made_up
 from benchmarks.harness import Row, default_output, machine, require, write_results
-from errors import InputError, run_command
+from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.order import Order
 

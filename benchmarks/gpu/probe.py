@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from benchmarks.harness import Row, default_output, machine, matmul_tflops, time_calls, write_results
-from devices import choose_device, usable_precision
-from errors import run_command
+from common.devices import choose_device, usable_precision
+from common.errors import run_command
 from pipeline.decoding.nvdec import NvdecError, read_limits
 from training.learning.numerics import KERNELS
 

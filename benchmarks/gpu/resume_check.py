@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.harness import ROOT, Row, default_output, machine, require, write_results
-from devices import choose_device
-from errors import InputError, run_command
-from progress import progress_bar
+from common.devices import choose_device
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 
 # Large enough for every kernel's usual path, small enough for a few seconds a run.
 SMALL = [

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
-from devices import mixed_precision
-from errors import InputError
+from common.devices import autocast_to
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights.layouts import to_huggingface
@@ -36,7 +36,7 @@ def naive_step(config: ModelConfig, clip: Tensor) -> Step:
     pixels = normalized(clip)
 
     def step() -> float:
-        with mixed_precision(clip.device, "bf16"):
+        with autocast_to(clip.device, "bf16"):
             loss = peer(pixels)
         loss.backward()
         optimizer.step()
@@ -56,7 +56,7 @@ def hugging_face_step(config: ModelConfig, clip: Tensor) -> Step:
     mask = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : config.num_visible], False)
 
     def step() -> None:
-        with mixed_precision(clip.device, "bf16"):
+        with autocast_to(clip.device, "bf16"):
             loss = peer(pixels, mask).loss
         loss.backward()
         optimizer.step()

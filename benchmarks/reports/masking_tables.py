@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness import Row
-from errors import InputError
+from common.errors import InputError
 
 PROBE = "attentive_probe"
 FINETUNED = "finetune_top1"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.accounting import AT_PEAK
 from benchmarks.harness import Row
-from durable import write_aside
+from common.atomic_io import atomic_write
 
 STRATEGY_COLOURS = {"adaptive": "#c0392b", "random": "#2471a3", "tube": "#229954", "frame": "#b9770e"}
 PAPER: dict[str, Any] = {"color": "black", "marker": "D", "linestyle": "none", "markersize": 5, "label": "paper"}
@@ -37,7 +37,7 @@ def draw(rows: list[Row], path: Path, batch_size: int) -> None:
     left.legend(fontsize="small", ncols=2)
     middle.legend(fontsize="small")
     figure.suptitle("Memory of a pre-training step: ours (predicted), the paper's" + _measured(rows))
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
     plt.close(figure)
 

@@ -8,7 +8,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from benchmarks.harness import Row
-from durable import write_aside
+from common.atomic_io import atomic_write
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -25,6 +25,6 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.2)
     axes.set(xlabel="clips of 16×224² per CPU-second", title="Input pipelines over the same videos")
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
     plt.close(figure)

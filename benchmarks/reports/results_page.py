@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, ROOT, Row
-from durable import write_text
-from errors import InputError, run_command
+from common.atomic_io import write_text
+from common.errors import InputError, run_command
 
 PAGE = ROOT / "docs" / "results.md"
 TABLE = re.compile(

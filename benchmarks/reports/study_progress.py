@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Row
-from progress import progress_bar
+from common.progress import progress_bar
 from training.reviews.metrics import MAX_LINE, figures_of
 
 EVERY_S = 2.0  # seconds between two looks

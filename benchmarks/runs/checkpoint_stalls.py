@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Row, default_output, machine, require, write_results
-from devices import choose_device
-from errors import InputError, run_command
+from common.devices import choose_device
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from progress import progress_bar
 from training.config import TrainConfig
 from training.runs import checkpoint
 from training.runs.checkpoint import Contents, Place

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Row, default_output, machine, require, side_by_side, write_results
-from errors import InputError, run_command
+from common.errors import InputError, run_command
 from training.config import TrainConfig
 from training.processes import distributed
 from training.processes.distributed import Agreement

@@ -21,10 +21,10 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.harness import ROOT, Row, default_output, machine, require, write_results
-from durable import write_aside
-from errors import InputError, run_command
+from common.atomic_io import atomic_write
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from pipeline.shards.dataset import ShardDataset
-from progress import progress_bar
 
 EVERY_S = 10
 WARM_UP_SHARE = 0.25  # of the rows, which the slope leaves out
@@ -142,7 +142,7 @@ def draw(rows: list[Row], about: Row, path: Path) -> None:
         title=f"{about['mib_a_minute']:+.2f} MiB a minute, {about['kib_a_step']:+.3f} KiB a step,"
         f" {about['steps']} steps, {rows[-1]['bad_clips']} bad clips",
     )  # fmt: skip
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=110)
 
 

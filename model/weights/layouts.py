@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import MAX_CHANNELS, SIZES, ModelConfig

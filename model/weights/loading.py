@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from errors import InputError
+from common.errors import InputError
 
 MOST_NAMES = 8  # of each kind of fault
 Shapes = dict[str, tuple[int, ...]]

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from durable import write_aside
-from errors import InputError
+from common.atomic_io import atomic_write
+from common.errors import InputError
+from common.yaml_io import read_yaml
 from model.config import ModelConfig
 from model.weights.layouts import check_size, from_adamae, from_huggingface, from_videomae, infer_config
 from model.weights.weight_files import StateDict, read_json, read_metadata, read_state_dict, save_tensors
-from yaml_files import read_yaml
 
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
@@ -146,7 +146,7 @@ def about(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
 
 def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
     """Write weights and what is `about` them as one safetensors file, whole or not at all."""
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         save_tensors(aside, state_dict, metadata)
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import Grid, ModelConfig
 from model.weights import pretrained

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 
 StateDict = dict[str, Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

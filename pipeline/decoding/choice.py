@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import log
 from pipeline.config import DataConfig
 from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
 from pipeline.decoding.nvdec import Limits, NvdecError, read_limits
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.groups import Cut, pictures
-from terminal import say
 
 Way = Literal["videos", "images"]  # of DALI
 
@@ -141,4 +141,4 @@ def _known_to_dali(dataset: ShardDataset, device: torch.device) -> tuple[dict[st
 def notice(sentence: str, once_a_node: bool = False) -> None:
     """Tell the user of something that costs speed but stops nothing."""
     if not once_a_node or os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"note: {sentence}", sys.stderr)
+        log(f"note: {sentence}", sys.stderr)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from devices import on_device
+from common.devices import to_device
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.shards.groups import Cut
@@ -85,7 +85,7 @@ class VideoGraph:
         if all(list(row.frames) == frames for row, frames in zip(rows, decoded, strict=True)):
             return taken
         places = [[frames.index(number) for number in row.frames] for row, frames in zip(rows, decoded, strict=True)]
-        return taken[torch.arange(len(rows), device=taken.device)[:, None], on_device(places, taken.device)]
+        return taken[torch.arange(len(rows), device=taken.device)[:, None], to_device(places, taken.device)]
 
     def frames_decoded(self, cut: Cut) -> int:
         """All up to the last wanted one: DALI begins with the first of a video, and never looks for a key frame."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from devices import on_device
+from common.devices import to_device
 from pipeline.decoding.graph import Encoded, box_of, decoder_settings, new_pipeline, resized, taken_of
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import ClipPlan, PlanRow
@@ -65,7 +65,7 @@ class ImageGraph:
             [first + numbers.index(number) for number in row.frames]
             for row, numbers, first in zip(videos, once, firsts, strict=False)
         ]
-        index = on_device(places, taken.device)
+        index = to_device(places, taken.device)
         if self._views == 1:
             return taken[index]
         return taken[index].transpose(1, 2).flatten(0, 1)  # [videos, T, views, …] before

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.choice import Choice, Way
 from pipeline.decoding.upload import HostClips

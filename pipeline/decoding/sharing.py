@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from devices import device_name
+from common.devices import device_name
 from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.choice import Choice, notice
 from pipeline.lines import Lines

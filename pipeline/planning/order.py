@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning import draws
 from pipeline.planning.draws import Purpose

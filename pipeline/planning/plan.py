@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning import changes, crops, draws, order
 from pipeline.planning.changes import Box, Change

@@ -1,6 +1,6 @@
 """How the clips of an optimizer step are dealt out to processes and, in each, to its forward passes."""
 
-from errors import InputError
+from common.errors import InputError
 
 
 def passes(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import fsspec
 
-from durable import write_aside
-from errors import InputError
+from common.atomic_io import atomic_write
+from common.errors import InputError
 
 TRIES = 4  # of one request, 1, 2 and 4 s apart
 FOLDERS = ("file://", "local://", "sftp://", "ssh://")  # what is written there can be seen, and renamed over
@@ -76,7 +76,7 @@ class Bucket:
 
     def download(self, name: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with write_aside(file) as aside:
+        with atomic_write(file) as aside:
             self._tried("read", lambda: self._fs.get_file(f"{self._root}/{name}", str(aside)), name)
 
     def remove(self, name: str) -> None:

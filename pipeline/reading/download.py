@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.decoding.workers import Task, Workers
 
 TRIES = 4  # in a row that bring nothing, 1, 2 and 4 s apart

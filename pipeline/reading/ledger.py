@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from errors import InputError
+from common.errors import InputError
 
 LEDGER = ".ledger.sqlite"
 VERSION = 1

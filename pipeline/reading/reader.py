@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.decoding.video_error import VideoError
 from pipeline.decoding.workers import Task
 from pipeline.planning.plan import ClipPlan

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from durable import write_aside
-from errors import InputError
+from common.atomic_io import atomic_write
+from common.errors import InputError
 from pipeline.reading.download import Download
 from pipeline.reading.ledger import Holder, Ledger, locked
 
@@ -135,7 +135,7 @@ class Cache:
                 started = time.monotonic()
                 for left in copy.parent.glob(f".{name}.*.partial"):  # by a kill
                     left.unlink()
-                with write_aside(copy) as aside:
+                with atomic_write(copy) as aside:
                     Download(url, aside, self._timeout, given_up, part).run("" if start is not None else version, size)
                 self._count(download_seconds=time.monotonic() - started)
             else:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.lib import format as npy
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.decoding.video_error import VideoError
 
 CONTAINER = "npy"

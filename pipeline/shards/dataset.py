@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.reading.store import Cache, is_remote
 from pipeline.shards.arrays import channels_of

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.groups import GROUP
 
 SCHEMA_VERSION = 2

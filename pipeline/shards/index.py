@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import log
 from pipeline.shards.format import SAMPLE, DatasetInfo, Locate, Sample, read_lines, read_table
 from pipeline.shards.groups import GROUP, Groups
 from pipeline.shards.rows import RowMaker
-from terminal import say
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
 HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that are hashed at every open
@@ -153,7 +153,7 @@ class Tables:
                     self._problems[number] = row.problem or f"its row is not what {shard.samples_name} says"
         if self._problems:
             said = f"note: {len(self._problems)} rows in {folder / self.info.tables['samples'].file} have changed"
-            say(f"{said} and are passed over: write it again with shard_tools/upgrade_shards.py", sys.stderr)
+            log(f"{said} and are passed over: write it again with shard_tools/upgrade_shards.py", sys.stderr)
 
     def _hash_of_rows(self) -> bytes:
         """Blocks are hashed side by side."""
@@ -228,7 +228,7 @@ class Tables:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(mapped) <= CHECKED_NAMES and hashlib.sha256(mapped).hexdigest() != self.info.tables["names"].sha256:
             said = f"note: {names} has changed since it was made, so videos are called by their number"
-            say(f"{said}: write it again with shard_tools/upgrade_shards.py", sys.stderr)
+            log(f"{said}: write it again with shard_tools/upgrade_shards.py", sys.stderr)
             return b""
         return mapped
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.classes import class_names, read_label_map
 from shard_tools.inputs.folders import from_folder, from_url, local_item

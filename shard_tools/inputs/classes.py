@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 
 MOST_DIGITS = 9  # of a class's number
 

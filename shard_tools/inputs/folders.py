@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from terminal import shown
+from common.logging import printable
 
 NUM_EXAMPLES = 3  # names given of each kind of what is passed over
 NUM_EXTENSIONS = 10
@@ -58,9 +58,9 @@ class Skipped:
         return [self._line(kind, count) for kind, count in self.counts.items()]
 
     def _line(self, kind: str, count: int) -> str:
-        names = [*map(shown, self.examples[kind]), *["…"] * (count > NUM_EXAMPLES)]
+        names = [*map(printable, self.examples[kind]), *["…"] * (count > NUM_EXAMPLES)]
         most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
-        by_extension = f" ({', '.join(f'{shown(name)} {number}' for name, number in most)})" if most else ""
+        by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
         return f"skipped {count} {kind}{by_extension}: {', '.join(names)}"
 
 

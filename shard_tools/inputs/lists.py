@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.inputs.folders import local_item
 from shard_tools.inputs.item import Item, is_url
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import printable
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs.classes import MOST_DIGITS
 from shard_tools.inputs.folders import skipped_as
 from shard_tools.inputs.item import HIDDEN, Item, Member, Skipped, is_hidden
 from shard_tools.inputs.lists import LABEL_COLUMNS, first_of
-from terminal import shown
 
 LABEL_EXTENSIONS = ("cls", "txt", "json")
 MOST_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
@@ -107,7 +107,7 @@ def _members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 if member.size < 0 or member.offset_data + _stored_bytes(member) > num_bytes:
-                    raise tarfile.ReadError(f"{shown(member.name)} would have {member.size} bytes")
+                    raise tarfile.ReadError(f"{printable(member.name)} would have {member.size} bytes")
                 yield archive, member
             end = archive.offset
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
@@ -146,7 +146,7 @@ def _why_not_label(member: tarfile.TarInfo) -> str | None:
 
 def _why_not_file(member: tarfile.TarInfo) -> str | None:
     if member.issym() or member.islnk():
-        return f"it is a link to {shown(member.linkname)}: put the file itself into the tar"
+        return f"it is a link to {printable(member.linkname)}: put the file itself into the tar"
     if member.issparse():
         return "it is stored as a sparse file: pack it without --sparse"
     return None if member.isreg() else "it is a device or a pipe, not a video file"

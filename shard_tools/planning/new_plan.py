@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, DatasetInfo, Sample
 from shard_tools.destination import Folder
 from shard_tools.inputs import Inputs, class_names

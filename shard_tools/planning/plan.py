@@ -15,8 +15,8 @@ import av
 import fsspec
 from av.container import InputContainer
 
-from durable import write_aside
-from errors import InputError
+from common.atomic_io import atomic_write
+from common.errors import InputError
 from pipeline.decoding.containers import open_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import opened
@@ -80,7 +80,7 @@ class Plan:
     def save_with(self, shards: Iterable[tuple[str, list[Entry]]], num_shards: int, path: Path) -> None:
         """Save it with these shards, which are written as they come, instead of its own."""
         head = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "shards"}
-        with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
             file.write(json.dumps(head | {"num_shards": num_shards}) + "\n")
             file.writelines(json.dumps(shard) + "\n" for shard in shards)
 

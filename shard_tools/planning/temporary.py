@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from errors import InputError
+from common.errors import InputError
 
 CACHE_KIB = 64 * 1024  # of memory for each of them, and as much again while it sorts
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.workers.processes import ATTEMPTS, Failed
 
 

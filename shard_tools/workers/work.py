@@ -18,7 +18,7 @@ from typing import Any
 import av
 import fsspec
 
-from durable import file_hash
+from common.atomic_io import hash_file
 from pipeline.shards.format import Sample
 from shard_tools.encoding.encode import store
 from shard_tools.encoding.picture import UnusableError
@@ -61,7 +61,7 @@ def load_outcome(stem: Path, needed: Callable[[int], bool] = lambda piece: True)
     try:
         value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
         samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
-        if any(needed(piece) and file_hash(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
+        if any(needed(piece) and hash_file(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -102,7 +102,7 @@ def _sentence(error: BaseException) -> str:
 
 def _samples(job: Job) -> list[tuple[Sample, Path]]:
     with fetched(job.location, job.stem) as path:
-        source_hash = file_hash(path)
+        source_hash = hash_file(path)
         # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
         stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
         stored = store(path, stem, job.settings)
@@ -123,7 +123,7 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
                 height=video.height,
                 label=job.label,
                 source=job.source,
-                sha256=source_hash if kept == path else file_hash(kept),
+                sha256=source_hash if kept == path else hash_file(kept),
                 size=kept.stat().st_size,
                 source_sha256=source_hash,
                 source_size=path.stat().st_size,

@@ -6,7 +6,7 @@ from made_videos import encode, write_shards
 
 import train
 from benchmarks import ablations
-from errors import InputError
+from common.errors import InputError
 from training.config import parse
 
 TINY = [

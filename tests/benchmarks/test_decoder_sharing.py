@@ -9,7 +9,7 @@ from made_videos import store, write_shards
 
 from benchmarks.data import decoder_sharing
 from benchmarks.data.decoder_sharing import Case
-from errors import InputError
+from common.errors import InputError
 from pipeline.decoding import sharing
 
 GOP = 8

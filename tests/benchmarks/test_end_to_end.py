@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import end_to_end
 from benchmarks.end_to_end import Source, batches_of, config_of, draw, parse, summary
-from errors import InputError
+from common.errors import InputError
 
 
 @pytest.fixture(scope="module")

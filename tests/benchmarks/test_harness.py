@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.harness import ROOT, Timing, machine, require, rows_of, time_calls, write_results
-from errors import InputError
+from common.errors import InputError
 
 CPU = torch.device("cpu")
 

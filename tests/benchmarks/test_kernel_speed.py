@@ -7,7 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks import kernel_speed
 from benchmarks.token_path_cases import CASES, Contender, Sizes
-from errors import InputError
+from common.errors import InputError
 from model.config import ModelConfig
 
 SMALL = Sizes(ModelConfig("tiny", num_frames=4, image_size=64), 2, torch.device("cpu"), torch.float32)

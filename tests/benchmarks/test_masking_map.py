@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import masking_map, masking_quality
 from benchmarks.harness import Row
-from errors import InputError
+from common.errors import InputError
 
 
 class MadeUp:

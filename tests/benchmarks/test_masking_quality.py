@@ -13,8 +13,8 @@ from benchmarks.harness import Timing
 from benchmarks.masking_quality import main, parse_arguments
 from benchmarks.masking_study import PRETRAIN, Point, Stage, draw_motion_classes, grid, steps_of_equal_time
 from benchmarks.reports.masking_tables import TABLE, earlier_rows, paired, plot, summarise
-from devices import choose_device, device_name
-from errors import InputError
+from common.devices import choose_device, device_name
+from common.errors import InputError
 from training.config import parse
 
 TINY = [

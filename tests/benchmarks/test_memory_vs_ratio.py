@@ -10,7 +10,7 @@ from benchmarks.accounting import Account, predict
 from benchmarks.harness import Row, Timing
 from benchmarks.memory_vs_ratio import Point, is_default, points, predicted_row
 from benchmarks.reports.memory_plot import draw
-from errors import InputError
+from common.errors import InputError
 from model.config import ModelConfig
 
 TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import on_gpu
 from benchmarks.gpu import probe, resume_check
 from benchmarks.on_gpu import STAGES, Goal, Place, Stage, run_stage
-from errors import InputError
+from common.errors import InputError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from benchmarks import train_throughput
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
 from benchmarks.step import noise_clip
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 

@@ -33,8 +33,8 @@ from nodes import ROOT, Run
 from object_store import Proxy, environment, s3_server, upload
 
 from benchmarks.harness import Row, default_output, machine, write_results
-from errors import InputError, run_command
-from progress import progress_bar
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 from training.config import TrainConfig
 
 GLOBAL_BATCH = 4

@@ -17,8 +17,8 @@ import torch
 from fuzzer.workers import FINDINGS, Result, Worker, cases, run_all, shrunk, write_finding
 
 from benchmarks.harness import default_output, machine, write_results
-from errors import InputError, run_command
-from progress import progress_bar
+from common.errors import InputError, run_command
+from common.progress import progress_bar
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.inputs import read_inputs, read_label_map
 from training.config import TrainConfig, parse, to_yaml
 

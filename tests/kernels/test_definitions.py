@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from errors import InputError
+from common.errors import InputError
 from kernels import gather_tokens, gumbel_topk, launch, masked_patch_loss, patchify, sampling_loss, scatter_tokens
 
 CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8).permute(0, 4, 1, 2, 3)  # 2·2·3 patches of 2·8·8

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from errors import InputError
+from common.errors import InputError
 from kernels import gumbel_topk
 
 DRAWS = 4000

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import export
-from errors import InputError
+from common.errors import InputError
 from figures import drawing
 from kernels import masked_patch_loss, patchify
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD

@@ -8,7 +8,7 @@ from material import small
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from errors import InputError
+from common.errors import InputError
 from model import features
 from model.adamae import AdaMAE
 from model.encoder import VideoEncoder

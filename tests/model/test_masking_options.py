@@ -4,7 +4,7 @@ import pytest
 import torch
 from material import random_clip, small
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.decoder_masking import reconstructed, running_cell
 from model.motion import log_motion

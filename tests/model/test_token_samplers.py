@@ -4,7 +4,7 @@ import pytest
 import torch
 from material import random_clip, small
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.token_samplers import Draw, build_sampler

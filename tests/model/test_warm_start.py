@@ -9,7 +9,7 @@ from material import random_clip, randomize, small
 from safetensors.torch import save_file
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import Grid, ModelConfig

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import export
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.encoder import VideoEncoder

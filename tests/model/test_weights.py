@@ -2,7 +2,7 @@ import pytest
 import torch
 from material import randomize, small
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import SIZES, ModelConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from made_videos import encode
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.cutting import cut_views
 from pipeline.decoding.video import decode_frames

@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
 from pipeline.config import DataConfig
 from pipeline.loader import Loader

@@ -14,7 +14,7 @@ import torch
 from listed import Listed
 from made_videos import as_version_1, encode, write_shards
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError
 from pipeline.loader import Loader

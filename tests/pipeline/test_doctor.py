@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from errors import InputError
+from common.errors import InputError
 from pipeline import doctor
 
 TINY = [

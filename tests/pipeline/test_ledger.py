@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.reading import ledger as room
 from pipeline.reading.ledger import LEDGER, Holder, Ledger, NoRoomError
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, write_shards
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.choice import Choice
 from pipeline.decoding.cutting import cut_views

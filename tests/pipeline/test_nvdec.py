@@ -9,7 +9,7 @@ import pytest
 import torch
 from made_videos import encode, store, write_shards
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding import nvdec
 from pipeline.decoding.choice import Choice

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
 from pipeline.planning.split import passes

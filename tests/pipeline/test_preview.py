@@ -6,7 +6,7 @@ import pytest
 from made_videos import read_number
 from PIL import Image
 
-from errors import InputError
+from common.errors import InputError
 from pipeline import preview
 
 

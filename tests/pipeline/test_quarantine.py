@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.quarantine import CLIPS_BEFORE_JUDGING, Quarantine
 from pipeline.shards.dataset import ShardDataset
 

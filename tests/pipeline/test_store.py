@@ -12,7 +12,7 @@ import pytest
 import torch
 from object_store import Proxy, request, upload
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import Loader
 from pipeline.planning.plan import Plan

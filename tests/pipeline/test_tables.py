@@ -11,7 +11,7 @@ import pytest
 import torch
 from made_videos import as_version_1, encode, write_shards
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import Loader
 from pipeline.planning.plan import Plan

@@ -14,7 +14,7 @@ from benchmarks.harness import write_results
 from benchmarks.peers.loaders import chosen, transformed, with_pyav
 from benchmarks.pipeline_throughput import Case, can_take_part, check, make_cases, measure
 from benchmarks.reports.pipeline_plot import draw
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.nvdec import Limits, NvdecError
 from pipeline.planning.plan import Plan

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from shard_making import all_samples, make
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.synthetic_videos import main as draw_videos

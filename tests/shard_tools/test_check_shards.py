@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shard_making import all_samples
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD
 from pipeline.shards.groups import GROUP

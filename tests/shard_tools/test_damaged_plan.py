@@ -2,7 +2,7 @@
 
 import pytest
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.build import read_rejects
 from shard_tools.planning.plan import Entry, Plan
 

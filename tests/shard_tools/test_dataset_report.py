@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.format import Sample
 from shard_tools.report import Files, describe
 

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from shard_making import Here, hashes
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.reading import bucket
 from pipeline.reading.store import Cache
 from pipeline.shards.dataset import ShardDataset

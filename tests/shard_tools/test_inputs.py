@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from shard_making import all_samples, make
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.inputs import Item, Skipped, class_names, read_inputs, read_label_map

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shard_making import Here, all_samples, hashes, make
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.build import Build

@@ -19,7 +19,7 @@ import webdataset
 from av.video.frame import PictureType
 from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.shards.format import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools import motion_classes
 from shard_tools.motion_classes import CLASSES, draw_frames
 

@@ -8,7 +8,7 @@ from shard_making import hashes, make
 
 from benchmarks.data import shard_planning
 from benchmarks.harness import in_fresh_process
-from errors import InputError
+from common.errors import InputError
 from shard_tools.inputs import Inputs, Item, Member, Skipped
 from shard_tools.inputs.table import LARGEST
 from shard_tools.planning import temporary

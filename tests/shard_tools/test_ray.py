@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shard_making import hashes, make
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools.workers.processes import Failed
 from shard_tools.workers.ray_workers import RayPool
 

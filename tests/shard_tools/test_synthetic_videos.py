@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from shard_making import decode
 
-from errors import InputError
+from common.errors import InputError
 from shard_tools import synthetic_videos
 from shard_tools.encoding.codecs import CODECS
 from shard_tools.synthetic_videos import draw_frame_number, read_frame_number

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import yaml
 
-from errors import InputError
+from common.errors import InputError
 from training.config import differences, parse, to_yaml
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from errors import InputError, LeftAloneError
+from common.errors import InputError, PeerLostError
 from training.processes import distributed
 from training.processes.distributed import end_told, others_awaited
 
@@ -42,7 +42,7 @@ def left_alone() -> None:
 
 
 def test_who_does_not_answer_is_named(store: dist.Store) -> None:
-    with pytest.raises(LeftAloneError, match=r"^process 1 on elsewhere does not answer"):
+    with pytest.raises(PeerLostError, match=r"^process 1 on elsewhere does not answer"):
         left_alone()
 
 
@@ -56,19 +56,19 @@ def test_who_does_not_answer_is_named(store: dist.Store) -> None:
 def test_others_hear_why_a_process_ends(store: dist.Store, error: Exception, said: str) -> None:
     with pytest.raises(type(error)), end_told():
         raise error
-    with pytest.raises(LeftAloneError, match=f"^process 0 on .* has ended: {said}"):
+    with pytest.raises(PeerLostError, match=f"^process 0 on .* has ended: {said}"):
         left_alone()
 
 
 def test_a_process_that_is_left_alone_is_no_cause(store: dist.Store) -> None:
-    with pytest.raises(LeftAloneError), end_told():
+    with pytest.raises(PeerLostError), end_told():
         left_alone()
     assert not store.check([distributed.ENDED])
 
 
 def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     as_one_of_two(monkeypatch, Silent())
-    with pytest.raises(LeftAloneError, match="the network between"):
+    with pytest.raises(PeerLostError, match="the network between"):
         left_alone()
 
 

@@ -10,7 +10,7 @@ import torch
 from made_videos import as_version_1
 from safetensors.torch import load_file
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig

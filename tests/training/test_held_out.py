@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from training.config import parse
 from training.processes.distributed import Process

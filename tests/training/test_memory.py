@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import memory_vs_ratio
 from benchmarks.harness import RESULTS
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig

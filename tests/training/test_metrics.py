@@ -16,7 +16,7 @@ import pytest
 import torch
 import torchrun
 
-from errors import run_command
+from common.errors import run_command
 from pipeline.config import DataConfig
 from pipeline.loader import Loader
 from pipeline.planning.plan import Plan

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.gpu import resume_check
-from errors import InputError
+from common.errors import InputError
 from train import train
 from training.config import TrainConfig, parse
 from training.learning import numerics

@@ -14,7 +14,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
-from errors import InputError
+from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.reading import bucket
 from pipeline.reading.bucket import Bucket

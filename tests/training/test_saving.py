@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchao.optim.subclass_8bit import OptimState8bit
 
-from errors import InputError
+from common.errors import InputError
 from training.processes.failures import DivergedError, way_back_explained
 from training.runs import checkpoint, saving
 from training.runs.checkpoint import Contents, Place

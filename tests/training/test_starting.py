@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, VideoMAEModel
 
 import export
-from errors import InputError
+from common.errors import InputError
 from figures.clips import read_clips
 from model import features
 from model.adamae import AdaMAE

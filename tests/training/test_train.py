@@ -14,7 +14,7 @@ import torch
 import torchrun
 from safetensors.torch import load_file
 
-from errors import InputError
+from common.errors import InputError
 from training.config import parse
 from training.learning.schedule import Horizon
 

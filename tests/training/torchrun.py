@@ -16,7 +16,7 @@ from forked import SERVER
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from errors import run_command
+from common.errors import run_command
 from model.adamae import AdaMAE
 from pipeline.decoding.making import ClipMaker
 from pipeline.reading.reader import Reader

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import nn
 from torch._functorch import config as partitioner
 
-from errors import InputError
+from common.errors import InputError
 
 # reduce-overhead: the kernels of a pass are launched together, as a CUDA graph, which small batches need.
 Compile = bool | Literal["reduce-overhead"]

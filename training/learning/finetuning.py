@@ -10,7 +10,7 @@ from timm.data import Mixup
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from errors import InputError
+from common.errors import InputError
 from model.classifier import VideoClassifier
 from model.probe import Probe
 from model.weights import pretrained

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from devices import usable_precision
-from errors import InputError
+from common.devices import usable_precision
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig

@@ -14,8 +14,8 @@ import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from devices import choose_device, device_name, usable_precision
-from errors import InputError
+from common.devices import choose_device, device_name, usable_precision
+from common.errors import InputError
 
 if TYPE_CHECKING:
     from training.config import TrainConfig

@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.logging import log
 from model.adamae import AdaMAE, Output
 from model.weights import pretrained
 from model.weights.warm_start import warm_start
 from pipeline.loader import Batch
-from terminal import say
 from training.config import TrainConfig
 from training.learning.optimizer import make_optimizer
 from training.processes.distributed import Process
@@ -73,7 +73,7 @@ class Pretraining:
         if config.model.init and not config.branch and not existing(local_path(config.run) / "checkpoints"):
             said = warm_start(model, local_run(config.model.init))
             if process.is_first:
-                say(said, sys.stderr)
+                log(said, sys.stderr)
         self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
         shards = config.data.validation_shards

@@ -8,7 +8,7 @@ import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
-from errors import InputError
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.probe import Probe

@@ -12,8 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from durable import write_aside
-from terminal import say
+from common.atomic_io import atomic_write
+from common.logging import log
 
 WARMUP, ACTIVE = 3, 3  # steps
 CUDA_DEVICE = 1  # "Device Type" of a trace's memory events; 0 is the CPU
@@ -55,7 +55,7 @@ class StepProfiler:
         profiled.export_chrome_trace(str(trace))
         with gzip.open(trace, "rt", encoding="utf-8") as file:
             draw_memory(json.load(file)["traceEvents"], self.on_cuda, self.folder / "memory.png")
-        say(f"profiled {ACTIVE} steps: {self.folder}", sys.stderr)
+        log(f"profiled {ACTIVE} steps: {self.folder}", sys.stderr)
 
     def __enter__(self) -> "StepProfiler":
         if self.folder is not None:
@@ -67,7 +67,7 @@ class StepProfiler:
             return
         self.profile.__exit__(kind, error, at)
         if self.steps < WARMUP + ACTIVE:
-            say(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, and there were {self.steps}", sys.stderr)
+            log(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, and there were {self.steps}", sys.stderr)
 
 
 def draw_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None:
@@ -86,7 +86,7 @@ def draw_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None
         title=f"memory of {whose} in {ACTIVE} steps, at most {max(mebibytes):,.0f} MiB above the start",
         xlabel="seconds", ylabel="MiB since the start",
     )  # fmt: skip
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", dpi=120)
 
 

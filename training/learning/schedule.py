@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from errors import InputError
+from common.errors import InputError
 from training.config import TrainConfig
 from training.learning.optimizer import Schedule
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from devices import choose_device
-from errors import InputError, LeftAloneError, sentence_on
+from common.devices import choose_device
+from common.errors import InputError, PeerLostError, describe_error
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 ROLL_CALL_S = 5.0  # those that wait for the same process notice within moments of each other that it does not answer
@@ -82,7 +82,7 @@ def leave() -> None:
 
 
 def wait_for_all() -> None:
-    """Raises LeftAloneError if one of them has ended."""
+    """Raises PeerLostError if one of them has ended."""
     if dist.is_initialized():
         with others_awaited():
             dist.barrier()
@@ -90,13 +90,13 @@ def wait_for_all() -> None:
 
 @contextmanager
 def others_awaited() -> Iterator[None]:
-    """Raises LeftAloneError, which names who is missing, where a process does not answer the others in the block."""
+    """Raises PeerLostError, which names who is missing, where a process does not answer the others in the block."""
     try:
         yield
     except RuntimeError as error:
         if not _is_of_the_network(error):
             raise
-        raise LeftAloneError(_who_is_missing()) from error
+        raise PeerLostError(_who_is_missing()) from error
 
 
 def _is_of_the_network(error: RuntimeError) -> bool:
@@ -109,9 +109,9 @@ def end_told() -> Iterator[None]:
     try:
         yield
     except (InputError, OSError) as error:
-        if dist.is_initialized() and not isinstance(error, LeftAloneError):
+        if dist.is_initialized() and not isinstance(error, PeerLostError):
             where = f"process {dist.get_rank()} on {socket.gethostname()}"
-            _in_time(lambda: _store().set(ENDED, f"{where} has ended: {sentence_on(error)}"))
+            _in_time(lambda: _store().set(ENDED, f"{where} has ended: {describe_error(error)}"))
         raise
 
 
@@ -211,7 +211,7 @@ def is_first_of_machine() -> bool:
 
 
 def gathered(value: T) -> list[T]:
-    """The small picklable values of all processes, by rank; raises LeftAloneError if one of them has ended."""
+    """The small picklable values of all processes, by rank; raises PeerLostError if one of them has ended."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

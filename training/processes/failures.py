@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 
-from devices import full_memory_explained
-from errors import InputError
+from common.devices import explain_out_of_memory
+from common.errors import InputError
 from kernels.gumbel_topk import NOTHING_TO_DRAW
 from training.config import TrainConfig
 from training.runs.checkpoint import whole
@@ -46,7 +46,7 @@ def _way_back(config: TrainConfig) -> str:
 @contextmanager
 def failures_explained() -> Iterator[None]:
     """Raises InputError for a GPU that is too small and for numbers that have run away; lets all else pass."""
-    with full_memory_explained(
+    with explain_out_of_memory(
         "lower batch_size (and, without global_batch, raise accumulate by as much), or set"
         " model.activation_checkpointing=true"
     ):

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
-from durable import sync
-from errors import InputError
+from common.atomic_io import sync
+from common.errors import InputError
+from common.logging import log
 from pipeline.reading.bucket import Bucket
 from pipeline.reading.store import default_cache, is_remote
-from terminal import say
 from training.remote.lease import Lease
 from training.runs import checkpoint
 from training.runs.manifest import FILE as MANIFEST
@@ -109,7 +109,7 @@ class RemoteRun:
                 self._fetch_checkpoint(name, f"checkpoints/{name}/{checkpoint.REVIEWED}" in names)
                 return True
             except ValueError as error:
-                say(f"{self.url}/checkpoints/{name} is not whole ({error}), and is skipped", file=sys.stderr)
+                log(f"{self.url}/checkpoints/{name} is not whole ({error}), and is skipped", file=sys.stderr)
         return False
 
     def _fetch_checkpoint(self, name: str, is_reviewed: bool) -> None:

@@ -5,9 +5,9 @@ import sys
 import threading
 import time
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import log
 from pipeline.reading.bucket import Bucket
-from terminal import say
 
 RENEW_S = 10.0
 PATIENCE_S = 40.0  # after which a lease that nobody has renewed is nobody's: all of it by the clock of who waits
@@ -34,7 +34,7 @@ class Lease:
         seen = self._bucket.read(self.NAME)
         is_ours = seen is not None and self._holder(seen) == self._me  # of a process which has ended: it held the lock
         if seen and not is_ours:
-            say(f"{self._bucket.url} is in use by {self._host(seen)}, or was left by it: watching it", file=sys.stderr)
+            log(f"{self._bucket.url} is in use by {self._host(seen)}, or was left by it: watching it", file=sys.stderr)
             started = time.monotonic()
             while time.monotonic() < started + PATIENCE_S:
                 time.sleep(PATIENCE_S / 20)
@@ -68,7 +68,7 @@ class Lease:
             except TakenOverError:
                 return  # theirs by now
             except InputError as error:
-                say(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
+                log(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
         while not self._released.wait(RENEW_S):
@@ -78,7 +78,7 @@ class Lease:
             except TakenOverError:
                 return  # said by the next sync
             except InputError as error:  # whoever waits has patience for some failures
-                say(f"the lease was not renewed: {error}", file=sys.stderr)
+                log(f"the lease was not renewed: {error}", file=sys.stderr)
 
     def _renew(self) -> None:
         self._beat += 1

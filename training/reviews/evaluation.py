@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from devices import Precision, mixed_precision
-from errors import InputError
+from common.devices import Precision, autocast_to
+from common.errors import InputError
+from common.progress import progress_bar
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import Loader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
-from progress import progress_bar
 from training.processes.distributed import Process, sum_over_processes
 
 CALIBRATION_BINS = 15
@@ -92,7 +92,7 @@ def predict(
     bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_first)
     with bar, Loader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
-            with mixed_precision(process.device, precision):
+            with autocast_to(process.device, precision):
                 logits = model(batch.clip)
             seen[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
             bar.update(len(batch.positions) * process.world_size)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from devices import mixed_precision
+from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ class HeldOut:
                 for batch in loader.batches(first=0):
                     rows = slice(batch.positions[0], batch.positions[-1] + 1)
                     labels[rows] = batch.labels
-                    with mixed_precision(process.device, config.precision), torch.compiler.set_stance("force_eager"):
+                    with autocast_to(process.device, config.precision), torch.compiler.set_stance("force_eager"):
                         seen[rows, 0] = _losses(model, batch)
                         seen[rows, 1:] = encode(model.tokenizer, model.encoder, batch.clip).pooled.float()
         finally:

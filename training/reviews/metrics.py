@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from devices import device_name, usable_precision
-from durable import write_aside
-from errors import DISK_ERRORS, disk_errors_of
-from progress import progress_bar
-from terminal import say
+from common.atomic_io import atomic_write
+from common.devices import device_name, usable_precision
+from common.errors import DISK_ERRORS, name_disk_errors
+from common.logging import log
+from common.progress import progress_bar
 from training.config import TrainConfig
 from training.learning.schedule import Horizon
 from training.processes.distributed import Process
@@ -66,12 +66,12 @@ class Metrics:
     def announce(self, config: TrainConfig, cautions: list[str]) -> None:
         """Say what run this is; `cautions`: sentences that follow."""
         if self.process.is_first:
-            say(self.horizon.describe(config, self.first_step), sys.stderr)
+            log(self.horizon.describe(config, self.first_step), sys.stderr)
             for sentence in filter(None, cautions):
-                say(sentence, sys.stderr)
+                log(sentence, sys.stderr)
             device, used = self.process.device, usable_precision(self.process.device, config.precision)
             why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
-            say(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)
+            log(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)
 
     def watch(self, model: nn.Module) -> None:
         """Time the forward passes of the model that the loop calls, for the comparison of processes."""
@@ -121,22 +121,22 @@ class Metrics:
         if self.file is None:
             return
         compared = {name: spread._asdict() for name, spread in (spreads or {}).items()}
-        with disk_errors_of(self.folder.metrics):
+        with name_disk_errors(self.folder.metrics):
             line = {"step": step, **values, **({"ranks": compared} if compared else {})}
             print(json.dumps(line), file=self.file, flush=True)
         named = {name if "/" in name else f"train/{name}": value for name, value in values.items()}
         for name, spread in compared.items():
             named |= {f"ranks/{name}_{part}": spread[part] for part in ("min", "median", "max", "worst_rank")}
-        with disk_errors_of(self.folder.tensorboard):
+        with name_disk_errors(self.folder.tensorboard):
             for sink in self.sinks:
                 sink.scalars(named, step)
 
     def show(self, name: str, picture: Image.Image, step: int) -> None:
         """Keep a picture of one step, the newest of its name also in the run's folder for its report."""
         self.folder.review.mkdir(exist_ok=True)
-        with write_aside(self.folder.review / f"{name}.png") as aside:
+        with atomic_write(self.folder.review / f"{name}.png") as aside:
             picture.save(aside, "PNG")
-        with disk_errors_of(self.folder.tensorboard):
+        with name_disk_errors(self.folder.tensorboard):
             for sink in self.sinks:
                 sink.picture(f"clips/{name}", picture, step)
 
@@ -153,9 +153,9 @@ class Metrics:
         self.bar.close()
         try:
             if self.file is not None:
-                with disk_errors_of(self.folder.metrics):
+                with name_disk_errors(self.folder.metrics):
                     self.file.close()
-            with disk_errors_of(self.folder.tensorboard):
+            with name_disk_errors(self.folder.tensorboard):
                 for sink in self.sinks:
                     sink.close()
         finally:
@@ -193,7 +193,7 @@ def forget_after(file: Path, step: int) -> None:
         return
     foreign = file.with_name(f"{file.name}.foreign")
     count = 0
-    with write_aside(file) as aside, file.open("rb") as before, aside.open("wb") as kept:
+    with atomic_write(file) as aside, file.open("rb") as before, aside.open("wb") as kept:
         for line in iter(lambda: before.readline(MAX_LINE), b""):
             figures = figures_of(line)
             if figures is not None and figures["step"] <= step:
@@ -203,4 +203,4 @@ def forget_after(file: Path, step: int) -> None:
                 with foreign.open("ab") as put_aside:
                     put_aside.write(line)
     if count:
-        say(f"note: {file} held {count} lines that no run has written: they are in {foreign} now", sys.stderr)
+        log(f"note: {file} held {count} lines that no run has written: they are in {foreign} now", sys.stderr)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from errors import LeftAloneError
+from common.errors import PeerLostError
 from pipeline.loader import Loader
 from training.config import TrainConfig
 from training.learning.objective import Objective
@@ -57,7 +57,7 @@ class Milestones:
         try:
             with distributed.others_awaited():
                 yield
-        except LeftAloneError:
+        except PeerLostError:
             if self.metrics.process.device.type == "cpu":
                 self.objective.after_none()
                 self.save(step)

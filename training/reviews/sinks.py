@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from errors import InputError, disk_errors_of
+from common.errors import InputError, name_disk_errors
 from training.config import TrainConfig, to_yaml
 from training.processes.distributed import Process
 from training.runs.run_folder import RunFolder
@@ -82,7 +82,7 @@ def sinks_of(config: TrainConfig, folder: RunFolder, process: Process, first_ste
     """Those that `metrics` names, of the first process; the others write nothing."""
     sinks: list[Sink] = []
     if process.is_first and "tensorboard" in config.metrics:
-        with disk_errors_of(folder.tensorboard):
+        with name_disk_errors(folder.tensorboard):
             sinks.append(TensorBoard(folder.tensorboard, first_step))
     if process.is_first and "wandb" in config.metrics:
         sinks.append(WeightsAndBiases(folder.path, config.run))

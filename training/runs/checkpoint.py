@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from durable import file_hash, sync
-from errors import InputError
+from common.atomic_io import hash_file, sync
+from common.errors import InputError
+from common.logging import log
 from model.weights.weight_files import save_tensors
-from terminal import say
 from training.processes import distributed
 from training.runs.manifest import FILE as MANIFEST
 from training.runs.manifest import Manifest, Place
@@ -217,7 +217,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _say_what_is_left_alone(folder: Path, found: list[Path]) -> None:
     for stray in sorted(set(folder.glob("step-*")) - set(found)):
-        say(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
+        log(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
 
 
 def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
@@ -245,4 +245,4 @@ def _refuse_other_execution(run: Path, place: Place, start: Place) -> None:
 def _sha256s(files: list[Path]) -> dict[str, str]:
     """Of each file by name; hashed side by side, as hashing lets other threads run."""
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return dict(zip((file.name for file in files), pool.map(file_hash, files), strict=True))
+        return dict(zip((file.name for file in files), pool.map(hash_file, files), strict=True))

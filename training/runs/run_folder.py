@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from durable import write_text
-from errors import InputError
+from common.atomic_io import write_text
+from common.errors import InputError
 from model.weights.pretrained import run_config
 from pipeline.reading.store import is_remote
 from training.config import TrainConfig, differences, to_yaml

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from errors import InputError
-from terminal import say
+from common.errors import InputError
+from common.logging import log
 from training.processes.failures import DivergedError
 from training.remote.lease import TakenOverError
 from training.runs import checkpoint
@@ -139,7 +139,7 @@ class Saver:
         except TakenOverError:
             raise
         except InputError as error:
-            say(f"{error}; {self._folder.path} keeps all of it, and the next checkpoint tries again", file=sys.stderr)
+            log(f"{error}; {self._folder.path} keeps all of it, and the next checkpoint tries again", file=sys.stderr)
 
     def _start(self, job: Callable[[], None]) -> None:
         """Do it in a thread, after what is being done."""

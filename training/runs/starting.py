@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
+from common.logging import log
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
@@ -21,7 +22,6 @@ from model.weights.loading import load_weights
 from model.weights.warm_start import CLIP, ENCODER, warm_start
 from model.weights.weight_files import read_state_dict
 from pipeline.reading.store import is_remote
-from terminal import say
 from training.config import TrainConfig, parse
 from training.processes import distributed
 from training.processes.distributed import Process
@@ -81,7 +81,7 @@ def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_st
     said.append("its optimizer" if kept else "a fresh optimizer: its own is of other weights or groups of them")
     said.append(f"from the first step: {why_anew}" if why_anew else f"from its step {place.step}")
     if process.is_first:
-        say("; ".join(said), sys.stderr)
+        log("; ".join(said), sys.stderr)
     return start if why_anew else place
 
 
@@ -190,4 +190,4 @@ def _put_optimizer(source: Path, optimizer: torch.optim.Optimizer) -> bool:
 
 def _say(sentence: str) -> None:
     if distributed.is_first_of_machine():
-        say(sentence, sys.stderr)
+        log(sentence, sys.stderr)

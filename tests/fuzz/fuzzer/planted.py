@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from fuzzer.cases import Ended, Limits, Place, Step, Target, ops
 
 

@@ -12,7 +12,7 @@ import evaluate
 import export
 import train
 import visualize
-from durable import write_text
+from common.atomic_io import write_text
 from fuzzer import judges
 from fuzzer.cases import Place, Step, Target, ops
 from fuzzer.edits import folders, plain, tars, tensors, values, videos

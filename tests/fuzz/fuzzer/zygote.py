@@ -21,7 +21,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import run_command
+from common.errors import run_command
 from fuzzer import sandbox
 from fuzzer.cases import Case, Ended, Limits, Place, Step, Target, differences, read_tree
 from fuzzer.materials import Materials

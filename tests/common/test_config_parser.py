@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from command_line import add_settings, as_options, config_parser, keys_in, require_known
-from errors import InputError
+from common.config_parser import add_settings, as_options, config_parser, keys_in, require_known
+from common.errors import InputError
 from pipeline import preview
 from training import config
 

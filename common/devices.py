@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from errors import InputError
+from common.errors import InputError
 
 # Segments of GPU memory that can grow leave no holes behind them. PyTorch reads this when it first asks for memory.
 if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
@@ -40,7 +40,7 @@ def numbered(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def on_device(numbers: Sequence[float] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def to_device(numbers: Sequence[float] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """In int64, or fp32 for floats. From pinned memory: a copy from any other would wait until the GPU has done all
     that is queued."""
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
@@ -68,7 +68,7 @@ def _has_bf16_units() -> bool:
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def mixed_precision(device: torch.device, wanted: Precision) -> torch.autocast:
+def autocast_to(device: torch.device, wanted: Precision) -> torch.autocast:
     """bf16 where it is wanted and usable: matrix products and what reads them; weights stay in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=usable_precision(device, wanted) == "bf16")
 
@@ -82,7 +82,7 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def full_memory_explained(advice: str) -> Iterator[None]:
+def explain_out_of_memory(advice: str) -> Iterator[None]:
     """Turn what PyTorch raises when the GPU's memory does not suffice into one sentence that ends in `advice`."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Progress bars."""
 
-from progress import progress_bar
+from common.progress import progress_bar
 
 
 def test_a_log_file_gets_a_line_now_and_then(capsys):

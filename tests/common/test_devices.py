@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices import choose_device, device_name, full_memory_explained, mixed_precision, numbered, usable_precision
-from errors import InputError
+from common.devices import autocast_to, choose_device, device_name, explain_out_of_memory, numbered, usable_precision
+from common.errors import InputError
 from training.processes.failures import failures_explained
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # In the words of PyTorch's allocator for CUDA.
 FULL = (
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_memory_is_one_sentence_with_advice() -> None:
-    with pytest.raises(InputError) as caught, full_memory_explained("lower --batch-size"):
+    with pytest.raises(InputError) as caught, explain_out_of_memory("lower --batch-size"):
         raise torch.OutOfMemoryError(FULL)
     said = str(caught.value)
     assert said.startswith("CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of 139.81 GiB")
@@ -105,20 +105,20 @@ def in_a_new_process(program: str, **settings: str) -> str:
 def test_segments_of_gpu_memory_can_grow_unless_the_user_says_otherwise(
     settings: dict[str, str], expected: str
 ) -> None:
-    program = "import os, devices; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    program = "import os, common.devices; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
     assert in_a_new_process(program, **settings) == expected
 
 
 @pytest.mark.gpu
 def test_pytorch_has_heard_of_it() -> None:
-    program = "import torch, devices; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
+    program = "import torch, common.devices; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
     assert "'expandable_segments': True" in in_a_new_process(program)
 
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_full_is_explained() -> None:
     full = pytest.raises(InputError, match=r"Tried to allocate .* of which .* is free: take less")
-    with full, full_memory_explained("take less"):
+    with full, explain_out_of_memory("take less"):
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
 
 
@@ -132,7 +132,7 @@ def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch
     assert usable_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
     assert usable_precision(torch.device("cuda"), "bf16") == "bf16"
     x = torch.randn(3, 8)
-    with mixed_precision(cpu, "bf16"):
+    with autocast_to(cpu, "bf16"):
         assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)
-    with mixed_precision(cpu, "fp32"):
+    with autocast_to(cpu, "fp32"):
         assert (x @ x.T).dtype == torch.float32

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from durable import write_aside, write_json
-from errors import InputError, LeftAloneError, run_command
+from common.atomic_io import atomic_write, write_json
+from common.errors import InputError, PeerLostError, run_command
 
 
 def ending(error: BaseException, capsys: pytest.CaptureFixture[str], *, goes_on: bool = False) -> tuple[object, str]:
@@ -30,7 +30,7 @@ def test_every_ending_is_one_sentence_and_a_code(tmp_path: Path, capsys: pytest.
 
 def test_torchrun_is_told_which_failure_was_first(tmp_path: Path, capsys, monkeypatch) -> None:
     told = {}
-    for error in (LeftAloneError("the other one"), InputError("it is wrong")):
+    for error in (PeerLostError("the other one"), InputError("it is wrong")):
         file = tmp_path / "error.json"
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
         ending(error, capsys)
@@ -68,7 +68,7 @@ def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     write_json(tmp_path / "a.json", {"old": 1})
 
     def fail_halfway() -> None:
-        with write_aside(tmp_path / "a.json") as aside:
+        with atomic_write(tmp_path / "a.json") as aside:
             aside.write_text("half")
             raise RuntimeError
 

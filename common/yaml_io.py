@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from errors import InputError
+from common.errors import InputError
 
 MAX_BYTES = 2**20
 MAX_VALUES = 10_000  # with every alias written out

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from terminal import say, written_out
+from common.logging import escape, log
 
 # Packages that only some commands need, as pip knows them: without one, the others work.
 PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
@@ -24,7 +24,7 @@ class InputError(Exception):
     """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
 
 
-class LeftAloneError(InputError):
+class PeerLostError(InputError):
     """Another process of the run has failed, and says why; this one only cannot go on without it."""
 
 
@@ -37,7 +37,7 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     try:
         sys.exit(main() or 0)
     except InputError as error:
-        _exit(f"error: {error}", 2, is_cause=not isinstance(error, LeftAloneError))
+        _exit(f"error: {error}", 2, is_cause=not isinstance(error, PeerLostError))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in PACKAGES:
@@ -54,10 +54,10 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        _exit(f"error: {sentence_on(error)}", 74)
+        _exit(f"error: {describe_error(error)}", 74)
 
 
-def sentence_on(error: InputError | OSError) -> str:
+def describe_error(error: InputError | OSError) -> str:
     """What is wrong, where, and what to do."""
     if isinstance(error, InputError):
         return str(error)
@@ -66,7 +66,7 @@ def sentence_on(error: InputError | OSError) -> str:
 
 
 @contextmanager
-def disk_errors_of(path: Path) -> Iterator[None]:
+def name_disk_errors(path: Path) -> Iterator[None]:
     """Name the file in what the disk says of one that is open: Python names only those that it opens."""
     try:
         yield
@@ -84,10 +84,10 @@ def _room(where: str) -> str:
 
 
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
-    say(sentence, sys.stderr)
+    log(sentence, sys.stderr)
     # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": written_out(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
+        said = {"message": escape(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
         with suppress(OSError):  # the disk may be what is wrong
             Path(error_file).write_text(json.dumps(said), encoding="utf-8")
     sys.exit(code)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import evaluate
-from errors import InputError, run_command
+from common.errors import InputError, run_command
+from common.logging import MOST_CHARACTERS, format_bytes, format_duration, format_number, log, printable
 from figures.drawing import Row
 from figures.report import Sheet, page
 from shard_tools import make_shards
-from terminal import MOST_CHARACTERS, in_bytes, in_time, rounded, say, shown
 
 HOSTILE = {
     "\x1b[2J\x1b]0;title\x07.mp4": r"\x1b[2J\x1b]0;title\x07.mp4",
@@ -28,8 +28,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(name) == HOSTILE[name]
-    say(f"rejected {name}: why")
+    assert printable(name) == HOSTILE[name]
+    log(f"rejected {name}: why")
     assert capsys.readouterr().out == f"rejected {HOSTILE[name]}: why\n"
 
     def command() -> None:
@@ -42,8 +42,8 @@ def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFi
 
 def test_what_people_can_read_stays_as_it_is() -> None:
     for name in ("with spaces/日本語 видео ñ 🎬.mp4", 'it\'s "so" 100% $HOME \\ <b>', "ρ × …"):
-        assert shown(name) == name
-    assert len(shown("x" * 10**6)) == MOST_CHARACTERS + 1
+        assert printable(name) == name
+    assert len(printable("x" * 10**6)) == MOST_CHARACTERS + 1
 
 
 def test_no_name_of_an_input_reaches_the_terminal_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,10 +113,10 @@ def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
 
 
 def test_figures_as_people_write_them() -> None:
-    assert [in_bytes(n) for n in (0, 999, 999.6, 1234, 1.23456e9, 9.99e14)] == [
+    assert [format_bytes(n) for n in (0, 999, 999.6, 1234, 1.23456e9, 9.99e14)] == [
         "0 bytes", "999 bytes", "1 kB", "1.23 kB", "1.23 GB", "999 TB",
     ]  # fmt: skip
-    assert [rounded(n) for n in (0.5, 12.34, 999.9, 1234567)] == ["0.5", "12.3", "1,000", "1,230,000"]
-    assert [in_time(s) for s in (0.0123, 9.9, 9.97, 60, 200, 7500, 86400 * 3 + 4 * 3600 + 59, 86400)] == [
+    assert [format_number(n) for n in (0.5, 12.34, 999.9, 1234567)] == ["0.5", "12.3", "1,000", "1,230,000"]
+    assert [format_duration(s) for s in (0.0123, 9.9, 9.97, 60, 200, 7500, 86400 * 3 + 4 * 3600 + 59, 86400)] == [
         "0.012 s", "9.9 s", "10 s", "1 min", "3 min 20 s", "2 h 5 min", "3 days 4 h", "1 day",
     ]  # fmt: skip

@@ -10,43 +10,43 @@ from typing import TextIO
 MOST_CHARACTERS = 300  # of one name: a line of a list may be as long as its writer likes
 
 
-def shown(name: object) -> str:
+def printable(name: object) -> str:
     """The text with all that is no picture of itself as \\x1b, \\u202e or \\udcff; a name too long to read is cut."""
     text = str(name)
     if len(text) > MOST_CHARACTERS:
         half = MOST_CHARACTERS // 2
         text = f"{text[:half]}…{text[-half:]}"
-    return written_out(text)
+    return escape(text)
 
 
-def written_out(text: str) -> str:
+def escape(text: str) -> str:
     """Like repr() without quotes: what is not printable, of Unicode's categories Other and Separator, as an escape."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def say(sentence: str, file: TextIO | None = None) -> None:
+def log(sentence: str, file: TextIO | None = None) -> None:
     """Print one line, on stdout unless `file` says otherwise: all that commands say to people goes through here."""
-    print(written_out(sentence), file=file or sys.stdout)
+    print(escape(sentence), file=file or sys.stdout)
 
 
-def rounded(number: float) -> str:
+def format_number(number: float) -> str:
     """Three digits, with commas between thousands."""
     value = float(f"{number:.3g}")
     return f"{value:,.0f}" if value >= 100 else f"{value:g}"
 
 
-def in_bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Like 1.23 GB: units of 1,000."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 999.5:
-            return f"{rounded(number)} {unit}"
+            return f"{format_number(number)} {unit}"
         number /= 1000
-    return f"{rounded(number)} TB"
+    return f"{format_number(number)} TB"
 
 
-def in_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Like 45 s, 3 min 20 s, 2 h 5 min or 3 days 4 h: the two largest units, and no fractions above 10 s."""
     if seconds < 9.95:
         return f"{seconds:.2g} s"

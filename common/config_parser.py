@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from errors import InputError
+from common.errors import InputError
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from errors import InputError
+from common.errors import InputError
+from common.yaml_io import MAX_BYTES, parse_yaml, read_yaml
 from model.weights.pretrained import run_config, trained_stride
 from training.config import parse
-from yaml_files import MAX_BYTES, parse_yaml, read_yaml
 
 LETTERS = "abcdefgh"
 BOMB = "a0: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/**/*.py")]
 COMPUTING = ["train.py", "evaluate.py", "visualize.py", "benchmarks/train_throughput.py"]
 
@@ -16,8 +16,8 @@ COMPUTING = ["train.py", "evaluate.py", "visualize.py", "benchmarks/train_throug
 @pytest.mark.parametrize("command", [path.relative_to(ROOT).as_posix() for path in COMMANDS])
 def test_it_is_imported_before_anything_that_loads_torch(command: str) -> None:
     text = (ROOT / command).read_text()
-    assert "import openmp" in text or command not in COMPUTING
-    before = text.split("import openmp")[0] if "import openmp" in text else ""
+    assert "import common.openmp" in text or command not in COMPUTING
+    before = text.split("import common.openmp")[0] if "import common.openmp" in text else ""
     imported = re.findall(r"^(?:import|from) ([a-z_0-9]+)", before, re.M)
     assert set(imported) <= sys.stdlib_module_names
 
@@ -26,7 +26,7 @@ def test_it_is_imported_before_anything_that_loads_torch(command: str) -> None:
 def test_openmp_sees_it_unless_the_user_says_otherwise(given: dict[str, str], shown: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     done = subprocess.run(
-        [sys.executable, "-c", "import openmp, torch"],
+        [sys.executable, "-c", "import common.openmp, torch"],
         env=environment | given | {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

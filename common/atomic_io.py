@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def write_aside(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Give a temporary path next to `path`; when the block ends well, it becomes `path`; otherwise it is removed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -24,7 +24,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically and durably."""
-    with write_aside(path) as aside:
+    with atomic_write(path) as aside:
         # Names of files need not be UTF-8: their other bytes are written as \udcXX, which JSON reads back.
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -34,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def file_hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
