@@ -3,7 +3,7 @@ PYTHON ?= python3
 VIDEOS ?=
 BIN := .venv/bin
 
-.PHONY: demo test fuzz lint clean image image-base image-buildah bench-gpu pins
+.PHONY: demo test test-all fuzz lint clean image image-base image-buildah bench-gpu pins
 
 # The main job, command by command: videos -> shards -> pre-training -> figure -> three honest numbers.
 # `make demo VIDEOS=folder` takes your videos instead of drawn ones.
@@ -24,10 +24,15 @@ demo/drawn/%/.drawn: | .venv/installed
 	touch $@
 
 # worksteal keeps most of a file's tests, and so its fixtures, in one process.
-test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-# For long, with other cases every time; what it finds becomes a file in tests/fuzz/findings/, for `make test` to play.
+test: .venv/installed-dev
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/installed-dev
+	$(PYTEST)
+
+# Random cases for MINUTES, another seed every time.
 MINUTES ?= 60
 
 fuzz: .venv/installed-dev
@@ -37,9 +42,10 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 13) else "error: Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "error: Python 3.11 to 3.14 is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python

@@ -1,12 +1,11 @@
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import object_store
 import pytest
+from tiny import TINY
 
 # One thread a test process, before torch is imported: `make test` runs one process a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,20 +50,32 @@ def browser() -> str:
 
 @pytest.fixture(scope="session")
 def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen drawn videos of two classes, 64×64, with their motion sidecars."""
+    """Make sixteen synthetic videos of two classes, 64×64, with their motion sidecars."""
+    from shard_tools import synthetic_videos
+
     folder = tmp_path_factory.mktemp("videos")
-    script = Path(__file__).parents[1] / "shard_tools" / "synthetic_videos.py"
-    arguments = ["--num-videos", "16", "--size", "64", "--num-frames", "32", "--classes", "2"]
-    subprocess.run([sys.executable, script, folder, *arguments], check=True)
+    synthetic_videos.main([str(folder), "--num-videos=16", "--size=64", "--num-frames=32", "--classes=2"])
     return folder
 
 
 @pytest.fixture(scope="session")
 def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:
-    """The drawn videos as shards, every second frame kept."""
+    """Make shards of the synthetic videos, every second frame kept."""
+    from shard_tools import make_shards
+
     folder = tmp_path_factory.mktemp("shards") / "shards"
-    script = Path(__file__).parents[1] / "shard_tools" / "make_shards.py"
-    subprocess.run([sys.executable, script, synthetic_videos, folder, "--frame-stride", "2"], check=True)
+    assert make_shards.main([str(synthetic_videos), str(folder), "--frame-stride=2", "--workers=1"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> Path:
+    """Pre-train a tiny model for six steps, with checkpoints after steps 3 and 6. Copy the folder to change it."""
+    from train import train
+    from training.config import parse
+
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    train(parse([*TINY, f"data.shards={synthetic_shards}", f"run={folder}"]))
     return folder
 
 
