@@ -54,7 +54,7 @@ MOST_TICKS = 40  # class names beside the confusion matrix
 MOST_COUNTS = 25  # classes whose numbers of videos can be read in it
 OVERRIDES = (
     *("data.frame_stride", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib"),
-    *("data.cache", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
+    *("data.cache_dir", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
 )
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.devices import autocast_to
 from common.errors import run_command
 from model.channels import check_channels
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading.ahead import check_cache
 from pipeline.shards.dataset import ShardDataset
@@ -71,7 +71,7 @@ def train(config: TrainConfig) -> None:
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
             Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
-            Loader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
+            ClipLoader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
             StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
         ):
             metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])

@@ -32,7 +32,7 @@ from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 from train import train_step
@@ -161,7 +161,7 @@ def measure(source: Source, config: TrainConfig, steps: int) -> Row:
 @contextmanager
 def batches_of(
     source: Source, config: TrainConfig, device: torch.device
-) -> Iterator[tuple[Iterator[Batch], Loader | None]]:
+) -> Iterator[tuple[Iterator[Batch], ClipLoader | None]]:
     """Endless batches, and the loader that they come from, if any; its first batch is checked against the plan."""
     size = config.batch_size
     if source.encode is None:
@@ -171,13 +171,13 @@ def batches_of(
         return
     dataset, shape = ShardDataset.open(config.data.shards), config.model
     plan = Plan(dataset, config.data, num_frames=shape.num_frames, image_size=shape.image_size, seed=0, batch_size=size)
-    with Loader(dataset, plan, device, config.data, None, sharing=None) as loader:
+    with ClipLoader(dataset, plan, device, config.data, None, sharing=None) as loader:
         batches = loader.batches(0)
         check(dataset, plan, next(batches).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield batches, loader
 
 
-def waited_for(loader: Loader | None) -> float:
+def waited_for(loader: ClipLoader | None) -> float:
     return loader.counters["wait_seconds"] if loader else 0.0
 
 

@@ -37,7 +37,7 @@ from pipeline.decoding.containers import open_video
 from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
 from pipeline.decoding.nvdec import NvdecError, read_limits
 from pipeline.decoding.video import decode_frames
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
@@ -238,7 +238,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with Loader(dataset, plan, device, config, None, sharing=None) as loader:
+    with ClipLoader(dataset, plan, device, config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 

@@ -13,7 +13,7 @@ model=(model.size="$SIZE" model.image_size="$IMAGE" model.num_frames="$FRAMES" m
 
 # 1. Shards, and what they are good for.
 "$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --frame-stride 2 --contact-sheet
-"$PYTHON" -m pipeline.doctor "$OUT/shards" data.frame_stride=2 "${model[@]}"
+"$PYTHON" doctor.py "$OUT/shards" data.frame_stride=2 "${model[@]}"
 
 # 2. Pre-training; OUT/pretrain/report.html says how it goes.
 "$PYTHON" train.py "${model[@]}" model.mask_ratio=0.85 data.shards="$OUT/shards" data.validation_shards="$OUT/shards" \

@@ -24,7 +24,7 @@ from model.encoder import VideoEncoder
 from model.weights.pretrained import find_file, trained_stride
 from model.weights.weight_files import save_tensors
 from pipeline.config import DataConfig
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     files = [output / f"features-{i:05d}.safetensors" for i in range(-(-len(plan) // (per_file * options.batch_size)))]
     done = next((i for i, file in enumerate(files) if not file.exists()), len(files))
     with (
-        Loader(dataset, plan, device, data, quarantine=None) as loader,
+        ClipLoader(dataset, plan, device, data, quarantine=None) as loader,
         progress_bar(
             unit="video", total=len(plan), initial=min(done * per_file * options.batch_size, len(plan))
         ) as progress,

@@ -17,7 +17,7 @@ class DataConfig:
     """Where clips come from and how they are cut; the defaults are the paper's pre-training on Kinetics."""
 
     shards: str | list[str] = ""
-    """dataset folder or URL (s3://…, or file://… to be copied to data.cache); a list mixes several"""
+    """dataset folder or URL (s3://…, or file://… to be copied to data.cache_dir); a list mixes several"""
     validation_shards: str = ""
     """never learnt from: at every review of pre-training their loss under fixed masks, k-NN accuracy and RankMe"""
     weights: list[float] | None = None
@@ -46,7 +46,7 @@ class DataConfig:
     """clips cut from one decode, with the same frames and crops of their own"""
     shuffle_shards: int = 16
     """shards whose videos are shuffled together"""
-    lanes: int = 1
+    canonical_nodes: int = 1
     """pieces of a step that read shards of their own; many nodes on an object store: see docs/clusters.md"""
 
     decoder: Decoder = "auto"
@@ -61,7 +61,7 @@ class DataConfig:
     """batches ready or in the making beyond the one in use: reading, decoding, done"""
     prefetch_mib: int = 2048
     """bound on decoded frames waiting; one batch is always let through"""
-    cache: str = ""
+    cache_dir: str = ""
     """folder for shards of an object store, or of a slow disk (file://…); "": the user's own, ~/.cache/adamae"""
     cache_gib: float = 50.0
     """the most that the cache keeps; removed shards that are read yet stay open, as much again at most"""
@@ -69,13 +69,13 @@ class DataConfig:
     """an object store that brings less than 1 MiB in so long is asked anew"""
     cached_batch: bool = False
     """the first batch again and again: what a step takes then, the loader costs nothing of"""
-    max_bad_share: float = 0.1
+    max_bad_fraction: float = 0.1
     """stop when more than this share of the clips could not be decoded"""
     decode_timeout_s: float = 60.0
     """a decode that takes longer counts as hung"""
 
     def __post_init__(self) -> None:
-        for name in ("frame_stride", "repeats", "shuffle_shards", "lanes", "prefetch", "prefetch_mib"):
+        for name in ("frame_stride", "repeats", "shuffle_shards", "canonical_nodes", "prefetch", "prefetch_mib"):
             self._require(name, getattr(self, name) >= 1, "give a whole number of at least 1")
         for name in ("subset", "num_threads", "dali_threads"):
             value = getattr(self, name)
@@ -86,7 +86,7 @@ class DataConfig:
         self._require("rand_augment", self.rand_augment >= 0, "give a whole number of at least 0")
         self._require("rand_augment_magnitude", 0 <= self.rand_augment_magnitude <= 10, "give a number from 0 to 10")
         self._require("random_erasing", 0 <= self.random_erasing <= 1, "give a share from 0 to 1")
-        self._require("max_bad_share", 0 <= self.max_bad_share < 1, "give a share from 0 to below 1")
+        self._require("max_bad_fraction", 0 <= self.max_bad_fraction < 1, "give a share from 0 to below 1")
         if self.weights is not None:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             positive = all(0 < weight < math.inf for weight in self.weights)
@@ -98,7 +98,7 @@ class DataConfig:
 
     @property
     def shard_cache(self) -> Cache:
-        return Cache(Path(self.cache) if self.cache else None, self.cache_gib, self.download_timeout_s)
+        return Cache(Path(self.cache_dir) if self.cache_dir else None, self.cache_gib, self.download_timeout_s)
 
     @property
     def threads(self) -> int:

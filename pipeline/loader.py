@@ -14,9 +14,9 @@ from torch import Tensor
 
 from common.devices import numbered, to_device
 from pipeline.config import DataConfig, Decoder
-from pipeline.decoding.choice import may_share, notice
+from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.dali import Dali, Part
-from pipeline.decoding.making import ClipMaker, Group
+from pipeline.decoding.policy import may_share, notice
 from pipeline.decoding.sharing import TIMED_BATCHES, RunDecoders, clips_per_second
 from pipeline.decoding.upload import Copy, HostClips, Uploads
 from pipeline.decoding.workers import Task, Workers
@@ -39,7 +39,7 @@ class _Job:
     """A batch in the making."""
 
     number: int
-    groups: list[Group]
+    groups: list[DecodeJob]
     tasks: list[Task]
     host: HostClips  # where PyAV writes
     num_bytes: int  # held until the batch is out
@@ -53,7 +53,7 @@ class _Job:
     @property
     def for_dali(self) -> list[int]:
         """Places of the groups that may be DALI's."""
-        return [place for place, group in enumerate(self.groups) if group.may_be_dalis]
+        return [place for place, group in enumerate(self.groups) if group.may_use_dali]
 
     def is_ready(self, places: Iterable[int]) -> bool:
         """Whether these groups are read and, if they are PyAV's, cut."""
@@ -61,7 +61,7 @@ class _Job:
         return all(future.done() and not future.exception() for future in futures)
 
 
-class Loader:
+class ClipLoader:
     """Reads, decodes and cuts the clips of a plan in background threads; a context manager."""
 
     def __init__(
@@ -82,22 +82,22 @@ class Loader:
         """
         device = numbered(device)
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
-        self._maker = ClipMaker(dataset, plan, device, config, quarantine)
+        self._maker = ClipDecoder(dataset, plan, device, config, quarantine)
         self._channels = dataset.channels
-        self._choice = self._maker.choice
+        self._policy = self._maker.policy
         self._run: RunDecoders | None = None
         if isinstance(sharing, float):
-            self._choice.give_dali(sharing)
-        elif not self._choice.without_dali:
-            self._run = RunDecoders(sharing, device, config, plan, self._choice)
+            self._policy.give_dali(sharing)
+        elif not self._policy.without_dali:
+            self._run = RunDecoders(sharing, device, config, plan, self._policy)
             if may_share(device, config):
                 self._run.share(self._clips_per_second)
         self._workers = Workers(config.threads, "clips")
-        self._dali = Dali(device, plan, self._choice.dali_threads, config.decode_timeout_s)
+        self._dali = Dali(device, plan, self._policy.dali_threads, config.decode_timeout_s)
         self._uploads = Uploads(device)
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter goes
 
-    def __enter__(self) -> "Loader":
+    def __enter__(self) -> "ClipLoader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +158,7 @@ class Loader:
         plan, views = self._plan, self._plan.views
         turn = number * (plan.batch_size // views)
         groups = [
-            Group(first, part, number, self._choice.may_be_dalis(part[0].sample, number, turn + first // views))
+            DecodeJob(first, part, number, self._policy.may_use_dali(part[0].sample, number, turn + first // views))
             for first in range(0, len(rows), views)
             for part in [rows[first : first + views]]
         ]
@@ -168,16 +168,16 @@ class Loader:
             number, groups, [self._submit(group, host) for group in groups], host, encoded + math.prod(host.shape)
         )
 
-    def _submit(self, group: Group, host: HostClips) -> Task:
+    def _submit(self, group: DecodeJob, host: HostClips) -> Task:
         # DALI begins with a batch as soon as its part is read, however much PyAV still has to do.
-        return self._workers.submit(lambda task: self._maker.make(task, group, host), is_urgent=group.may_be_dalis)
+        return self._workers.submit(lambda task: self._maker.make(task, group, host), is_urgent=group.may_use_dali)
 
     def _finish(self, job: _Job, later: Sequence[_Job]) -> UInt8[Tensor, "B T H W C"]:
         """Wait for a batch and put it on the device."""
         started = time.perf_counter()
         self._wait_for(job)
         cut = time.perf_counter()
-        if self._choice.has_left(job.number):
+        if self._policy.has_left(job.number):
             self._move_to_pyav(job)
         decoded: list[tuple[Part, Tensor]] = []
         try:
@@ -268,7 +268,7 @@ class Loader:
     def _fed(self, job: _Job) -> list[Part]:
         """Give DALI the videos of a batch that are for it, once. Raises RuntimeError if DALI does not take them."""
         if job.parts is None:
-            job.parts = [] if self._choice.has_left(job.number) else self._dali.feed(job.groups)
+            job.parts = [] if self._policy.has_left(job.number) else self._dali.feed(job.groups)
         return job.parts
 
     def _drop_graphs(self, jobs: Sequence[_Job]) -> None:
@@ -286,36 +286,36 @@ class Loader:
         self._drop_graphs(later)
         attempts = sum(group.attempt for group in job.groups)
         failed = [group for group in job.groups if group.way]
-        self._keep_from_dali([group.rows[0].sample for group in failed], job.number, job.number + self._config.prefetch)
+        self._ban_from_dali([group.rows[0].sample for group in failed], job.number, job.number + self._config.prefetch)
         self._maker.count(rescued_clips=sum(len(group.rows) for group in failed))
         self._move_to_pyav(job)
         found_bad = sum(group.attempt for group in job.groups) > attempts
         if self._dali.failed(found_bad):
-            self._keep_from_dali(None, job.number, job.number)
+            self._ban_from_dali(None, job.number, job.number)
             reason = " ".join(error.split())[:400]
             notice(
                 f"DALI has failed again and again, the last time with '{reason}': PyAV decodes all from now on, on"
                 f" {self._config.threads} CPU threads"
             )
 
-    def _keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
-        self._choice.keep_from_dali(samples, failed, since)
+    def _ban_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+        self._policy.ban_from_dali(samples, failed, since)
         if self._run:
-            self._run.keep_from_dali(samples, failed, since)
+            self._run.ban_from_dali(samples, failed, since)
 
     def _move_to_pyav(self, job: _Job) -> None:
         """Have PyAV cut what DALI was to cut of a batch, and wait for it."""
         for place, group in enumerate(job.groups):
             if group.way:
                 job.copy = None
-                group.way, group.for_dali, group.may_be_dalis = None, None, False
+                group.way, group.for_dali, group.may_use_dali = None, None, False
                 job.tasks[place] = self._submit(group, job.host)
         self._wait_for(job)
 
     def _clips_per_second(self, plan: ClipPlan, decoder: Decoder) -> float:
         """How fast one decoder makes the clips of a plan that repeats itself."""
         config = replace(self._config, decoder=decoder, cached_batch=False)
-        with Loader(self._dataset, plan, self._device, config, None) as loader:
+        with ClipLoader(self._dataset, plan, self._device, config, None) as loader:
             return clips_per_second(loader, decoder, warm_up=TIMED_BATCHES if self._dataset.is_remote else 2)
 
 

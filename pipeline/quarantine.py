@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from common.errors import InputError
-from pipeline.lines import Lines
+from pipeline.jsonl import JsonlFile
 from pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.
@@ -14,10 +14,10 @@ CLIPS_BEFORE_JUDGING = 200
 class Quarantine:
     """The bad samples of a run; safe to use from many threads, and one file may serve several processes."""
 
-    def __init__(self, dataset: ShardDataset, path: Path | None, max_bad_share: float) -> None:
-        self._dataset, self._max_bad_share = dataset, max_bad_share
+    def __init__(self, dataset: ShardDataset, path: Path | None, max_bad_fraction: float) -> None:
+        self._dataset, self._max_bad_fraction = dataset, max_bad_fraction
         self._lock = threading.Lock()
-        self._lines = Lines(path) if path else None
+        self._lines = JsonlFile(path) if path else None
         self._written = {str(line.get("key")) for line in self._lines.read()} if self._lines else set()
         self._bad_clips = self._clips = 0
 
@@ -36,9 +36,10 @@ class Quarantine:
                 line = {"key": video.key, "where": self._dataset.where(sample), "source": video.source}
                 self._lines.add({**line, "reason": reason})
             judged = max(self._clips, CLIPS_BEFORE_JUDGING)
-            if self._bad_clips > self._max_bad_share * judged:
+            if self._bad_clips > self._max_bad_fraction * judged:
                 raise InputError(
                     f"{self._bad_clips} of {self._clips} clips came from videos that cannot be decoded, the last one"
-                    f" {self._dataset.where(sample)} ({reason}): more than data.max_bad_share = {self._max_bad_share}"
-                    f" allows; see {self._lines.path if self._lines else 'data.max_bad_share'}"
+                    f" {self._dataset.where(sample)} ({reason}): more than data.max_bad_fraction ="
+                    f" {self._max_bad_fraction} allows; see"
+                    f" {self._lines.path if self._lines else 'data.max_bad_fraction'}"
                 )

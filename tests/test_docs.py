@@ -11,13 +11,13 @@ from pathlib import Path
 import jsonargparse
 import pytest
 
+import doctor
 import evaluate
 import export
 import train
 import visualize
 from benchmarks.reports import results_page
 from model import features
-from pipeline import doctor
 from shard_tools import make_shards
 from training import compare, config
 
@@ -80,7 +80,7 @@ def test_every_command_is_understood(command: str, only_read, monkeypatch) -> No
     with pytest.raises((ReadError, SystemExit)) as ended:
         run(name, run_name="__main__")
     assert getattr(ended.value, "code", 0) == 0, "it is refused"
-    if name == "pipeline.doctor":  # which reads what is meant for train.py only when it needs it
+    if name == "doctor.py":  # which reads what is meant for train.py only when it needs it
         settings = [word for word in arguments if "=" in word]
         monkeypatch.undo()
         config.parse(["data.shards=s", *settings])
@@ -126,7 +126,7 @@ def test_the_first_hour(synthetic_videos: Path, tmp_path: Path, monkeypatch, cap
     subprocess.run(["bash", str(ROOT / "docs/first_hour.sh"), str(synthetic_videos), str(out)], env=small, check=True)
     programs = {
         "shard_tools/make_shards.py": make_shards.main,
-        "pipeline.doctor": lambda arguments: doctor.main([*arguments, "--seconds", "0.05"]),
+        "doctor.py": lambda arguments: doctor.main([*arguments, "--seconds", "0.05"]),
         "train.py": lambda arguments: train.train(config.parse([*arguments, "data.num_threads=1", "device=cpu"])),
         "training.compare": compare.main,
         "visualize.py": visualize.main,

@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.weights.layouts import to_huggingface
 from model.weights.pretrained import about, load, save
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train
@@ -122,7 +122,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(16))
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = ViewPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
-    with Loader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
+    with ClipLoader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
         one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
     by_hand = torch.cat(one_by_one).view(16, 6, 2)
     assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ: nothing is shown"

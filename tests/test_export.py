@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_adamae
-from pipeline.decoding.cutting import Scaler
+from pipeline.decoding.scaling import Scaler
 from pipeline.planning.crops import across
 
 CONFIG = ModelConfig(

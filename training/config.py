@@ -205,7 +205,7 @@ FREE_KEYS = {
     "profile", "log_every", "checkpoint_every", "keep_checkpoints", "figure_every",
     "metrics", "data.validation_shards",
     "data.decoder", "data.num_threads", "data.dali_threads", "data.prefetch", "data.prefetch_mib",
-    "data.cache", "data.cache_gib", "data.max_bad_share", "data.download_timeout_s", "data.decode_timeout_s",
+    "data.cache_dir", "data.cache_gib", "data.max_bad_fraction", "data.download_timeout_s", "data.decode_timeout_s",
 }  # fmt: skip
 
 

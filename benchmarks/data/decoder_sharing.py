@@ -39,7 +39,7 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from pipeline.config import DataConfig
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, Plan, PlanRow
 from pipeline.shards.dataset import ShardDataset
@@ -151,7 +151,7 @@ def measure_places(folder: Path, threads: int, dali_threads: int, device: str, r
             for name, place in PLACES.items():
                 rows.append({"decoder": decoder, "read": read, "place": name})
                 plan = AtPlace(place, WARM_UP + rounds)
-                with Loader(dataset, plan, torch.device(device), config, None) as loader:
+                with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
                     rows[-1] |= clip_times(loader)
             of_first = rows[-len(PLACES)]["ms_a_clip"]
             for row in rows[-len(PLACES) :]:
@@ -159,7 +159,7 @@ def measure_places(folder: Path, threads: int, dali_threads: int, device: str, r
     return rows
 
 
-def clip_times(loader: Loader) -> Row:
+def clip_times(loader: ClipLoader) -> Row:
     """Of all batches; frames are decoded ahead of those that are given out, so only their sums are exact."""
     seconds = []
     started = time.perf_counter()
@@ -258,11 +258,11 @@ def make(case: Case) -> Made:
     dataset = ShardDataset.open(case.folder)
     config = DataConfig(frame_stride=1, decoder=case.decoder, num_threads=case.threads, dali_threads=case.dali_threads)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with Loader(dataset, plan, torch.device(case.device), config, None, case.found) as loader:
+    with ClipLoader(dataset, plan, torch.device(case.device), config, None, case.found) as loader:
         return made_by(loader, case)
 
 
-def made_by(loader: Loader, case: Case) -> Made:
+def made_by(loader: ClipLoader, case: Case) -> Made:
     batches = loader.batches(case.first)
     for _ in range(4):
         next(batches)

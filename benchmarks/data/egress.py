@@ -53,7 +53,7 @@ def main() -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=3907, help=f"of {PER_SHARD} clips; default 3907, a million clips")
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 100, 400], help="data.lanes; default 1 100 400")
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 100, 400], help="data.canonical_nodes; default 1 …")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16, 100], help="default 1 4 16 100")
     parser.add_argument("--output", type=Path, help="folder for the results")
     options = parser.parse_args(arguments)
@@ -66,7 +66,7 @@ def egress(case: tuple[int, int, int, int]) -> Row:
     """Downloads of an epoch. `rounds`: forward passes that each process takes its clips of a step in."""
     num_shards, nodes, lanes, rounds = case
     dataset = made_up(num_shards)
-    order = Order(dataset, DataConfig(lanes=lanes), 0, step=GLOBAL_BATCH, served=lanes)
+    order = Order(dataset, DataConfig(canonical_nodes=lanes), 0, step=GLOBAL_BATCH, served=lanes)
     node_of = nodes_of_places(nodes, rounds)
     caches = [Kept() for _ in range(nodes)]
     seen = np.zeros(order.per_epoch, bool)

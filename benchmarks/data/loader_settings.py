@@ -25,7 +25,7 @@ from benchmarks.pipeline_throughput import FRAME_STRIDE, WARM_UP_BATCHES, check,
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 
@@ -71,7 +71,7 @@ def measure(folder: Path, config: DataConfig, batch_size: int, seconds: float, d
     torch.set_num_threads(1)
     dataset = ShardDataset.open(folder)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=batch_size)
-    with Loader(dataset, plan, torch.device(device), config, None, sharing=None) as loader:
+    with ClipLoader(dataset, plan, torch.device(device), config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         batches = loader.batches(0)
         for _ in range(WARM_UP_BATCHES):

@@ -3,7 +3,7 @@
     python benchmarks/data/pixel_formats.py
 
 A picture whose colours change evenly is put into each format, and boxes are cut out of it at even and odd places and
-scaled to half by `pipeline.decoding.cutting.Scaler`: from the planes, and from the whole picture after FFmpeg has made
+scaled to half by `pipeline.decoding.scaling.Scaler`: from the planes, and from the whole picture after FFmpeg has made
 it RGB.
 What differs is an error in grey levels. (tests/pipeline/test_pixel_formats.py holds RGB against arithmetic.)
 """
@@ -21,7 +21,7 @@ from jaxtyping import Float, UInt8
 
 from benchmarks.harness import RESULTS, Row, machine, write_results
 from common.errors import run_command
-from pipeline.decoding.cutting import BT601, FATAL, Scaler
+from pipeline.decoding.scaling import BT601, FATAL, Scaler
 from pipeline.decoding.video import VideoError
 from pipeline.planning.crops import Crop
 

@@ -57,9 +57,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def streams(num_shards: int, step: int) -> Iterator[tuple[str, Stream]]:
     """Every order's first epoch."""
     yield "full shuffle", np.random.default_rng(0).permutation(num_shards * PER_SHARD)
-    for config in (DataConfig(), DataConfig(shuffle_shards=64), DataConfig(lanes=16)):
-        order = Order(made_up(num_shards), config, 0, step=step, served=config.lanes)
-        lanes = f", {config.lanes} lanes" if config.lanes > 1 else ""
+    for config in (DataConfig(), DataConfig(shuffle_shards=64), DataConfig(canonical_nodes=16)):
+        order = Order(made_up(num_shards), config, 0, step=step, served=config.canonical_nodes)
+        lanes = f", {config.canonical_nodes} lanes" if config.canonical_nodes > 1 else ""
         found = np.array([order.sample(draw) for draw in range(order.per_epoch)])
         yield f"ours, {config.shuffle_shards} shards{lanes}", found
     for size, workers in ((1_000, 1), (5_000, 1), (1_000, 16)):

@@ -31,7 +31,7 @@ WARM_UP_SHARE = 0.25  # of the rows, which the slope leaves out
 SETTINGS = (
     *("model.size=tiny", "model.num_frames=8", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75"),
     *("data.frame_stride=2", "data.num_threads=2", "batch_size=4", "steps=100000000", "precision=fp32", "device=cpu"),
-    *("optimizer.warmup_epochs=0", "checkpoint_every=1000", "figure_every=1000", "data.max_bad_share=0.5"),
+    *("optimizer.warmup_epochs=0", "checkpoint_every=1000", "figure_every=1000", "data.max_bad_fraction=0.5"),
 )
 NOTES = [
     f"memory_mib: what the process holds that is no mapped file (RssAnon), every {EVERY_S} s. mib_a_minute and"

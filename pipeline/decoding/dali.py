@@ -8,10 +8,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from pipeline.decoding.choice import Way
+from pipeline.decoding.clip_decoder import DecodeJob
 from pipeline.decoding.graph import Graph, VideoGraph
 from pipeline.decoding.images import ImageGraph
-from pipeline.decoding.making import Group
+from pipeline.decoding.policy import Way
 from pipeline.decoding.workers import Task, Workers
 from pipeline.planning.plan import ClipPlan, PlanRow
 
@@ -26,7 +26,7 @@ class Part:
     """What of a batch one graph is working on."""
 
     graph: Graph
-    groups: list[Group]
+    groups: list[DecodeJob]
 
     @property
     def rows(self) -> list[PlanRow]:
@@ -46,7 +46,7 @@ class Dali:
         self._lent: list[Tensor] = []  # DALI's memory that this batch is in, or is copied or changed from
         self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # lent for earlier ones, until an event
 
-    def feed(self, groups: Sequence[Group]) -> list[Part]:
+    def feed(self, groups: Sequence[DecodeJob]) -> list[Part]:
         """Start on what of a batch is for DALI. Raises RuntimeError if it does not take that."""
         parts = []
         for way, kind in GRAPHS.items():

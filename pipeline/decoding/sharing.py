@@ -20,8 +20,8 @@ import torch
 
 from common.devices import device_name
 from pipeline.config import DataConfig, Decoder
-from pipeline.decoding.choice import Choice, notice
-from pipeline.lines import Lines
+from pipeline.decoding.policy import DecoderPolicy, notice
+from pipeline.jsonl import JsonlFile
 from pipeline.planning.plan import ClipPlan, PlanRow
 
 TIMED_BATCHES = 4  # again and again
@@ -165,11 +165,11 @@ class RunDecoders:
     """decoders.jsonl of a run, as far as this process is concerned."""
 
     def __init__(
-        self, file: Path | None, device: torch.device, config: DataConfig, plan: ClipPlan, choice: Choice
+        self, file: Path | None, device: torch.device, config: DataConfig, plan: ClipPlan, choice: DecoderPolicy
     ) -> None:
         """Tell `choice` what DALI has failed at before. `file`: None where nothing goes on later."""
-        self._lines = Lines(file) if file else None
-        self._plan, self._choice, self._threads = plan, choice, config.threads
+        self._lines = JsonlFile(file) if file else None
+        self._plan, self._policy, self._threads = plan, choice, config.threads
         self._balance: Balance | None = None
         self._rank = int(os.environ.get("RANK", "0"))
         # Speeds that were found under other conditions do not count.
@@ -181,7 +181,7 @@ class RunDecoders:
         }
         for line in self._mine():
             with suppress(*DAMAGED):
-                choice.keep_from_dali(line["kept_from_dali"], int(line["failed_batch"]), int(line["from_batch"]))
+                choice.ban_from_dali(line["kept_from_dali"], int(line["failed_batch"]), int(line["from_batch"]))
 
     def share(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> None:
         """Share the clips by what the run has found before, or is found now."""
@@ -191,18 +191,18 @@ class RunDecoders:
             self._keep({"conditions": self._conditions, "speeds": asdict(speeds)})
             shares = [(0, speeds.share)]
         for since, share in shares:
-            self._choice.give_dali(share, since)
-        if self._choice.share:
+            self._policy.give_dali(share, since)
+        if self._policy.share:
             self._balance = Balance(shares)
 
     def waited(self, batch: int, for_pyav: float, for_dali: float, following: int) -> None:
         """Tell how many seconds a batch was waited for; batches from `following` on are not begun yet."""
         if self._balance and self._balance.waited(batch, for_pyav, for_dali, following):
-            self._choice.give_dali(self._balance.share, following)
+            self._policy.give_dali(self._balance.share, following)
             moved = {"share": self._balance.share, "from_batch": following, "batch_size": self._plan.batch_size}
             self._keep({"conditions": self._conditions, **moved})
 
-    def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+    def ban_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
         """As `choice` is told; for the next time."""
         self._keep({"kept_from_dali": samples, "failed_batch": failed, "from_batch": since})
 
@@ -223,7 +223,7 @@ class RunDecoders:
 
     def _found_now(self, clips_per_second: Callable[[ClipPlan, Decoder], float]) -> Speeds:
         """Each decoder alone on the first clips of the plan."""
-        any_clips, suited_clips, suited = timed_plans(self._plan, lambda sample: self._choice.suits(sample) is not None)
+        any_clips, suited_clips, suited = timed_plans(self._plan, lambda sample: self._policy.suits(sample) is not None)
         # DALI takes what it takes, also where that is not all.
         dali = clips_per_second(suited_clips, "hybrid") if suited_clips else 0.0
         speeds = Speeds(dali, clips_per_second(any_clips, "pyav"), suited)

@@ -41,17 +41,17 @@ class Order:
     def __init__(
         self, dataset: ShardDataset, config: DataConfig, seed: int, *, step: int, served: int, version: int = VERSION
     ) -> None:
-        """step: draws of a step; served: lanes that will be asked for, about. Raises InputError if data.lanes does not
-        divide the step or are not of this version, or data.subset is more than there is, or is of a mix."""
-        self._seed, self._step, self._lanes, self._version = seed, step, config.lanes, version
+        """step: draws of a step; served: lanes that will be asked for, about. Raises InputError if data.canonical_nodes
+        does not divide the step or are not of this version, or data.subset is more than there is, or is of a mix."""
+        self._seed, self._step, self._lanes, self._version = seed, step, config.canonical_nodes, version
         if version == 1 and self._lanes > 1:
             raise InputError(
-                f"data.lanes is {self._lanes}, and this run goes on in an order of clips that was made before there"
-                " were lanes: leave it out, or begin a new run with model.init="
+                f"data.canonical_nodes is {self._lanes}, and this run goes on in an order of clips that was made before"
+                " there were lanes: leave it out, or begin a new run with model.init="
             )
         if step % self._lanes:
             raise InputError(
-                f"data.lanes is {self._lanes}, and a step decodes {step} videos: give a number of lanes that divides it"
+                f"data.canonical_nodes is {self._lanes}, and a step decodes {step} videos: give a divisor of that"
             )
         self._streams = [
             _Stream(seed, part, members, self._lanes, config.shuffle_shards, served)

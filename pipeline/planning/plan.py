@@ -45,7 +45,7 @@ class PlanRow:
 
 
 class ClipPlan(Protocol):
-    """What a Loader needs of a plan. `views` neighbouring rows share one decode."""
+    """What a ClipLoader needs of a plan. `views` neighbouring rows share one decode."""
 
     num_frames: int
     frame_size: FrameSize
@@ -111,14 +111,16 @@ class Plan(ClipPlan):
             )
         shared = partial(passes, self.global_batch, batch_size, together, world_size)
         self._passes = shared(rank)
-        self.batch_size, self.lanes = max(map(len, self._passes)), config.lanes
+        self.batch_size, self.lanes = max(map(len, self._passes)), config.canonical_nodes
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
         self._order = self._in_order(order.VERSION)
         node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
         self._lanes_of_node = sorted(self._lanes_of(node))
         self.shards_in_turns = min(len(self._lanes_of_node) * config.shuffle_shards, len(dataset.shards))
-        self._share_of_lanes = sum(map(len, node)) * config.lanes / self.global_batch / len(self._lanes_of_node)
+        self._share_of_lanes = (
+            sum(map(len, node)) * config.canonical_nodes / self.global_batch / len(self._lanes_of_node)
+        )
 
     @property
     def clips_per_epoch(self) -> int:
@@ -141,7 +143,7 @@ class Plan(ClipPlan):
 
     def _lanes_of(self, parts: list[range]) -> set[int]:
         """Of the clips of a step that a process takes."""
-        lane = self.global_batch // self.views // self._config.lanes or 1
+        lane = self.global_batch // self.views // self._config.canonical_nodes or 1
         return {place // self.views // lane for part in parts for place in part}
 
     def batch(self, index: int) -> list[PlanRow]:

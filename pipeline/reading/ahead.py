@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from pipeline.decoding.choice import notice
+from pipeline.decoding.policy import notice
 from pipeline.decoding.workers import Task, Workers
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.ledger import NoRoomError
@@ -69,7 +69,7 @@ def check_cache(dataset: ShardDataset, plan: ClipPlan) -> None:
         notice(
             f"this node takes clips from {plan.shards_in_turns} shards in turns, {needed / 2**30:.3g} GiB, and"
             f" data.cache_gib is {kept / 2**30:.3g}: they will be downloaded again and again; raise it, or lower"
-            " data.lanes or data.shuffle_shards",
+            " data.canonical_nodes or data.shuffle_shards",
             once_a_node=True,
         )
 

@@ -76,7 +76,7 @@ class Download:
                 if isinstance(error, OSError) and error.errno in FULL_DISK:
                     raise InputError(
                         f"{self._to.parent} takes no more ({error.strerror}): free some space, lower data.cache_gib, or"
-                        " name another folder with data.cache"
+                        " name another folder with data.cache_dir"
                     ) from error
                 failures = failures + 1 if self._at == before else 1
                 hopeless = isinstance(error, ImportError | ValueError | PermissionError)

@@ -134,7 +134,7 @@ class Ledger:
             except (sqlite3.Error, OSError) as error:
                 raise InputError(
                     f"{self._folder / LEDGER} cannot be written ({error}): free some space, or name another folder with"
-                    " data.cache"
+                    " data.cache_dir"
                 ) from error
 
     def _transaction(self, change: Callable[[sqlite3.Connection], None]) -> None:
@@ -225,7 +225,7 @@ def _drop(ledger: sqlite3.Connection, name: str) -> None:
 def refuse_link(path: Path) -> None:
     """Raises InputError if `path` is a link."""
     if path.is_symlink():
-        raise InputError(f"{path} is a link: remove it, or name a folder of your own with data.cache")
+        raise InputError(f"{path} is a link: remove it, or name a folder of your own with data.cache_dir")
 
 
 def open_lock(path: Path) -> int:

@@ -23,7 +23,7 @@ def is_remote(place: str | Path) -> bool:
     return "://" in str(place)
 
 
-def default_cache(name: str = "adamae", option: str = "data.cache") -> Path:
+def default_cache(name: str = "adamae", option: str = "data.cache_dir") -> Path:
     """The user's own cache folder, made if need be; one of the machine's temporary folder where there is no home.
 
     `option` names another folder. Raises InputError if somebody else might have put it there, or may write to it.

@@ -161,7 +161,7 @@ class ShardDataset:
 
     @classmethod
     def of(cls, config: DataConfig) -> "ShardDataset":
-        """What data.shards names, with the cache that data.cache names."""
+        """What data.shards names, with the cache that data.cache_dir names."""
         return cls.open(config.shards, config.shard_cache)
 
     @property

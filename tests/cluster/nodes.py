@@ -34,7 +34,7 @@ class Run:
         port = free_port()
         self.nodes, self.logs = [], []
         for number, machine in enumerate(self.net.machines[:nodes]):
-            settings = [*self._settings, f"data.cache={self.cache(number)}", *more]
+            settings = [*self._settings, f"data.cache_dir={self.cache(number)}", *more]
             launcher = [
                 *machine.enter, sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes),
                 "--node-rank", str(number), "--nproc-per-node", str(processes),
@@ -82,7 +82,7 @@ class Run:
         return found
 
     def _is_on(self, process: Path, node: int) -> bool:
-        return f"data.cache={self.cache(node)}\0" in (process / "cmdline").read_text()
+        return f"data.cache_dir={self.cache(node)}\0" in (process / "cmdline").read_text()
 
     def signal_node(self, node: int, number: int) -> None:
         """What a scheduler does that signals all processes of a job at once."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+import preview
 from common.config_parser import add_settings, as_options, config_parser, keys_in, require_known
 from common.errors import InputError
-from pipeline import preview
 from training import config
 
 

@@ -14,7 +14,7 @@ from listed import Listed
 
 from pipeline.config import DataConfig
 from pipeline.decoding.video_error import VideoError
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan, ViewPlan
 from pipeline.reading import reader as reading
 from pipeline.reading.ahead import LookAhead, Piece, Pieces, check_cache
@@ -178,11 +178,11 @@ def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_pa
     size = max(path.stat().st_size for path in short_shards.glob("*.tar"))
     for place in (str(short_shards), f"file://{short_shards}"):
         config = DataConfig(
-            place, frame_stride=1, cache=str(tmp_path / "nvme"), cache_gib=2.5 * size / 2**30, shuffle_shards=1
+            place, frame_stride=1, cache_dir=str(tmp_path / "nvme"), cache_gib=2.5 * size / 2**30, shuffle_shards=1
         )
         dataset = ShardDataset.of(config)
         plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
-        with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+        with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(8), strict=False)]))
             kept = [path for path in (tmp_path / "nvme").rglob("*.tar") if path.is_file()]
             assert len(kept) == (2 if "://" in place else 0)
@@ -197,7 +197,7 @@ def test_a_cache_that_is_too_small_for_the_order_is_said(
 ) -> None:  # fmt: skip
     size = max(path.stat().st_size for path in short.folder.glob("*.tar"))
     config = DataConfig(
-        bucket, frame_stride=1, cache=str(tmp_path), cache_gib=2 * size / 2**30, lanes=lanes,
+        bucket, frame_stride=1, cache_dir=str(tmp_path), cache_gib=2 * size / 2**30, canonical_nodes=lanes,
         shuffle_shards=shuffle_shards,
     )  # fmt: skip
     dataset = ShardDataset.of(config)
@@ -235,10 +235,10 @@ def test_few_videos_of_a_shard_come_one_by_one(
     monkeypatch.setattr("pipeline.reading.ahead.REQUEST", 0)
     clips = []
     for place in (str(short.folder), bucket):
-        config = DataConfig(place, frame_stride=1, cache=str(tmp_path), subset=5 if nodes == 1 else None)
+        config = DataConfig(place, frame_stride=1, cache_dir=str(tmp_path), subset=5 if nodes == 1 else None)
         dataset = ShardDataset.of(config)
         plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=2, world_size=nodes)
-        with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+        with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
     files = list(tmp_path.rglob("*.tar"))
@@ -281,7 +281,8 @@ def test_how_much_of_a_shard_a_node_reads(monkeypatch: pytest.MonkeyPatch) -> No
     shape: Any = {"batch_size": 4, "global_batch": 24, "world_size": 6, "rank": 3}
     dataset = table([6, 6, 6, 6])
     for lanes, share in ((1, 1 / 3), (2, 1 / 3), (3, 1), (6, 1)):
-        assert plan_of(dataset, DataConfig(frame_stride=1, lanes=lanes), **shape).share(0) == pytest.approx(share)
+        config = DataConfig(frame_stride=1, canonical_nodes=lanes)
+        assert plan_of(dataset, config, **shape).share(0) == pytest.approx(share)
     subset = DataConfig(frame_stride=1, subset=6)
     shares = [plan_of(dataset, subset, **shape).share(shard) for shard in range(4)]
     assert sum(shares) == pytest.approx(6 / 6 / 3)

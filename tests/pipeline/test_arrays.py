@@ -11,10 +11,10 @@ from made_videos import encode
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.cutting import cut_views
+from pipeline.decoding.scaling import cut_views
 from pipeline.decoding.video import decode_frames
 from pipeline.decoding.video_error import VideoError
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import Plan, PlanRow
 from pipeline.reading.reader import Reader
@@ -53,7 +53,7 @@ def batches(shards: Path | list[Path], **settings: object) -> tuple[Plan, torch.
     config = DataConfig(str(shards), frame_stride=2, num_threads=1, decoder="pyav", **settings)  # type: ignore[arg-type]
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
-    with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         return plan, next(iter(loader.batches(0))).clip.clone()
 
 

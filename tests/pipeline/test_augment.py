@@ -14,7 +14,7 @@ from torch import Tensor
 from common.errors import InputError
 from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
@@ -167,7 +167,7 @@ def test_erasing_fills_the_box_with_noise_and_nothing_else() -> None:
 def test_the_loader_does_what_the_plan_says(short: ShardDataset) -> None:
     def batches(config: DataConfig) -> list[torch.Tensor]:
         plan = Plan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
-        with Loader(short, plan, torch.device("cpu"), config, None) as loader:
+        with ClipLoader(short, plan, torch.device("cpu"), config, None) as loader:
             return [batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)]
 
     config = DataConfig(frame_stride=1, rand_augment=3, random_erasing=0.5)

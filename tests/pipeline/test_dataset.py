@@ -17,7 +17,7 @@ from made_videos import as_version_1, encode, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading.reader import Reader
 from pipeline.reading.store import Cache
@@ -109,11 +109,11 @@ def test_reading_from_many_threads(short: ShardDataset) -> None:
 
 
 def test_an_object_store_gives_the_same_clips(bucket: str, short: ShardDataset, tmp_path: Path) -> None:
-    config = DataConfig(frame_stride=1, cache=str(tmp_path))
+    config = DataConfig(frame_stride=1, cache_dir=str(tmp_path))
     clips = []
     for dataset in (short, ShardDataset.open(bucket, Cache(tmp_path))):
         plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
-        with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+        with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
     assert len(list(tmp_path.rglob("*.tar"))) == 3
@@ -138,7 +138,7 @@ def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_p
     before = Reader(ShardDataset.open(bucket, Cache(cache))).read(0)
     again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
     fsspec.filesystem("memory").put(f"{again}/", "memory://bucket/data", recursive=True)
-    after = ShardDataset.of(DataConfig(bucket, cache=str(cache)))
+    after = ShardDataset.of(DataConfig(bucket, cache_dir=str(cache)))
     assert Reader(after).read(0) == Reader(ShardDataset.open(again)).read(0) != before
 
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+import doctor
 from common.errors import InputError
-from pipeline import doctor
 
 TINY = [
     "model.size=tiny", "model.num_frames=8", "model.image_size=32", "model.patch_size=8", "batch_size=2",
@@ -48,7 +48,7 @@ def test_without_shards_it_says_what_a_step_takes(page):
 
 def test_what_is_broken_is_a_line(page, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
-    monkeypatch.setattr("pipeline.doctor.version", lambda name: 1 / 0)  # whatever an installation can raise
+    monkeypatch.setattr("doctor.version", lambda name: 1 / 0)  # whatever an installation can raise
     status, lines = page(str(tmp_path / "nowhere"), *TINY)
     assert status == 1
     assert lines["PyAV"].startswith("! ")

@@ -22,13 +22,13 @@ from made_videos import KINDS, LEVELS, broken_copy, encode, read_number, store, 
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.choice import Choice
-from pipeline.decoding.cutting import cut_views
+from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.graph import VideoGraph
-from pipeline.decoding.making import ClipMaker, Group
+from pipeline.decoding.policy import DecoderPolicy
+from pipeline.decoding.scaling import cut_views
 from pipeline.decoding.video import VideoError, decode_frames
 from pipeline.decoding.workers import Task
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, Plan, PlanRow, ViewPlan
 from pipeline.reading.reader import Reader
@@ -46,7 +46,7 @@ def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> Plan:
 
 
 def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0) -> list[Batch]:
-    with Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+    with ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
         return [batch for batch, _ in zip(loader.batches(first), range(count), strict=False)]
 
 
@@ -147,7 +147,7 @@ def test_batches_are_bitwise_the_same_whatever_the_threads_and_wherever_one_star
 @pytest.mark.parametrize("decoder", ["pyav", "dali"])
 def test_another_iterator_starts_afresh(vp9: ShardDataset, decoder: str) -> None:
     config = DataConfig(frame_stride=1, decoder=decoder)  # type: ignore[arg-type]
-    with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
+    with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
         first = [batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)]
         again = [batch.clip for batch, _ in zip(loader.batches(1), range(2), strict=False)]
     assert all(torch.equal(a, b) for a, b in zip(first[1:], again, strict=True))
@@ -157,7 +157,7 @@ def test_a_clip_does_not_hang_on_the_batch_it_is_in(short: ShardDataset) -> None
     config = DataConfig(frame_stride=1)
     by_size = {}
     for size in (2, 3, 6):
-        with Loader(short, plan_of(short, config, batch_size=size), CPU, config, None) as loader:
+        with ClipLoader(short, plan_of(short, config, batch_size=size), CPU, config, None) as loader:
             batches = [batch for batch, _ in zip(loader.batches(0), range(12 // size), strict=False)]
         by_size[size] = torch.cat([batch.clip for batch in batches])
     assert torch.equal(by_size[2], by_size[3])
@@ -169,12 +169,12 @@ def test_a_test_plan_ends(short: ShardDataset) -> None:
     plan = ViewPlan(
         short, config, num_frames=8, image_size=32, batch_size=9, num_temporal=2, num_spatial=3, rank=1, world_size=2
     )
-    with Loader(short, plan, CPU, config, None) as loader:
+    with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
     assert [batch.positions for batch in batches] == [[r.position for r in plan.batch(index)] for index in range(4)]
     assert [len(batch.keys) for batch in batches] == [9, 9, 9, 9]
     last = ViewPlan(short, config, num_frames=8, image_size=32, batch_size=27, num_temporal=2, num_spatial=3)
-    with Loader(short, last, CPU, config, None) as loader:
+    with ClipLoader(short, last, CPU, config, None) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
 
@@ -184,9 +184,9 @@ def test_bad_videos_are_replaced_and_written_down(
 ) -> None:
     bad = {"v02", "v05"}
     dataset = broken_copy(request.getfixturevalue(source), tmp_path / "broken", bad)
-    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_share=0.9)  # type: ignore[arg-type]
+    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9)  # type: ignore[arg-type]
     plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
-    with Loader(dataset, plan, CPU, config, report) as loader:
+    with ClipLoader(dataset, plan, CPU, config, report) as loader:
         batches = [batch for batch, _ in zip(loader.batches(0), range(6), strict=False)]
         counters = loader.counters
     replaced = 0
@@ -205,7 +205,7 @@ def test_bad_videos_are_replaced_and_written_down(
     assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
     assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
 
-    with Loader(dataset, plan, CPU, config, report) as loader:
+    with ClipLoader(dataset, plan, CPU, config, report) as loader:
         again = [batch for batch, _ in zip(loader.batches(0), range(6), strict=False)]
     assert all(torch.equal(a.clip, b.clip) for a, b in zip(batches, again, strict=True))
     assert len(report.read_text().splitlines()) == 2, "a resumed run does not write them again"
@@ -228,9 +228,9 @@ def undecodable(source: Path, folder: Path, keys: set[str]) -> ShardDataset:
 
 def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path) -> None:
     dataset = undecodable(vp9_shards, tmp_path / "broken", {"v03"})
-    config = DataConfig(frame_stride=1, decoder="dali", max_bad_share=0.9, prefetch=3)
+    config = DataConfig(frame_stride=1, decoder="dali", max_bad_fraction=0.9, prefetch=3)
     plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
-    with Loader(dataset, plan, CPU, config, report) as loader:
+    with ClipLoader(dataset, plan, CPU, config, report) as loader:
         batches = [batch for batch, _ in zip(loader.batches(0), range(8), strict=False)]
         assert loader.counters["rescued_clips"] > 0
     for index, batch in enumerate(batches):
@@ -243,10 +243,10 @@ def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path
 
 def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> None:
     dataset = broken_copy(short_shards, tmp_path / "broken", {f"v{i:02d}" for i in range(6)})
-    config = DataConfig(frame_stride=1, max_bad_share=0.05)
+    config = DataConfig(frame_stride=1, max_bad_fraction=0.05)
     with (
-        pytest.raises(InputError, match=r"more than data\.max_bad_share = 0\.05"),
-        Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader,
+        pytest.raises(InputError, match=r"more than data\.max_bad_fraction = 0\.05"),
+        ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader,
     ):
         for _ in loader.batches(0):
             pass
@@ -254,9 +254,12 @@ def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> 
 
 def test_in_a_test_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
     dataset = broken_copy(short_shards, tmp_path / "broken", {"v07"})
-    config = DataConfig(frame_stride=1, max_bad_share=0.9)
+    config = DataConfig(frame_stride=1, max_bad_fraction=0.9)
     plan = ViewPlan(dataset, config, num_frames=8, image_size=32, batch_size=4)
-    with pytest.raises(InputError, match="v07 cannot be decoded"), Loader(dataset, plan, CPU, config, None) as loader:
+    with (
+        pytest.raises(InputError, match="v07 cannot be decoded"),
+        ClipLoader(dataset, plan, CPU, config, None) as loader,
+    ):
         list(loader.batches(0))
 
 
@@ -269,10 +272,10 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
             release.wait(20)
         return cut_views(cut, sample, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.decoding.cutting.cut_views", cut_or_hang)
-    config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_share=0.9)
+    monkeypatch.setattr("pipeline.decoding.scaling.cut_views", cut_or_hang)
+    config = DataConfig(frame_stride=1, decode_timeout_s=2.0, num_threads=2, max_bad_fraction=0.9)
     plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
-    with Loader(short, plan, CPU, config, report) as loader:
+    with ClipLoader(short, plan, CPU, config, report) as loader:
         batches = [batch for batch, _ in zip(loader.batches(0), range(3), strict=False)]
         assert loader.counters["hung"] == 1
         release.set()
@@ -304,7 +307,7 @@ def test_where_dali_hangs_pyav_goes_on(vp9: ShardDataset, hanging_dali: SimpleNa
     hanging_dali.takes = [1]
     config = DataConfig(frame_stride=1, decoder="dali", decode_timeout_s=1.0)
     plan, report = plan_of(vp9, config), tmp_path / "quarantine.jsonl"
-    with Loader(vp9, plan, CPU, config, report) as loader:
+    with ClipLoader(vp9, plan, CPU, config, report) as loader:
         batches = [batch for batch, _ in zip(loader.batches(0), range(4), strict=False)]
         assert loader.counters["hung"] == 1
         assert loader.counters["rescued_clips"] == 4
@@ -319,7 +322,7 @@ def test_a_dali_that_hangs_again_and_again_is_left(
     hanging_dali.takes = range(10)
     config = DataConfig(frame_stride=1, decoder="dali", decode_timeout_s=0.3)
     plan = plan_of(vp9, config)
-    with Loader(vp9, plan, CPU, config, None) as loader:
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
         check_frames([batch for batch, _ in zip(loader.batches(0), range(8), strict=False)], plan)
         assert loader.counters["hung"] == 3, "the user has waited often enough"
         assert next(loader.batches(8)).positions == [row.position for row in plan.batch(8)]
@@ -343,7 +346,7 @@ def test_a_dali_that_always_fails_is_left(
     monkeypatch.setattr(VideoGraph, method, fail)
     config = DataConfig(frame_stride=1, decoder="dali")
     plan = plan_of(vp9, config)
-    with Loader(vp9, plan, CPU, config, None) as loader:
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
         check_frames([batch for batch, _ in zip(loader.batches(0), range(12), strict=False)], plan)
         assert loader.counters["bad_clips"] == 0
     assert next(failures) <= 9, "three batches, each offered once it is read, while another is out, and when it is due"
@@ -355,22 +358,22 @@ def test_dali_begins_with_a_batch_of_which_pyav_has_cut_nothing(
     vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second_is_fed, feeds = threading.Event(), count(1)
-    feed, cut = VideoGraph.feed, ClipMaker._cut
+    feed, cut = VideoGraph.feed, ClipDecoder._cut
 
     def seen_feed(graph: VideoGraph, *batch: object) -> None:
         feed(graph, *batch)  # type: ignore[arg-type]
         if next(feeds) == 2:
             second_is_fed.set()
 
-    def late_cut(maker: ClipMaker, task: Task, group: Group, *others: object) -> None:
+    def late_cut(maker: ClipDecoder, task: Task, group: DecodeJob, *others: object) -> None:
         assert group.batch == 0 or second_is_fed.wait(20)
         cut(maker, task, group, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(VideoGraph, "feed", seen_feed)
-    monkeypatch.setattr(ClipMaker, "_cut", late_cut)
+    monkeypatch.setattr(ClipDecoder, "_cut", late_cut)
     config = DataConfig(frame_stride=1, decoder="hybrid", num_threads=1)
     plan = plan_of(vp9, config)
-    with Loader(vp9, plan, CPU, config, None, 0.5) as loader:
+    with ClipLoader(vp9, plan, CPU, config, None, 0.5) as loader:
         check_frames(list(islice(loader.batches(0), 4)), plan)
         assert loader.counters["dali_clips"] == 8
 
@@ -387,7 +390,7 @@ def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: p
     monkeypatch.setattr(VideoGraph, "feed", feed_or_fail)
     config = DataConfig(frame_stride=1, decoder="dali", prefetch=4)
     plan = plan_of(vp9, config)
-    with Loader(vp9, plan, CPU, config, None) as loader:
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
         batches = []
         for batch, _ in zip(loader.batches(0), range(8), strict=False):
             batches.append(batch)
@@ -411,9 +414,9 @@ def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
 
     monkeypatch.setattr(VideoGraph, "take", take)
     config = DataConfig(frame_stride=1, decoder="dali")
-    with Loader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
+    with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
         if share == "some":
-            loader._maker.choice.keep_from_dali([0], failed=-1, since=0)
+            loader._maker.policy.ban_from_dali([0], failed=-1, since=0)
         for number, batch in zip(range(6), loader.batches(0), strict=False):
             assert len(batch.keys) == 4
             del batch
@@ -422,7 +425,7 @@ def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
 
 def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     config, release = DataConfig(frame_stride=1, prefetch=2), threading.Event()
-    with Loader(short, plan_of(short, config), CPU, config, None) as loader:
+    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
         batches = loader.batches(0)
         next(batches)
         deadline = time.monotonic() + 30
@@ -437,7 +440,7 @@ def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset, monk
 
 def test_large_batches_are_not_prefetched_beyond_the_bound(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1, prefetch=50, prefetch_mib=1)
-    with Loader(short, plan_of(short, config, image_size=128), CPU, config, None) as loader:
+    with ClipLoader(short, plan_of(short, config, image_size=128), CPU, config, None) as loader:
         next(loader.batches(0))
         time.sleep(0.3)
         assert loader.counters["videos_read"] <= 3 * 4
@@ -454,7 +457,7 @@ def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDat
 
     for dataset, decoder in ((short, "pyav"), (vp9, "dali")):
         config = DataConfig(frame_stride=1, decoder=decoder, num_threads=2)  # type: ignore[arg-type]
-        with Loader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+        with ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
             batches = loader.batches(0)
             memory, threads, files = run(batches, 100)
             later = run(batches, 200)
@@ -470,7 +473,7 @@ def test_closing_takes_no_time_and_leaves_no_thread(short: ShardDataset) -> None
     config = DataConfig(frame_stride=1, num_threads=3)
 
     def failing_step() -> None:
-        with Loader(short, plan_of(short, config), CPU, config, None) as loader:
+        with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
             next(loader.batches(0))
             assert len(threads()) == 3
             raise ZeroDivisionError
@@ -487,12 +490,12 @@ import sys, time, torch
 from pathlib import Path
 from pipeline.config import DataConfig
 from pipeline.shards.dataset import ShardDataset
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
 dataset = ShardDataset.open(sys.argv[1])
 plan = Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
-loader = Loader(dataset, plan, torch.device("cpu"), config, None)
+loader = ClipLoader(dataset, plan, torch.device("cpu"), config, None)
 for index, batch in enumerate(loader.batches(0)):
     if index == 3:
         print("running", flush=True)
@@ -527,7 +530,7 @@ def test_nothing_stays_behind_however_the_program_ends(vp9_shards: Path, ending:
 def test_decoder_dali_says_which_codec_it_does_not_know(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1, decoder="dali")
     with pytest.raises(InputError, match="does not decode h264 on cpu"):
-        Loader(short, plan_of(short, config), CPU, config, None)
+        ClipLoader(short, plan_of(short, config), CPU, config, None)
 
 
 class Chosen(ClipPlan):
@@ -563,7 +566,7 @@ def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: str, 
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)], container=container))
     dataset, plan = replace(dataset, holds_copies=True), Chosen(50, Crop(0, 0, 192, 160))
     config = DataConfig(decoder=decoder)  # type: ignore[arg-type]
-    with Loader(dataset, plan, torch.device(device), config, None) as loader:  # type: ignore[arg-type]
+    with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:  # type: ignore[arg-type]
         for index, batch in enumerate(loader.batches(0)):
             for row, clip in zip(plan.batch(index), batch.clip.cpu(), strict=True):
                 assert numbers_in(clip) == [number % LEVELS for number in row.frames]
@@ -589,7 +592,7 @@ def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)]))
     groups = dataset.groups(0)
     assert groups is not None
-    with Loader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:  # type: ignore[arg-type]
+    with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:  # type: ignore[arg-type]
         for index, batch in enumerate(loader.batches(0)):
             for row, clip in zip(plan.batch(index), batch.clip.cpu(), strict=True):
                 assert numbers_in(clip) == [number % LEVELS for number in row.frames]
@@ -603,7 +606,7 @@ def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
 def test_only_what_a_clip_needs_is_checked(tmp_path: Path) -> None:
     """A group that has changed costs the clips that it is in, and no others."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", store("h264", 50))]))
-    groups, config = dataset.groups(0), DataConfig(max_bad_share=0.9)
+    groups, config = dataset.groups(0), DataConfig(max_bad_fraction=0.9)
     assert groups is not None
     with open(dataset.shard_path(0), "r+b") as shard:
         shard.seek(dataset.samples[0].offset + int(groups.rows["offset"][3]) + 150)  # of frames 16 to 23
@@ -611,7 +614,7 @@ def test_only_what_a_clip_needs_is_checked(tmp_path: Path) -> None:
     plan, report = Chosen(50, Crop(0, 0, 64, 48)), tmp_path / "quarantine.jsonl"
     plan.rows = [row for row in plan.rows if not {*range(16, 24)} & {*row.frames}]
     assert len(plan.rows) > 50
-    with Loader(dataset, plan, CPU, config, report) as loader:
+    with ClipLoader(dataset, plan, CPU, config, report) as loader:
         for index, batch in enumerate(loader.batches(0)):
             for row, clip in zip(plan.batch(index), batch.clip, strict=True):
                 assert numbers_in(clip) == [number % LEVELS for number in row.frames]
@@ -625,7 +628,7 @@ def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1, repeats=2)
     device = torch.device("cuda")
     expected = first_batches(short, config, 6)
-    with Loader(short, plan_of(short, config), device, config, None) as loader:
+    with ClipLoader(short, plan_of(short, config), device, config, None) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
             torch.cuda._sleep(50_000_000)  # the step is still running when the next batch is asked for
@@ -639,7 +642,7 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
     """The full frame, uncropped and at its own size, is what decode_frames gives."""
     plan = ViewPlan(short, DataConfig(frame_stride=1), num_frames=4, image_size=48, batch_size=1)
     config = DataConfig(frame_stride=1)
-    with Loader(short, plan, CPU, config, None) as loader:
+    with ClipLoader(short, plan, CPU, config, None) as loader:
         batch = next(loader.batches(0))
     row = plan.batch(0)[0]
     sample = short.samples[row.sample]
@@ -651,8 +654,8 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
 def test_without_dali_pyav_decodes_all(
     short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.decoding.choice.dali_is_installed", lambda: False)
-    assert Choice(short, torch.device("cuda"), DataConfig()).without_dali
+    monkeypatch.setattr("pipeline.decoding.policy.dali_is_installed", lambda: False)
+    assert DecoderPolicy(short, torch.device("cuda"), DataConfig()).without_dali
     assert "since nvidia-dali is not installed" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"nvidia-dali is not installed.*set data.decoder to auto"):
-        Choice(short, CPU, DataConfig(decoder="dali"))
+        DecoderPolicy(short, CPU, DataConfig(decoder="dali"))

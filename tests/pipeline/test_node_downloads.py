@@ -26,7 +26,9 @@ def stored(s3_proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def read_epochs(url: str, cache: Path, node: int, nodes: int, lanes: int) -> None:
     """Have a node's clips here, batch after batch, as the loader does, but decode none."""
-    config = DataConfig(url, frame_stride=1, cache=str(cache), num_threads=1, lanes=lanes, shuffle_shards=4)
+    config = DataConfig(
+        url, frame_stride=1, cache_dir=str(cache), num_threads=1, canonical_nodes=lanes, shuffle_shards=4
+    )
     shard_bytes = ShardDataset.of(config).info.shards[0].num_bytes
     config.cache_gib = KEPT * shard_bytes / 2**30
     dataset = ShardDataset.of(config)

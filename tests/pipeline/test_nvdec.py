@@ -12,8 +12,8 @@ from made_videos import encode, store, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding import nvdec
-from pipeline.decoding.choice import Choice
 from pipeline.decoding.nvdec import CODECS, Limits, NvdecError, read_limits
+from pipeline.decoding.policy import DecoderPolicy
 from pipeline.shards.dataset import ShardDataset
 
 CUDA = torch.device("cuda", 0)
@@ -79,7 +79,7 @@ def test_a_missing_library_is_named_with_its_usual_reason(monkeypatch: pytest.Mo
         read_limits(CUDA)
 
 
-def choice_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, **settings: Any) -> Choice:
+def choice_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, **settings: Any) -> DecoderPolicy:
     """For a GPU whose NVDEC has these limits, or cannot be reached for this reason."""
 
     def answer(device: torch.device) -> dict[str, Limits]:
@@ -88,8 +88,10 @@ def choice_on_a_gpu(shards: Path, limits: dict[str, Limits] | str, **settings: A
         return limits
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.decoding.choice.read_limits", answer)
-        return Choice(ShardDataset.open(shards), CUDA, DataConfig(frame_stride=1, **{"num_threads": 3, **settings}))
+        patch.setattr("pipeline.decoding.policy.read_limits", answer)
+        return DecoderPolicy(
+            ShardDataset.open(shards), CUDA, DataConfig(frame_stride=1, **{"num_threads": 3, **settings})
+        )
 
 
 def test_without_nvdec_pyav_decodes_and_the_user_is_told(

@@ -33,7 +33,7 @@ def bare(counts: list[int] | np.ndarray, parts: list[int] | None = None) -> Simp
 
 
 def order_of(dataset: SimpleNamespace, config: DataConfig, seed: int = 0, step: int = STEP, version: int = 2) -> Order:
-    return Order(dataset, config, seed, step=step, served=config.lanes, version=version)
+    return Order(dataset, config, seed, step=step, served=config.canonical_nodes, version=version)
 
 
 def shown(made: Order, count: int) -> list[int]:
@@ -120,7 +120,7 @@ def test_a_run_that_began_with_the_first_order_keeps_it(monkeypatch) -> None:
     assert [plan.row(position).sample for position in range(60)] != former
     plan.keep_order(1)
     assert [plan.row(position).sample for position in range(60)] == former
-    in_lanes = plan_of(dataset, DataConfig(frame_stride=1, shards=["a", "b"], lanes=2))
+    in_lanes = plan_of(dataset, DataConfig(frame_stride=1, shards=["a", "b"], canonical_nodes=2))
     with pytest.raises(InputError, match=r"data\.lanes is 2, and this run goes on in an order of clips that was made"):
         in_lanes.keep_order(1)
 
@@ -144,7 +144,7 @@ def test_a_subset_is_in_the_order_of_before() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_lanes_of_a_round_show_every_video_once(counts: list[int], seed: int, lanes: int, window: int) -> None:
     size = sum(counts)
-    made = order_of(bare(np.array(counts)), DataConfig(lanes=lanes, shuffle_shards=window), seed)
+    made = order_of(bare(np.array(counts)), DataConfig(canonical_nodes=lanes, shuffle_shards=window), seed)
     steps = -(-3 * size // STEP) + 2
     in_lanes = np.array(shown(made, steps * STEP)).reshape(steps, lanes, -1).swapaxes(0, 1).reshape(lanes, -1)
     for number in range(3):
@@ -155,7 +155,7 @@ def test_the_lanes_of_a_round_show_every_video_once(counts: list[int], seed: int
 
 
 def test_each_lane_reads_shards_of_its_own() -> None:
-    dataset, config = bare(np.full(120, 20)), DataConfig(lanes=12, shuffle_shards=4)
+    dataset, config = bare(np.full(120, 20)), DataConfig(canonical_nodes=12, shuffle_shards=4)
     made = order_of(dataset, config)
     shards = np.array([int(dataset.shard_of[sample]) for sample in shown(made, 2400)]).reshape(-1, 12)
     per_lane = [Counter(lane.tolist()) for lane in shards.T]
@@ -168,7 +168,10 @@ def test_each_lane_reads_shards_of_its_own() -> None:
 
 
 def test_lanes_do_not_depend_on_the_number_of_processes() -> None:
-    dataset, config = table([5, 3, 8, 6, 1, 9]), DataConfig(frame_stride=1, lanes=4, shuffle_shards=2, repeats=2)
+    dataset, config = (
+        table([5, 3, 8, 6, 1, 9]),
+        DataConfig(frame_stride=1, canonical_nodes=4, shuffle_shards=2, repeats=2),
+    )
     alone = [row for index in range(9) for row in plan_of(dataset, config, batch_size=24).batch(index)]
     for world in (2, 3, 4):
         shape = {"batch_size": 6, "global_batch": 24, "world_size": world}
@@ -179,16 +182,16 @@ def test_lanes_do_not_depend_on_the_number_of_processes() -> None:
 
 def test_lanes_that_do_not_divide_the_step_are_refused() -> None:
     with pytest.raises(InputError, match=r"data\.lanes is 5, and a step decodes 4 videos: give a number of lanes that"):
-        plan_of(table([9]), DataConfig(frame_stride=1, lanes=5, repeats=2), batch_size=8)
+        plan_of(table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8)
     with pytest.raises(InputError, match=r"data\.lanes is 0: give a whole number of at least 1"):
-        DataConfig(lanes=0)
+        DataConfig(canonical_nodes=0)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_mix_keeps_its_shares_in_every_block_and_its_rounds_complete(lanes: int, monkeypatch) -> None:
     monkeypatch.setattr(order, "MIX_BLOCK", 20)
     dataset = bare(np.array([50, 40, 30, 7]), [0, 0, 0, 1])
-    config = DataConfig(shards=["a", "b"], weights=[3.0, 1.0], lanes=lanes, shuffle_shards=2)
+    config = DataConfig(shards=["a", "b"], weights=[3.0, 1.0], canonical_nodes=lanes, shuffle_shards=2)
     made = order_of(dataset, config)
     assert made.per_epoch == 96 + 32
     stream = np.array(shown(made, STEP * 128)).reshape(128, lanes, -1).swapaxes(0, 1).reshape(lanes, -1)
@@ -209,7 +212,7 @@ def test_a_hundred_million_clips_are_not_laid_out() -> None:
     counts = np.full(100_000, 1000)
     for parts in ([0] * 100_000, np.repeat([0, 1, 2], [20_000, 30_000, 50_000])):
         dataset = bare(counts, parts)
-        config = DataConfig(lanes=64, shards=["a", "b", "c"])
+        config = DataConfig(canonical_nodes=64, shards=["a", "b", "c"])
         tracemalloc.start()
         made = Order(dataset, config, 0, step=4096, served=1)
         # The first step, one in the middle, and over the turn of an epoch: what one of 64 processes asks for.
@@ -224,7 +227,7 @@ def test_neighbours_come_from_one_shard_no_more_often_than_in_a_full_shuffle_of_
     """And the places of a shard's videos in its window are even: chi-square, 10 places, 9 degrees of freedom each."""
     dataset = bare(np.full(96, 50))
     for lanes in (1, 4):
-        config = replace(DataConfig(), lanes=lanes, shuffle_shards=8)
+        config = replace(DataConfig(), canonical_nodes=lanes, shuffle_shards=8)
         shards = np.array([int(dataset.shard_of[sample]) for sample in shown(order_of(dataset, config), 4800)])
         in_lanes = shards.reshape(-1, lanes, STEP // lanes).swapaxes(0, 1).reshape(lanes, -1)
         same = (in_lanes[:, 1:] == in_lanes[:, :-1]).mean()
@@ -245,7 +248,7 @@ def test_it_is_known_when_a_shard_is_read_again(parts: list[int], lanes: int) ->
     """By a lane that is asked about; of one dataset to the step in which its window begins, of a mix about."""
     rng = np.random.default_rng(lanes)
     dataset = bare(rng.integers(5, 12, 24), parts)
-    made = order_of(dataset, DataConfig(shards=["a", "b"][: max(parts) + 1], lanes=lanes, shuffle_shards=2))
+    made = order_of(dataset, DataConfig(shards=["a", "b"][: max(parts) + 1], canonical_nodes=lanes, shuffle_shards=2))
     share, steps = STEP // lanes, 60
     shard_of = np.array([int(dataset.shard_of[made.sample(draw)]) for draw in range(steps * STEP)])
     read = shard_of.reshape(steps, lanes, share)
@@ -266,7 +269,7 @@ def test_it_is_known_when_a_shard_is_read_again(parts: list[int], lanes: int) ->
 def test_a_bad_video_is_replaced_out_of_its_own_window() -> None:
     """By a pure function of the place, in shards that its lane reads just then; where too many fail, by any other."""
     dataset = bare(np.full(60, 5))
-    config = DataConfig(lanes=3, shuffle_shards=2)
+    config = DataConfig(canonical_nodes=3, shuffle_shards=2)
     made, former = (order_of(dataset, config, version=version) for version in (3, 2))
     shards = np.array([int(dataset.shard_of[made.sample(draw)]) for draw in range(240)]).reshape(20, 3, 4)
     for draw in range(40, 160):

@@ -7,7 +7,7 @@ from av.video.format import VideoFormat, names
 from av.video.frame import VideoFrame
 
 from benchmarks.data.pixel_formats import CASES, HEIGHT, SIDE, WIDTH, converted, errors_of, frame_in, picture
-from pipeline.decoding.cutting import FATAL, Scaler, _cut
+from pipeline.decoding.scaling import FATAL, Scaler, _cut
 from pipeline.decoding.video import VideoError, as_rgb
 from pipeline.planning.crops import Crop
 

@@ -6,8 +6,8 @@ import pytest
 from made_videos import read_number
 from PIL import Image
 
+import preview
 from common.errors import InputError
-from pipeline import preview
 
 
 def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys, monkeypatch) -> None:

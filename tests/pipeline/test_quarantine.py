@@ -21,7 +21,7 @@ def keys(text: str) -> list[str]:
 def test_a_video_is_written_down_once_also_by_the_next_run(dataset, tmp_path):
     file = tmp_path / "quarantine.jsonl"
     for _ in range(2):
-        quarantine = Quarantine(dataset, file, max_bad_share=0.5)
+        quarantine = Quarantine(dataset, file, max_bad_fraction=0.5)
         for sample in (3, 5, 3):
             quarantine.add(sample, "it is broken", clips=1)
     assert keys(file.read_text()) == [dataset.samples[3].key, dataset.samples[5].key]
@@ -42,11 +42,11 @@ def test_a_line_that_was_cut_short_hides_no_other(dataset, tmp_path, cut):
 
 
 def test_too_many_bad_videos_end_the_run(dataset, tmp_path):
-    quarantine = Quarantine(dataset, tmp_path / "quarantine.jsonl", max_bad_share=0.02)
+    quarantine = Quarantine(dataset, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
     quarantine.delivered(CLIPS_BEFORE_JUDGING)
     for sample in range(4):
         quarantine.add(sample, "it is broken", clips=1)
-    with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_share = 0.02"):
+    with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"):
         quarantine.add(4, "it is broken", clips=1)
 
 

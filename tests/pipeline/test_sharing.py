@@ -14,7 +14,7 @@ from pipeline.config import DataConfig
 from pipeline.decoding import sharing
 from pipeline.decoding.graph import VideoGraph
 from pipeline.decoding.sharing import Balance, Speeds
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 
@@ -37,7 +37,7 @@ def batches_of(
     first: int = 0,
     batch_size: int = 4,
 ) -> list[Batch]:
-    with Loader(dataset, plan_of(dataset, config, batch_size), CPU, config, None, share) as loader:
+    with ClipLoader(dataset, plan_of(dataset, config, batch_size), CPU, config, None, share) as loader:
         return [batch for batch, _ in zip(loader.batches(first), range(count), strict=False)]
 
 
@@ -82,7 +82,7 @@ def test_each_clip_is_made_by_the_decoder_whose_turn_it_is(request: pytest.Fixtu
 def test_all_ways_make_one_batch(mixed: ShardDataset) -> None:
     config = config_of()
     plan = plan_of(mixed, config)
-    with Loader(mixed, plan, CPU, config, None) as loader:
+    with ClipLoader(mixed, plan, CPU, config, None) as loader:
         for number, batch in zip(range(12), loader.batches(0), strict=False):
             for row, key, clip in zip(plan.batch(number), batch.keys, batch.clip, strict=True):
                 shown = [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
@@ -105,7 +105,7 @@ def test_speeds_are_found_once_and_kept(
     assert "on 1 CPU threads" in note
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loader, "_clips_per_second", lambda *_: pytest.fail("timed again"))
+        patch.setattr(ClipLoader, "_clips_per_second", lambda *_: pytest.fail("timed again"))
         again = [batch.clip for batch in batches_of(mixed, config_of(), file)]
     assert all(map(torch.equal, clips, again))
     assert capfd.readouterr().err == ""
@@ -118,12 +118,12 @@ def test_speeds_of_another_process_or_that_make_no_sense_do_not_count(
 ) -> None:
     file = tmp_path / "decoders.jsonl"
     speeds = iter([30.0, 10.0] * 9)
-    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: next(speeds))
+    monkeypatch.setattr(ClipLoader, "_clips_per_second", lambda *_: next(speeds))
 
     def share() -> float:
         config = config_of()
-        with Loader(vp9, plan_of(vp9, config), CPU, config, None, file) as loader:
-            return loader._choice.share
+        with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None, file) as loader:
+            return loader._policy.share
 
     assert share() == 0.75
     monkeypatch.setenv("RANK", "1")
@@ -158,7 +158,7 @@ def test_the_share(speeds: Speeds, share: float) -> None:
 def test_where_there_is_no_choice_nothing_is_timed(
     short: ShardDataset, vp9: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(ClipLoader, "_clips_per_second", lambda *_: pytest.fail("timed"))
     file = tmp_path / "decoders.jsonl"
     batches_of(short, config_of(decoder="auto"), file, count=1)
     batches_of(vp9, config_of(decoder="auto"), file, count=1)
@@ -181,9 +181,9 @@ def test_what_dali_fails_at_when_it_is_timed_is_not_its_own(
 
     monkeypatch.setattr(VideoGraph, "take", take)
     config = config_of()
-    with Loader(vp9, plan_of(vp9, config), CPU, config, None, tmp_path / "decoders.jsonl") as loader:
+    with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None, tmp_path / "decoders.jsonl") as loader:
         next(loader.batches(0))
-        assert loader._choice.without_dali == (failures > 1)
+        assert loader._policy.without_dali == (failures > 1)
         assert loader.counters["rescued_clips"] == 0
 
 
@@ -303,7 +303,7 @@ def test_a_run_that_goes_on_shares_every_batch_as_before(
     for name, value in {"FIRST_WATCH": 1, "NO_WAIT": 0.0, "BALANCED": 0.0}.items():
         monkeypatch.setattr(sharing, name, value)
     speeds = iter([30.0, 10.0])
-    monkeypatch.setattr(Loader, "_clips_per_second", lambda *_: next(speeds))
+    monkeypatch.setattr(ClipLoader, "_clips_per_second", lambda *_: next(speeds))
     whole = batches_of(vp9, config, file, count=40)
     moved = [json.loads(line)["from_batch"] for line in file.read_text().splitlines()[1:]]
     assert len(moved) > 2
@@ -314,5 +314,5 @@ def test_a_run_that_goes_on_shares_every_batch_as_before(
         assert all(torch.equal(a.clip, b.clip) for a, b in zip(whole[first:], again, strict=True))
     unmoved = batches_of(vp9, config, 0.75, count=40)
     assert not all(torch.equal(a.clip, b.clip) for a, b in zip(whole, unmoved, strict=True))
-    with Loader(vp9, plan_of(vp9, config, batch_size=2), CPU, config, None, file) as loader:
-        assert loader._choice.share == 0.75, "batches of another size have other numbers"
+    with ClipLoader(vp9, plan_of(vp9, config, batch_size=2), CPU, config, None, file) as loader:
+        assert loader._policy.share == 0.75, "batches of another size have other numbers"

@@ -14,7 +14,7 @@ from object_store import Proxy, request, upload
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading import download
 from pipeline.reading.reader import Reader
@@ -35,11 +35,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download.Download, "_pause", lambda *_: None)
 
 
-def loader_of(url: str, tmp_path: Path, **settings: float) -> Loader:
-    config = DataConfig(url, frame_stride=1, cache=str(tmp_path / "cache"), num_threads=2, **settings)  # type: ignore[arg-type]
+def loader_of(url: str, tmp_path: Path, **settings: float) -> ClipLoader:
+    config = DataConfig(url, frame_stride=1, cache_dir=str(tmp_path / "cache"), num_threads=2, **settings)  # type: ignore[arg-type]
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
-    return Loader(dataset, plan, torch.device("cpu"), config, tmp_path / "quarantine.jsonl")
+    return ClipLoader(dataset, plan, torch.device("cpu"), config, tmp_path / "quarantine.jsonl")
 
 
 def clips_of(url: str, tmp_path: Path, **settings: float) -> tuple[torch.Tensor, dict[str, float]]:

@@ -13,7 +13,7 @@ from made_videos import as_version_1, encode, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards import index
 from pipeline.shards.dataset import ShardDataset
@@ -45,9 +45,9 @@ def change_line(folder: Path, sample: int, change: Callable[[str], str]) -> None
 
 def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     """Three epochs; returns what is quarantined."""
-    config = DataConfig(frame_stride=1, num_threads=1, max_bad_share=0.9)
+    config = DataConfig(frame_stride=1, num_threads=1, max_bad_fraction=0.9)
     plan = Plan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
-    with Loader(dataset, plan, CPU, config, quarantine) as loader:
+    with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
         for batch, _ in zip(loader.batches(0), range(9), strict=False):
             assert batch.clip.shape == (4, 3, 4, 16, 16)
             assert all(0 <= label < 3 for label in batch.labels.tolist())

@@ -12,8 +12,8 @@ import torch
 from made_videos import KINDS, LEVELS, X264, encode, read_number
 from PIL import Image
 
-from pipeline.decoding.cutting import cut_views
 from pipeline.decoding.graph import VideoGraph
+from pipeline.decoding.scaling import cut_views
 from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow

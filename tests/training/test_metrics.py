@@ -18,7 +18,7 @@ import torchrun
 
 from common.errors import run_command
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 from training.processes.distributed import Process
@@ -128,7 +128,7 @@ def test_clips_leave_no_garbage_behind(synthetic_shards: Path) -> None:
     config = DataConfig(shards=str(synthetic_shards), frame_stride=2, num_threads=1)
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
-    with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         batches = loader.batches(0)
         for _ in range(3):
             next(batches)
@@ -146,7 +146,7 @@ def test_the_same_batch_again_and_again(synthetic_shards: Path) -> None:
     config = DataConfig(shards=str(synthetic_shards), frame_stride=2, num_threads=1, cached_batch=True)
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
-    with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         batches = loader.batches(0)
         first = next(batches)
         waited = loader.counters["wait_seconds"]

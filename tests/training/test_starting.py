@@ -18,7 +18,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights.layouts import to_adamae
 from model.weights.pretrained import about, run_config, save
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 from train import train
@@ -146,7 +146,7 @@ def test_the_first_loss_from_weights_is_the_source_runs_own(source, synthetic_sh
     config = trained(*TINY, f"data.shards={synthetic_shards}", f"run={run}", f"model.init={source}", "steps=1")
     dataset = ShardDataset.open(synthetic_shards)
     plan = Plan(dataset, config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
-    with Loader(dataset, plan, torch.device("cpu"), config.data, None) as loader, torch.no_grad():
+    with ClipLoader(dataset, plan, torch.device("cpu"), config.data, None) as loader, torch.no_grad():
         clip = next(loader.batches(0)).clip
         theirs = AdaMAE.from_pretrained(source)(clip, config.seed, 0).reconstruction_loss.item()
     # Logits round otherwise where no gradient is asked for, so that a token may be drawn instead of its like.

@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.progress import progress_bar
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 from training.processes.distributed import Process, sum_over_processes
@@ -90,7 +90,7 @@ def predict(
     was_training = model.training
     model.eval()
     bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_first)
-    with bar, Loader(dataset, plan, process.device, data, quarantine=None) as loader:
+    with bar, ClipLoader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
             with autocast_to(process.device, precision):
                 logits = model(batch.clip)

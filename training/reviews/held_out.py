@@ -13,7 +13,7 @@ from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
@@ -66,7 +66,7 @@ class HeldOut:
         was_training = model.training
         model.eval()
         try:
-            with Loader(self.dataset, plan, process.device, self.data, quarantine=None) as loader:
+            with ClipLoader(self.dataset, plan, process.device, self.data, quarantine=None) as loader:
                 for batch in loader.batches(first=0):
                     rows = slice(batch.positions[0], batch.positions[-1] + 1)
                     labels[rows] = batch.labels

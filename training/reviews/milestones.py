@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from common.errors import PeerLostError
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from training.config import TrainConfig
 from training.learning.objective import Objective
 from training.processes import distributed
@@ -25,7 +25,7 @@ class Milestones:
     start: Place
     objective: Objective
     metrics: Metrics
-    loader: Loader
+    loader: ClipLoader
     stop: StopRequest
     saver: Saver
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pipeline.config import DataConfig
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 
@@ -17,14 +17,14 @@ BATCH, NUM_FRAMES, SIZE, EPOCHS = 3, 4, 16, 2
 def load(shards: Path, out: Path, frame_stride: int) -> None:
     """Write two epochs of clips, with what the plan says of them, to `out`/clips.npz."""
     config = DataConfig(
-        shards=str(shards), decoder="pyav", num_threads=1, prefetch=1, frame_stride=frame_stride, max_bad_share=0.99,
+        shards=str(shards), decoder="pyav", num_threads=1, prefetch=1, frame_stride=frame_stride, max_bad_fraction=0.99,
         decode_timeout_s=5,
     )  # fmt: skip
     dataset = ShardDataset.of(config)
     plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIZE, seed=0, batch_size=BATCH)
     claims = Counter(dataset.samples[place].key for place in range(len(dataset.samples)))
     clips, keys, labels, frames, boxes = [], [], [], [], []
-    with Loader(dataset, plan, torch.device("cpu"), config, out / "quarantine.jsonl") as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, out / "quarantine.jsonl") as loader:
         batches = loader.batches(first=0)
         for number in range(-(-EPOCHS * len(dataset.samples) // BATCH)):
             batch = next(batches)

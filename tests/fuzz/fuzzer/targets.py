@@ -10,6 +10,7 @@ from typing import Any
 
 import evaluate
 import export
+import preview
 import train
 import visualize
 from common.atomic_io import write_text
@@ -19,7 +20,6 @@ from fuzzer.edits import folders, plain, tars, tensors, values, videos
 from fuzzer.loading import load
 from fuzzer.materials import TINY
 from fuzzer.planted import PLANTED
-from pipeline import preview
 from shard_tools import check_shards, make_shards
 from shard_tools.workers.processes import Pool
 from training.config import parse, to_yaml

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.choice import Choice, Way
+from pipeline.decoding.policy import DecoderPolicy, Way
 from pipeline.decoding.upload import HostClips
 from pipeline.decoding.video_error import VideoError
 from pipeline.decoding.workers import Task
@@ -28,27 +28,27 @@ MAX_ATTEMPTS = 100  # videos tried in a row for one clip
 
 
 @dataclass
-class Group:
+class DecodeJob:
     """Clips cut from one video with one decode."""
 
     first: int  # place of the first one in the batch
     rows: list[PlanRow]
     batch: int  # its number
-    may_be_dalis: bool  # as Choice says
+    may_use_dali: bool  # as DecoderPolicy says
     attempt: int = 0  # how many videos before this one could not be decoded
     for_dali: Cut | None = None  # what it is to decode, kept until the clips are out
     way: Way | None = None  # how DALI is to decode that
 
 
-class ClipMaker:
+class ClipDecoder:
     """Safe to use from many threads."""
 
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
     ) -> None:
         self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, plan)
-        self._quarantine = Quarantine(dataset, quarantine, config.max_bad_share)
-        self.choice = Choice(dataset, device, config)
+        self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
+        self.policy = DecoderPolicy(dataset, device, config)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -63,7 +63,7 @@ class ClipMaker:
             for name, amount in amounts.items():
                 self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
-    def make(self, task: Task, group: Group, host: HostClips) -> None:
+    def make(self, task: Task, group: DecodeJob, host: HostClips) -> None:
         """Read what the group needs; write its clips to `host`, or leave the bytes in `group.for_dali`.
 
         A video that does not decode is replaced as the plan says. Raises InputError if too many do not, or if the
@@ -76,7 +76,7 @@ class ClipMaker:
                 started = time.perf_counter()
                 cut = self.reader.clip(sample, group.rows[0].frames)
                 self.count(videos_read=1, bytes_read=len(cut.data), read_seconds=time.perf_counter() - started)
-                way = self.choice.way(sample, cut, group.batch) if group.may_be_dalis else None
+                way = self.policy.way(sample, cut, group.batch) if group.may_use_dali else None
                 if way:
                     group.way, group.for_dali = way, cut
                 else:
@@ -86,7 +86,7 @@ class ClipMaker:
                 if not task.abandoned:
                     self.replace(group, str(error))
 
-    def replace(self, group: Group, reason: str) -> None:
+    def replace(self, group: DecodeJob, reason: str) -> None:
         """Put another video in the place of one that cannot be decoded, and write that one down."""
         sample = group.rows[0].sample
         group.attempt += 1
@@ -103,8 +103,8 @@ class ClipMaker:
         self._quarantine.delivered(clips)
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
 
-    def _cut(self, task: Task, group: Group, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
-        from pipeline.decoding.cutting import cut_views  # PyAV, which may be missing where DALI takes all
+    def _cut(self, task: Task, group: DecodeJob, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
+        from pipeline.decoding.scaling import cut_views  # PyAV, which may be missing where DALI takes all
 
         images = clips.numpy()
 

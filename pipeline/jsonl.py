@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Lines:
+class JsonlFile:
     """One such file; it comes to be with the first line."""
 
     def __init__(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.shards.groups import Cut, pictures
 Way = Literal["videos", "images"]  # of DALI
 
 
-class Choice:
+class DecoderPolicy:
     """Safe to use from many threads."""
 
     def __init__(self, dataset: ShardDataset, device: torch.device, config: DataConfig) -> None:
@@ -47,7 +47,7 @@ class Choice:
     def without_dali(self) -> bool:
         return not self._limits or not self.share
 
-    def may_be_dalis(self, sample: int, batch: int, turn: int) -> bool:
+    def may_use_dali(self, sample: int, batch: int, turn: int) -> bool:
         """Whether DALI is to decode a video in batch number `batch`, as far as that is known before it is read.
 
         `turn`: number of the decode in the run, so that a run that goes on shares them as before.
@@ -75,7 +75,7 @@ class Choice:
             return "images"
         return "videos" if limits.admit(video.width, video.height) else None
 
-    def keep_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
+    def ban_from_dali(self, samples: Sequence[int] | None, failed: int, since: int) -> None:
         """Have PyAV decode batch number `failed`, and these videos, or, None, all, from batch number `since` on."""
         self._failed.add(failed)
         for sample in [None] if samples is None else samples:

@@ -1,4 +1,4 @@
-"""Will a run work here, and will it wait for its data? `python -m pipeline.doctor [SHARDS] [section.key=value ...]`.
+"""Will a run work here, and will it wait for its data? `python doctor.py [SHARDS] [section.key=value ...]`.
 
 One page: the machine, what it decodes, how fast these shards are read and decoded, how many clips a second a training
 step takes (of --config, as train.py would). What cannot be found out is a line that begins with "!", and the exit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # on a machine that lacks a package, the page is what says so
     import torch
 
     from pipeline.config import Decoder
-    from pipeline.loader import Loader
+    from pipeline.loader import ClipLoader
     from pipeline.shards.dataset import ShardDataset
     from training.config import TrainConfig
 
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shards", nargs="?", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as of train.py: model.size=small")
@@ -155,17 +155,17 @@ class Trial:
 
     def decoder_speed(self, decoder: "Decoder") -> str:
         """Clips a second of a loader with one decoder, as the run would be fed."""
-        from pipeline.loader import Loader
+        from pipeline.loader import ClipLoader
         from pipeline.planning.plan import Plan
 
         assert self.dataset is not None
-        data, model = replace(self.config.data, decoder=decoder, lanes=1), self.config.model
+        data, model = replace(self.config.data, decoder=decoder, canonical_nodes=1), self.config.model
         plan = Plan(
             self.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=self.config.seed,
             batch_size=self.batch_size * data.repeats,
         )  # fmt: skip
         try:
-            loader = Loader(self.dataset, plan, self.device, data, quarantine=None, sharing=None)
+            loader = ClipLoader(self.dataset, plan, self.device, data, quarantine=None, sharing=None)
         except InputError as error:
             return f"none: {error}"
         with loader:
@@ -212,7 +212,7 @@ class Trial:
         )
 
 
-def _clips_per_second(loader: "Loader", seconds: float) -> float:
+def _clips_per_second(loader: "ClipLoader", seconds: float) -> float:
     batches = loader.batches(first=0)
     next(batches)  # starting costs more than going on
     count, start = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""See what the model will be fed: `python -m pipeline.preview SHARDS [--output FOLDER] [data.flip=false ...]`.
+"""See what the model will be fed: `python preview.py SHARDS [--output FOLDER] [data.flip=false ...]`.
 
 Writes FOLDER/preview.png, a row of source frames and a row of clip frames for every clip, and FOLDER/preview.gif, the
 same in motion. The clips come out of the loader that trains; start frame, crop and flip are drawn on the source.
@@ -20,7 +20,7 @@ from common.errors import InputError, run_command
 from common.logging import log, printable
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError, decode_frames
-from pipeline.loader import Loader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan, PlanRow
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
@@ -40,7 +40,7 @@ def main() -> None:
         dataset, config, num_frames=options.num_frames, image_size=options.image_size, seed=options.seed,
         batch_size=options.num_clips * config.repeats,
     )  # fmt: skip
-    with Loader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         batch = next(loader.batches(options.first))
     rows = plan.batch(options.first)
     for row, key in zip(rows, batch.keys, strict=True):
@@ -62,8 +62,8 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> Namespace:
     parser = config_parser(
-        "python -m pipeline.preview",
-        "python -m pipeline.preview SHARDS [option ...] [data.key=value ...]",
+        "python preview.py",
+        "python preview.py SHARDS [option ...] [data.key=value ...]",
         __doc__ or "",
     )
     parser.add_argument("shards", type=str, help="dataset folder or URL")
