@@ -121,7 +121,9 @@ def test_a_run_that_began_with_the_first_order_keeps_it(monkeypatch) -> None:
     plan.keep_order(1)
     assert [plan.row(position).sample for position in range(60)] == former
     in_lanes = plan_of(dataset, DataConfig(frame_stride=1, shards=["a", "b"], canonical_nodes=2))
-    with pytest.raises(InputError, match=r"data\.lanes is 2, and this run goes on in an order of clips that was made"):
+    with pytest.raises(
+        InputError, match=r"data\.canonical_nodes is 2, and this run goes on in an order of clips that was made"
+    ):
         in_lanes.keep_order(1)
 
 
@@ -181,9 +183,9 @@ def test_lanes_do_not_depend_on_the_number_of_processes() -> None:
 
 
 def test_lanes_that_do_not_divide_the_step_are_refused() -> None:
-    with pytest.raises(InputError, match=r"data\.lanes is 5, and a step decodes 4 videos: give a number of lanes that"):
+    with pytest.raises(InputError, match=r"data\.canonical_nodes is 5, and a step decodes 4 videos: give a divisor"):
         plan_of(table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8)
-    with pytest.raises(InputError, match=r"data\.lanes is 0: give a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"data\.canonical_nodes is 0: give a whole number of at least 1"):
         DataConfig(canonical_nodes=0)
 
 
