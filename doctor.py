@@ -180,12 +180,12 @@ class Trial:
 
         from common.devices import autocast_to, usable_precision
         from pipeline.loader import Batch
-        from training.learning.objective import Pretraining
-        from training.learning.optimizer import update
-        from training.processes.distributed import Process
+        from training.distributed import Distributed
+        from training.optimizer import update
+        from training.tasks.pretraining import Pretraining
 
         model, count = self.config.model, self.batch_size
-        objective = Pretraining(self.config, Process(0, 1, self.device))
+        objective = Pretraining(self.config, Distributed(0, 1, self.device))
         optimizer = objective.optimizer()
         shape = count, model.num_frames, *FrameSize.of(model.image_size), 3
         clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device).permute(0, 4, 1, 2, 3)

@@ -32,10 +32,9 @@ from pipeline.reading.reader import Reader
 from pipeline.reading.store import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
+from training import distributed
 from training.config import TrainConfig, parse
-from training.learning.finetuning import BEST
-from training.processes import distributed
-from training.remote.folder import local_run
+from training.remote_run import local_run
 from training.reviews.cautions import shared_videos
 from training.reviews.evaluation import (
     Predictions,
@@ -47,6 +46,7 @@ from training.reviews.evaluation import (
     predict,
     scores,
 )
+from training.tasks.classification import BEST
 
 NUM_MISTAKES = 16
 FRAMES_SHOWN = 6
@@ -66,12 +66,12 @@ def evaluate(arguments: argparse.Namespace) -> None:
     dataset = ShardDataset.of(config.data)
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
-    if process.is_first and (caution := _caution(weights, config, dataset)):
+    if process.is_main and (caution := _caution(weights, config, dataset)):
         log(caution, sys.stderr)
     views = Views(arguments.clips, arguments.crops, arguments.batch_size)
     started = time.perf_counter()
     found = predict(model.to(process.device), dataset, config.data, shape, views, process, config.precision)
-    if process.is_first:
+    if process.is_main:
         results = describe(found, dataset, arguments)
         _write(arguments.output or _folder_for(weights), results, found, dataset)
         seconds = time.perf_counter() - started

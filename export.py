@@ -29,7 +29,7 @@ from model.weights import pretrained
 from model.weights.layouts import to_adamae, to_huggingface, to_videomae
 from model.weights.loading import check_keys, shapes
 from model.weights.weight_files import save_tensors
-from training.remote.folder import local_run
+from training.remote_run import local_run
 
 StateDict = dict[str, Tensor]
 

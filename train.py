@@ -19,27 +19,26 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading.ahead import check_cache
 from pipeline.shards.dataset import ShardDataset
+from training import checkpoint, distributed
+from training.compiling import check_graphs, compile_in_place
 from training.config import TrainConfig
-from training.learning.compiling import check_graphs, compile_in_place
-from training.learning.feed import Feed
-from training.learning.finetuning import Classification
-from training.learning.memory import check_memory
-from training.learning.numerics import as_asked, described, execution
-from training.learning.objective import Objective, Pretraining
-from training.learning.optimizer import update
-from training.learning.profiling import StepProfiler
-from training.learning.schedule import Horizon, seed_step
-from training.processes import distributed
-from training.processes.failures import failures_explained, way_back_explained
-from training.processes.interrupt import StopRequest
+from training.failures import failures_explained, way_back_explained
+from training.feed import Feed
+from training.interrupt import StopRequest
+from training.memory import check_memory
+from training.numerics import as_asked, described, execution
+from training.optimizer import update
+from training.profiling import StepProfiler
 from training.reviews.cautions import cautions
 from training.reviews.metrics import SKIPPED, Metrics
 from training.reviews.milestones import Milestones
 from training.reviews.sinks import sinks_of
-from training.runs import checkpoint
-from training.runs.run_folder import RunFolder
-from training.runs.saving import Saver
-from training.runs.starting import begin_branch, configured
+from training.run_dir import RunDir
+from training.saving import Saver
+from training.schedule import Horizon, seed_step
+from training.starting import begin_branch, configured
+from training.tasks.classification import Classification
+from training.tasks.pretraining import Objective, Pretraining
 
 
 @distributed.end_told()
@@ -56,10 +55,10 @@ def train(config: TrainConfig) -> None:
     horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
     memory = check_memory(config, objective.model, plan.batch_size, process.device, dataset.info.codecs.values())
     contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-    start = checkpoint.Place(0, horizon.global_batch, dataset.digest, execution=execution(config, process))
+    start = checkpoint.TrainState(0, horizon.global_batch, dataset.digest, execution=execution(config, process))
     branched = begin_branch(config, contents, start, horizon.total_steps, process)
 
-    with RunFolder(config, process.is_first) as folder:
+    with RunDir(config, process.is_main) as folder:
         distributed.wait_for_all()
         folder.fetch()
         resumed = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
@@ -72,7 +71,7 @@ def train(config: TrainConfig) -> None:
             Saver(folder, contents, config.keep_checkpoints) as saver,
             Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
             ClipLoader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
-            StepProfiler(folder.profile if config.profile and process.is_first else None, process.device) as profiler,
+            StepProfiler(folder.profile if config.profile and process.is_main else None, process.device) as profiler,
         ):
             metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])
             start = replace(start, order=begun.order)
@@ -97,13 +96,15 @@ def train(config: TrainConfig) -> None:
     distributed.leave()
 
 
-def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Process) -> Objective:
+def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Distributed) -> Objective:
     if config.objective == "pretrain":
         return Pretraining(config, process)
     return Classification(config, dataset, process)
 
 
-def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Process) -> Plan:
+def make_plan(
+    config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Distributed
+) -> Plan:
     plan = Plan(
         dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
         batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
@@ -116,7 +117,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, objective: Objective, 
 
 
 @distributed.others_awaited()
-def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Process) -> nn.Module:
+def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Distributed) -> nn.Module:
     """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
     if config.compile:
         compile_in_place(model, config.compile)

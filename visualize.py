@@ -28,8 +28,8 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import Maps
 from model.weights.pretrained import find_file, run_of, trained_stride
-from training.remote.folder import local_run
-from training.runs.checkpoint import existing, step_of
+from training.checkpoint import existing, step_of
+from training.remote_run import local_run
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 

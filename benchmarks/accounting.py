@@ -21,7 +21,7 @@ from benchmarks.step import PretrainingStep, noise_clip
 from common import devices
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.learning.memory import CUBLAS_BYTES
+from training.memory import CUBLAS_BYTES
 
 # In the order of the forward pass. What happens between two parts belongs to the part before; after the decoder comes
 # the loss. `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.

@@ -36,13 +36,13 @@ from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 from train import train_step
+from training.compiling import compile_in_place
 from training.config import TrainConfig
-from training.learning.compiling import compile_in_place
-from training.learning.feed import Feed
-from training.learning.objective import Pretraining
-from training.processes.distributed import Agreement, Process
-from training.processes.interrupt import StopRequest
+from training.distributed import Agreement, Distributed
+from training.feed import Feed
+from training.interrupt import StopRequest
 from training.reviews.metrics import peak_memory_gib
+from training.tasks.pretraining import Pretraining
 
 WARM_UP_STEPS = 3
 
@@ -131,7 +131,7 @@ def config_of(source: Source, work: Path, size: str, batch_size: int, compiled: 
 @explain_out_of_memory("lower --batch-size")
 def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """One round of one contender; called in a process of its own."""
-    process = Process(0, 1, device := choose_device())
+    process = Distributed(0, 1, device := choose_device())
     objective = Pretraining(config, process)
     if config.compile:
         compile_in_place(objective.model)

@@ -27,10 +27,10 @@ from common.yaml_io import read_yaml
 from figures.clips import read_clips
 from model.adamae import AdaMAE
 from model.weights import pretrained
+from training.checkpoint import existing
 from training.config import TrainConfig, parse
-from training.learning.schedule import Horizon
 from training.reviews.metrics import figures_of
-from training.runs.checkpoint import existing
+from training.schedule import Horizon
 
 SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at

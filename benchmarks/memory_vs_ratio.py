@@ -49,7 +49,7 @@ from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
 from training.config import parse
-from training.learning.memory import RESERVE_GPU, gib, loaded_bytes
+from training.memory import RESERVE_GPU, gib, loaded_bytes
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 FRAME_RATIOS = (0.75, 0.875)  # whole token frames: 2 and 1 of 8

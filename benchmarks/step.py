@@ -6,8 +6,8 @@ from torch import Tensor
 from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.learning.compiling import Compile, compile_in_place
-from training.learning.optimizer import OptimizerConfig, make_optimizer, update
+from training.compiling import Compile, compile_in_place
+from training.optimizer import OptimizerConfig, make_optimizer, update
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:

@@ -40,7 +40,7 @@ from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
-from training.learning.compiling import Compile
+from training.compiling import Compile
 
 GPU_BATCHES = (16, 32, 64, 128, 256)
 CPU_BATCHES = (2,)

@@ -25,11 +25,11 @@ from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
-from training.processes.distributed import Process
+from training.distributed import Distributed
 from training.reviews.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
 
 ROOT = Path(__file__).parents[1]
-ALONE = Process(0, 1, torch.device("cpu"))
+ALONE = Distributed(0, 1, torch.device("cpu"))
 SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8)
 VIEWS = ["--clips", "2", "--crops", "3", "--batch-size", "6"]
 

@@ -15,10 +15,10 @@ from common.errors import InputError
 from common.yaml_io import parse_yaml, read_yaml
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from training.learning.compiling import Compile
-from training.learning.numerics import DETERMINISTIC, Attention
-from training.learning.optimizer import OptimizerConfig
-from training.processes.distributed import DistributedConfig
+from training.compiling import Compile
+from training.distributed import DistributedConfig
+from training.numerics import DETERMINISTIC, Attention
+from training.optimizer import OptimizerConfig
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -198,7 +198,7 @@ class TrainConfig:
 # Keys that change how a run is executed but not what it computes: they may differ when it is started again. How a
 # step's clips are split (batch_size, accumulate, processes) changes which random numbers meet them in dropout and
 # mixup. That a step has as many clips as before, and that shards, which may have moved, are the same ones, is seen from
-# the checkpoint (training/runs/checkpoint.py); there, too, that a deterministic run is executed as before.
+# the checkpoint (training/checkpoint.py); there, too, that a deterministic run is executed as before.
 FREE_KEYS = {
     "run", "data.shards", "resume", "device", "global_batch", "batch_size", "accumulate", "distributed.timeout_s",
     "compile", "attention", "model.activation_checkpointing",

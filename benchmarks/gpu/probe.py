@@ -22,7 +22,7 @@ from benchmarks.harness import Row, default_output, machine, matmul_tflops, time
 from common.devices import choose_device, usable_precision
 from common.errors import run_command
 from pipeline.decoding.nvdec import NvdecError, read_limits
-from training.learning.numerics import KERNELS
+from training.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache

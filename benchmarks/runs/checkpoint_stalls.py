@@ -23,11 +23,11 @@ from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
+from training import checkpoint
+from training.checkpoint import Contents, TrainState
 from training.config import TrainConfig
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents, Place
-from training.runs.run_folder import RunFolder
-from training.runs.saving import Saver
+from training.run_dir import RunDir
+from training.saving import Saver
 
 NOTE = (
     "stall_ms: what a step takes beyond its wait, the worst of each checkpoint's; share: of the time of 1,000 such"
@@ -79,11 +79,11 @@ def tensors(contents: Contents) -> list[torch.Tensor]:
 def beside(path: Path, contents: Contents, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     config = TrainConfig(data=DataConfig(shards="none"), run=str(path))
-    with RunFolder(config, is_first=True) as run, Saver(run, contents, 1) as saver:
+    with RunDir(config, is_main=True) as run, Saver(run, contents, 1) as saver:
         wait(contents, options.every, options.step_ms)  # in which buffers are made
         for number in progress_bar(range(1, options.checkpoints + 1), unit="checkpoint"):
             started = time.perf_counter()
-            saver.save(Place(number, 1, "none"))
+            saver.save(TrainState(number, 1, "none"))
             stalls = [time.perf_counter() - started, *wait(contents, options.every, options.step_ms)]
             rows.append(row("beside training", stalls, options.step_ms))
     saved = checkpoint.load_file(checkpoint.whole(path / "checkpoints")[-1] / "model.safetensors")
@@ -96,7 +96,7 @@ def waiting(path: Path, contents: Contents, options: argparse.Namespace) -> list
     rows = []
     for number in range(1, options.checkpoints + 1):
         started = time.perf_counter()
-        checkpoint.save(path, Place(number, 1, "none"), contents.state())
+        checkpoint.save(path, TrainState(number, 1, "none"), contents.state())
         rows.append(row("waiting", [time.perf_counter() - started], options.step_ms))
         checkpoint.remove_old(path, keep=1)
     return rows

@@ -3,7 +3,7 @@
     python benchmarks/runs/loop_overheads.py [--step-ms 60] [--steps 500] [--log-every 10]
 
 A step is simulated: a wait, in which a GPU would compute, and a barrier, as in the averaging of gradients all processes
-meet. What is timed is all that training/processes/distributed.py: Agreement and training/processes/ranks.py add to it.
+meet. What is timed is all that training/distributed.py: Agreement and training/stragglers.py add to it.
 """
 
 import argparse
@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from benchmarks.harness import Row, default_output, machine, require, side_by_side, write_results
 from common.errors import InputError, run_command
+from training import distributed
 from training.config import TrainConfig
-from training.processes import distributed
-from training.processes.distributed import Agreement
-from training.processes.ranks import Ranks
+from training.distributed import Agreement
+from training.stragglers import Ranks
 
 PROCESSES = 2
 TIMEOUT_S = 60.0

@@ -23,8 +23,8 @@ from benchmarks.memory_vs_ratio import AMPLE_BATCH, largest_batch, loaded_per_cl
 from benchmarks.step import PretrainingStep, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.learning.memory import CUBLAS_BYTES, RESERVE_GPU
-from training.learning.numerics import deterministic
+from training.memory import CUBLAS_BYTES, RESERVE_GPU
+from training.numerics import deterministic
 
 CPU = torch.device("cpu")
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)

@@ -11,7 +11,7 @@ import torch
 
 from common.devices import autocast_to, choose_device, device_name, explain_out_of_memory, numbered, usable_precision
 from common.errors import InputError
-from training.processes.failures import failures_explained
+from training.failures import failures_explained
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from model.motion import log_motion
 from model.ranking import ranking_loss
 from model.token_samplers import Draw
 from training.config import parse
-from training.learning.schedule import Horizon
+from training.schedule import Horizon
 
 
 def test_the_ramp_goes_by_a_clips_place_in_the_run_and_ends_in_evaluation() -> None:

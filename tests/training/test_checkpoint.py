@@ -14,11 +14,11 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
 from pipeline.planning.order import VERSION
-from training.learning.optimizer import OptimizerConfig, make_optimizer, update
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents, Place
+from training import checkpoint
+from training.checkpoint import Contents, TrainState
+from training.optimizer import OptimizerConfig, make_optimizer, update
 
-PLACE = Place(step=1, global_batch=16, videos="these")
+PLACE = TrainState(step=1, global_batch=16, videos="these")
 
 
 def updated(model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, str]) -> Contents:
@@ -66,7 +66,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, adamae):
 
 def test_a_checkpoint_says_in_which_order_its_run_takes_clips(two, trained):
     def order_of(**said: int) -> int:
-        file = two / "step-00000002/place.json"
+        file = two / "step-00000002/train_state.json"
         described = json.loads(file.read_bytes())
         described["place"] = {**{k: v for k, v in described["place"].items() if k != "order"}, **said}
         file.write_text(json.dumps(described))
@@ -124,9 +124,9 @@ def test_one_flipped_bit_is_noticed(tmp_path, trained, name):
 
 
 def edited(folder: Path, change: Callable[[dict], object]) -> None:
-    described = json.loads((folder / "place.json").read_text())
+    described = json.loads((folder / "train_state.json").read_text())
     change(described)
-    (folder / "place.json").write_text(json.dumps(described))
+    (folder / "train_state.json").write_text(json.dumps(described))
 
 
 PLACES = [
@@ -136,14 +136,14 @@ PLACES = [
     ("[]", "does not say place"),
     ("{}", "does not say place"),
     (json.dumps({"place": {"step": 2}, "sha256": {}}), "does not say global_batch"),
-    (json.dumps({"place": [], "sha256": {}}), r"place in its place\.json is \[\]"),
+    (json.dumps({"place": [], "sha256": {}}), r"place in its train_state\.json is \[\]"),
     (" " * 2**21, "far too large"),
 ]
 
 
 @pytest.mark.parametrize(("place", "why"), PLACES)
 def test_a_place_that_cannot_be_read_is_named_with_the_one_before(two, trained, place, why):
-    (two / "step-00000002/place.json").write_text(place, encoding="latin-1")
+    (two / "step-00000002/train_state.json").write_text(place, encoding="latin-1")
     with pytest.raises(InputError, match=f"step-00000002 cannot be resumed .*{why}.* to go on from step-00000001$"):
         checkpoint.load_newest(two, trained, PLACE, 6)
 
@@ -165,14 +165,14 @@ def test_a_step_beyond_the_run_is_said(two, trained):
 @pytest.mark.parametrize("name", ["../config.yaml", "model.safetensors"])
 def test_a_list_of_hashes_that_is_none_is_said(two, trained, name):
     edited(two / "step-00000002", lambda described: described.update(sha256={name: "0"}))
-    with pytest.raises(InputError, match=r"sha256 in its place.json says '0' of"):
+    with pytest.raises(InputError, match=r"sha256 in its train_state.json says '0' of"):
         checkpoint.load_newest(two, trained, PLACE, 6)
     edited(two / "step-00000002", lambda described: described.update(sha256={}))
-    with pytest.raises(InputError, match=r"its place.json does not know model.safetensors"):
+    with pytest.raises(InputError, match=r"its train_state.json does not know model.safetensors"):
         checkpoint.load_newest(two, trained, PLACE, 6)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "place.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "train_state.json"])
 def test_a_missing_file_is_said(two, trained, name):
     (two / "step-00000002" / name).unlink()
     with pytest.raises(InputError, match=rf"\(.*{name}.*\): remove it to go on from step-00000001$"):

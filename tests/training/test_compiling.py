@@ -13,9 +13,9 @@ import train
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
+from training.compiling import compile_in_place
 from training.config import TrainConfig
-from training.learning.compiling import compile_in_place
-from training.processes.distributed import Process
+from training.distributed import Distributed
 
 PROCESSES = 2
 FIRST_BUCKET_BYTES = 2**18  # a tiny model's weights fill several
@@ -29,7 +29,7 @@ def gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = AdaMAE(CONFIG).eval()
     config = TrainConfig(DataConfig(shards="none"), compile=compiled)
-    wrapped = train.wrapped(model, config, Process(rank, PROCESSES, torch.device("cpu")))
+    wrapped = train.wrapped(model, config, Distributed(rank, PROCESSES, torch.device("cpu")))
     noise = torch.Generator().manual_seed(rank)
     clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise).permute(0, 4, 1, 2, 3)
     for _ in range(2):  # after the first one, DDP lays its buckets anew

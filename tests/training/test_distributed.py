@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from common.errors import InputError, PeerLostError
-from training.processes import distributed
-from training.processes.distributed import end_told, others_awaited
+from training import distributed
+from training.distributed import end_told, others_awaited
 
 
 class Silent(dist.HashStore):

@@ -20,14 +20,14 @@ from model.weights.pretrained import about, find_file, read_state_dict, save
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from train import train
+from training import checkpoint
 from training.config import TrainConfig, parse
-from training.learning.finetuning import Classification
-from training.learning.optimizer import OptimizerConfig, make_optimizer, update
-from training.processes.distributed import Process
+from training.distributed import Distributed
+from training.optimizer import OptimizerConfig, make_optimizer, update
 from training.reviews.metrics import Metrics
-from training.runs import checkpoint
+from training.tasks.classification import Classification
 
-ALONE = Process(0, 1, torch.device("cpu"))
+ALONE = Distributed(0, 1, torch.device("cpu"))
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "data.flip=false", "data.num_threads=1", "batch_size=4", "steps=6", "precision=fp32",
@@ -187,7 +187,7 @@ def test_of_averaged_weights_the_average_is_what_a_run_stands_for(config, tmp_pa
     made.after_update()
     folder = tmp_path / "run" / "checkpoints"
     contents = checkpoint.Contents(made.modules, made.optimizer(), made.about)
-    checkpoint.save(folder, checkpoint.Place(3, 4, "these"), contents.state())
+    checkpoint.save(folder, checkpoint.TrainState(3, 4, "these"), contents.state())
     for path in (tmp_path / "run", *checkpoint.existing(folder)):
         weights = read_state_dict(find_file(path))[0]
         assert torch.equal(weights["head.weight"], made.modules["average"].head.weight)
@@ -359,7 +359,7 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(config, pretrain
 
 
 def test_all_processes_have_everybodys_statistics(config, monkeypatch):
-    monkeypatch.setattr("training.learning.finetuning.mean_over_processes", lambda values: values.fill_(7))
+    monkeypatch.setattr("training.tasks.classification.mean_over_processes", lambda values: values.fill_(7))
     made = classification(config("objective=linear_probe", "finetune.ema_decay=0.9"))
     made.after_update()
     assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
@@ -394,7 +394,7 @@ def test_the_averaged_weights_are_judged(config, synthetic_shards, monkeypatch):
     def stop(model: torch.nn.Module, *_: object) -> None:
         raise Judged(model)
 
-    monkeypatch.setattr("training.learning.finetuning.predict", stop)
+    monkeypatch.setattr("training.tasks.classification.predict", stop)
     made = classification(config("finetune.ema_decay=0.9", f"finetune.validation_shards={synthetic_shards}"))
     with pytest.raises(Judged) as judged:
         made.review(1, metrics=None)

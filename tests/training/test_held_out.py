@@ -11,10 +11,10 @@ import torch
 from common.errors import InputError
 from model.adamae import AdaMAE
 from training.config import parse
-from training.processes.distributed import Process
+from training.distributed import Distributed
 from training.reviews.held_out import HeldOut, knn_top1, rankme
 
-ALONE = Process(0, 1, torch.device("cpu"))
+ALONE = Distributed(0, 1, torch.device("cpu"))
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "model.encoder_depth=1", "model.decoder_depth=1", "data.frame_stride=2", "batch_size=8", "precision=fp32",
@@ -56,7 +56,7 @@ def test_two_processes_find_what_one_does(synthetic_shards, monkeypatch):
     config = parse([*TINY, f"data.shards={synthetic_shards}"])
     model, held_out = AdaMAE(config.model), HeldOut(config, str(synthetic_shards))
     whole, labels = held_out._looked_at(model, ALONE)
-    parts = [held_out._looked_at(model, Process(rank, 2, torch.device("cpu"))) for rank in range(2)]
+    parts = [held_out._looked_at(model, Distributed(rank, 2, torch.device("cpu"))) for rank in range(2)]
     assert torch.equal(sum(part for part, _ in parts), whole)
     assert torch.equal(sum(part for _, part in parts), labels)
 

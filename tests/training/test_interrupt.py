@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from training.processes import interrupt
-from training.processes.interrupt import SIGNALS, StopRequest
+from training import interrupt
+from training.interrupt import SIGNALS, StopRequest
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
+from training import memory
 from training.config import TrainConfig, parse
-from training.learning import memory
 
 CPU = torch.device("cpu")
 SMALL = {"size": "tiny", "image_size": 48, "patch_size": 8, "mask_ratio": 0.85}

@@ -21,12 +21,12 @@ from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
-from training.processes.distributed import Process
-from training.processes.ranks import ForwardClock, Ranks, Spread
+from training.distributed import Distributed
 from training.reviews.metrics import SKIPPED, Metrics, figures_of, forget_after
 from training.reviews.sinks import TensorBoard
+from training.stragglers import ForwardClock, Ranks, Spread
 
-ALONE = Process(0, 1, torch.device("cpu"))
+ALONE = Distributed(0, 1, torch.device("cpu"))
 COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
 
 
@@ -157,7 +157,7 @@ def test_the_same_batch_again_and_again(synthetic_shards: Path) -> None:
 
 def test_of_several_processes_the_slow_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "_names_of_hosts", lambda _: ["one", "two", "three"])
-    ranks = Ranks(Process(0, 3, torch.device("cpu")))
+    ranks = Ranks(Distributed(0, 3, torch.device("cpu")))
     monkeypatch.setattr(ranks, "_table", lambda row: [row, [2 * value for value in row], row])
     means, found = ranks.gather({"loss": 3.0}, 10, 0.6, COUNTERS)
     assert means == {"loss": 4.0}, "of 3, 6 and 3"

@@ -13,13 +13,12 @@ from torch import nn
 from benchmarks.gpu import resume_check
 from common.errors import InputError
 from train import train
+from training import checkpoint, numerics
+from training.checkpoint import Contents, TrainState
+from training.compiling import check_graphs
 from training.config import TrainConfig, parse
-from training.learning import numerics
-from training.learning.compiling import check_graphs
-from training.learning.numerics import as_asked, attention_kernel, attention_order, described, deterministic, execution
-from training.processes.distributed import Process
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents, Place
+from training.distributed import Distributed
+from training.numerics import as_asked, attention_kernel, attention_order, described, deterministic, execution
 
 CPU = torch.device("cpu")
 TINY = [
@@ -76,7 +75,7 @@ def test_the_kernel_that_is_taken_is_said() -> None:
 
 
 def test_a_deterministic_run_goes_on_only_as_it_was_executed(tmp_path: Path) -> None:
-    process = Process(0, 1, CPU)
+    process = Distributed(0, 1, CPU)
     assert execution(config(), process) == ""
     as_before = execution(config("deterministic=true"), process)
     others = [
@@ -86,7 +85,7 @@ def test_a_deterministic_run_goes_on_only_as_it_was_executed(tmp_path: Path) -> 
     assert len(ways) == 1 + len(others)
     model = nn.Linear(2, 3)
     contents = Contents({"model": model}, torch.optim.AdamW(model.parameters()), {})
-    place = Place(3, 16, "these", execution=as_before)
+    place = TrainState(3, 16, "these", execution=as_before)
     checkpoint.save(tmp_path / "checkpoints", place, contents.state())
     assert checkpoint.load_newest(tmp_path / "checkpoints", contents, replace(place, step=0), 6) == place
     changed = replace(place, step=0, execution=execution(config("deterministic=true", "compile=true"), process))

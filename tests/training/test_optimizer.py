@@ -5,8 +5,8 @@ import torch
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.learning.optimizer import OptimizerConfig, Schedule, make_optimizer, update
-from training.runs import checkpoint
+from training import checkpoint
+from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
 
 
 def tiny_model() -> AdaMAE:
@@ -91,7 +91,7 @@ def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
         optimizer = make_optimizer(model, OptimizerConfig(state_bits=bits))
         final[bits] = trained(model, optimizer, range(40))
         contents = checkpoint.Contents({"model": model}, optimizer, {})
-        checkpoint.save(tmp_path / str(bits), checkpoint.Place(40, 2, "these"), contents.state())
+        checkpoint.save(tmp_path / str(bits), checkpoint.TrainState(40, 2, "these"), contents.state())
         state_bytes[bits] = next(tmp_path.glob(f"{bits}/*/optimizer.pt")).stat().st_size
     assert final[8] == pytest.approx(final[32], rel=0.02)
     assert final[32] < 0.9
@@ -104,7 +104,7 @@ def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
     model = tiny_model()
     optimizer = make_optimizer(model, OptimizerConfig(state_bits=8))
     trained(model, optimizer, range(3))
-    place = checkpoint.Place(3, 2, "these")
+    place = checkpoint.TrainState(3, 2, "these")
     checkpoint.save(tmp_path, place, checkpoint.Contents({"model": model}, optimizer, {}).state())
     trained(model, optimizer, range(3, 6))
     other = tiny_model()

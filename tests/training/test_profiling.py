@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from training.learning.profiling import ACTIVE, WARMUP, StepProfiler
+from training.profiling import ACTIVE, WARMUP, StepProfiler
 
 
 def run(profiler: StepProfiler, steps: int, device: str) -> None:

@@ -18,14 +18,13 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.reading import bucket
 from pipeline.reading.bucket import Bucket
+from training import checkpoint, lease
+from training.checkpoint import Contents, TrainState
 from training.config import TrainConfig
-from training.remote import folder, lease
-from training.remote.folder import RemoteRun
-from training.remote.lease import Lease, TakenOverError
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents, Place
-from training.runs.run_folder import RunFolder
-from training.runs.saving import Saver
+from training.lease import Lease, TakenOverError
+from training.remote_run import RemoteRun
+from training.run_dir import RunDir
+from training.saving import Saver
 
 URL = "faulty://bucket/runs/x"
 
@@ -88,12 +87,12 @@ def contents() -> Contents:
 
 
 CONFIG = TrainConfig(data=DataConfig(shards="there"), run=URL)
-START = Place(0, 2, "these")
+START = TrainState(0, 2, "these")
 
 
 def train(contents: Contents, *steps: int, keep: int = 2) -> int:
     """What train.py does with a run folder; returns the step that was gone on from."""
-    with RunFolder(CONFIG, is_first=True) as run:
+    with RunDir(CONFIG, is_main=True) as run:
         run.fetch()
         first = checkpoint.load_newest(run.checkpoints, contents, START, 100).step
         with Saver(run, contents, keep) as saver:
@@ -128,23 +127,23 @@ def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(machine, content
     assert {name.split("/")[1] for name in there() if "step-" in name} == {"step-00000002", "step-00000003"}
     of_three = [name.split("/")[2] for name in Faulty.order if "step-00000003" in name]
     assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
-    assert of_three[2:] == ["place.json", "reviewed"]
+    assert of_three[2:] == ["train_state.json", "reviewed"]
     assert "lease.txt" not in there()
 
 
 def test_a_torn_checkpoint_is_said_and_skipped(machine, contents, capsys):
     train(contents, 1, 2, 3, keep=3)
-    del Faulty.store[f"{URL}/checkpoints/step-00000003/place.json"]
+    del Faulty.store[f"{URL}/checkpoints/step-00000003/train_state.json"]
     Faulty.store[f"{URL}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     machine("two")
     assert train(contents) == 1
     said = capsys.readouterr().err
-    assert f"{URL}/checkpoints/step-00000003 is not whole (it has no place.json), and is skipped" in said
+    assert f"{URL}/checkpoints/step-00000003 is not whole (it has no train_state.json), and is skipped" in said
     assert "step-00000002 is not whole (model.safetensors has changed since it was written), and is skipped" in said
 
 
 def test_two_launches_are_refused_whatever_their_clocks_say(machine, contents, monkeypatch):
-    with RunFolder(CONFIG, is_first=True):
+    with RunDir(CONFIG, is_main=True):
         machine("two")
         monkeypatch.setattr(lease.time, "time", lambda: 0.0)
         with pytest.raises(InputError, match=f"{URL} is in use by another training job, on .*: wait for it"):
@@ -170,7 +169,7 @@ def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_mac
 
 
 def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(machine, contents):
-    with RunFolder(CONFIG, is_first=True) as run:
+    with RunDir(CONFIG, is_main=True) as run:
         saver = Saver(run, contents, 2)
         Bucket(URL).write(Lease.NAME, b"other elsewhere 1")
         saver.save(replace(START, step=1))
@@ -188,11 +187,11 @@ def test_a_store_without_permission_is_one_sentence_before_the_first_step(machin
 
 def test_a_store_that_does_not_exist_is_one_sentence(machine):
     with pytest.raises(InputError, match="nowhere://bucket/x cannot be opened: Protocol not known"):
-        RunFolder(replace(CONFIG, run="nowhere://bucket/x"), is_first=True)
+        RunDir(replace(CONFIG, run="nowhere://bucket/x"), is_main=True)
 
 
 def test_an_upload_that_fails_is_tried_again_and_loses_nothing(machine, contents, capsys):
-    with RunFolder(CONFIG, is_first=True) as run, Saver(run, contents, 2) as saver:
+    with RunDir(CONFIG, is_main=True) as run, Saver(run, contents, 2) as saver:
         Faulty.failing = OSError("503 slow down")
         saver.save(replace(START, step=1))
         saver.join()
@@ -202,11 +201,11 @@ def test_an_upload_that_fails_is_tried_again_and_loses_nothing(machine, contents
         assert checkpoint.whole(run.checkpoints)
         Faulty.failing = None
         saver.save(replace(START, step=2))
-    assert {"checkpoints/step-00000001/place.json", "checkpoints/step-00000002/place.json"} <= there()
+    assert {"checkpoints/step-00000001/train_state.json", "checkpoints/step-00000002/train_state.json"} <= there()
 
 
 def test_a_run_that_could_not_be_uploaded_says_so_at_its_end(machine, contents):
-    with RunFolder(CONFIG, is_first=True) as run:
+    with RunDir(CONFIG, is_main=True) as run:
         saver = Saver(run, contents, 2)
         Faulty.failing = OSError("503 slow down")
         saver.save(replace(START, step=1))
@@ -214,7 +213,7 @@ def test_a_run_that_could_not_be_uploaded_says_so_at_its_end(machine, contents):
             saver.__exit__()
         Faulty.failing = None
     assert train(contents) == 1  # from this machine's folder, and uploads it
-    assert "checkpoints/step-00000001/place.json" in there()
+    assert "checkpoints/step-00000001/train_state.json" in there()
 
 
 def test_a_request_that_fails_now_and_then_is_repeated(machine):
@@ -250,7 +249,7 @@ def test_machines_without_the_first_process_fetch_the_newest(machine, contents, 
     train(contents, 1)
     machine("two")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    run = RunFolder(CONFIG, is_first=False)
+    run = RunDir(CONFIG, is_main=False)
     run.fetch()
     assert [path.name for path in checkpoint.whole(run.checkpoints)] == ["step-00000001"]
 
@@ -260,7 +259,7 @@ def test_a_folder_by_its_url_is_a_run_too(machine, contents, tmp_path, monkeypat
     assert train(contents, 1) == 0
     machine("two")
     assert train(contents) == 1
-    assert (tmp_path / "bucket/run/checkpoints/step-00000001/place.json").is_file()
+    assert (tmp_path / "bucket/run/checkpoints/step-00000001/train_state.json").is_file()
 
 
 def test_the_heart_beats(machine):

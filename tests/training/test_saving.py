@@ -11,19 +11,19 @@ from torch import nn
 from torchao.optim.subclass_8bit import OptimState8bit
 
 from common.errors import InputError
-from training.processes.failures import DivergedError, way_back_explained
-from training.runs import checkpoint, saving
-from training.runs.checkpoint import Contents, Place
-from training.runs.saving import Saver
+from training import checkpoint, saving
+from training.checkpoint import Contents, TrainState
+from training.failures import DivergedError, way_back_explained
+from training.saving import Saver
 
 SECONDS = 20  # after which what should happen has not
 
 
 class Folder:
-    """As much of a RunFolder as a Saver needs."""
+    """As much of a RunDir as a Saver needs."""
 
-    def __init__(self, path: Path, is_first: bool = True) -> None:
-        self.path, self.checkpoints, self.is_first, self.remote = path, path / "checkpoints", is_first, None
+    def __init__(self, path: Path, is_main: bool = True) -> None:
+        self.path, self.checkpoints, self.is_main, self.remote = path, path / "checkpoints", is_main, None
 
 
 def step(contents: Contents) -> None:
@@ -32,8 +32,8 @@ def step(contents: Contents) -> None:
     contents.optimizer.step()
 
 
-def place(number: int) -> Place:
-    return Place(number, 2, "these")
+def place(number: int) -> TrainState:
+    return TrainState(number, 2, "these")
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_run_that_has_diverged_says_what_to_go_on_from_and_how(tmp_path, saver
 
 
 def test_only_the_first_process_keeps_a_copy(tmp_path, contents):
-    with Saver(Folder(tmp_path, is_first=False), contents, keep=2) as saver:
+    with Saver(Folder(tmp_path, is_main=False), contents, keep=2) as saver:
         step(contents)
     assert saver._host is None
 

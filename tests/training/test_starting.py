@@ -23,7 +23,7 @@ from pipeline.planning.plan import Plan
 from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import TrainConfig
-from training.runs.starting import configured, find_checkpoint
+from training.starting import configured, find_checkpoint
 
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",

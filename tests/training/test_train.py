@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from common.errors import InputError
 from training.config import parse
-from training.learning.schedule import Horizon
+from training.schedule import Horizon
 
 ROOT = Path(__file__).parents[2]
 TINY = [

@@ -23,7 +23,7 @@ from pipeline.reading.reader import Reader
 from pipeline.shards.groups import Cut
 from train import train
 from training.config import parse
-from training.learning.objective import Pretraining, StepResult
+from training.tasks.pretraining import Pretraining, StepResult
 
 
 def as_it_is() -> None:

@@ -18,7 +18,7 @@ from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
-from training.processes.distributed import Process, sum_over_processes
+from training.distributed import Distributed, sum_over_processes
 
 CALIBRATION_BINS = 15
 
@@ -71,7 +71,7 @@ def predict(
     data: DataConfig,
     shape: ModelConfig,
     views: Views,
-    process: Process,
+    process: Distributed,
     precision: Precision,
 ) -> Predictions:
     """Average of the softmax over the views of every video.
@@ -89,7 +89,7 @@ def predict(
     seen = torch.zeros(len(plan), len(dataset.info.classes), device=process.device)
     was_training = model.training
     model.eval()
-    bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_first)
+    bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_main)
     with bar, ClipLoader(dataset, plan, process.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
             with autocast_to(process.device, precision):

@@ -17,7 +17,7 @@ from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import ViewPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
-from training.processes.distributed import Process, sum_over_processes
+from training.distributed import Distributed, sum_over_processes
 
 MOST_VIDEOS = 1024  # of a large dataset always the same ones: a look must not take as long as what it looks at
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
@@ -41,7 +41,7 @@ class HeldOut:
         subset = min(MOST_VIDEOS, len(self.dataset.samples))
         self.data = replace(config.data, subset=subset, cached_batch=False)
 
-    def figures(self, model: Backbone, process: Process) -> dict[str, float]:
+    def figures(self, model: Backbone, process: Distributed) -> dict[str, float]:
         """Mean reconstruction loss (of a model that reconstructs), k-NN top-1 (where there are labels) and RankMe."""
         found, labels = self._looked_at(model, process)
         losses, features = found[:, 0], found[:, 1:]
@@ -53,7 +53,7 @@ class HeldOut:
         return figures
 
     @torch.no_grad()
-    def _looked_at(self, model: Backbone, process: Process) -> tuple[Float[Tensor, "V 1+D"], Int[Tensor, " V"]]:
+    def _looked_at(self, model: Backbone, process: Distributed) -> tuple[Float[Tensor, "V 1+D"], Int[Tensor, " V"]]:
         """Loss and features of every video, and the labels, on the CPU."""
         shape, config = self.config.model, self.config
         plan = ViewPlan(

@@ -22,12 +22,12 @@ from common.errors import DISK_ERRORS, name_disk_errors
 from common.logging import log
 from common.progress import progress_bar
 from training.config import TrainConfig
-from training.learning.schedule import Horizon
-from training.processes.distributed import Process
-from training.processes.failures import DivergedError
-from training.processes.ranks import Ranks, Spread
+from training.distributed import Distributed
+from training.failures import DivergedError
 from training.reviews.sinks import Sink
-from training.runs.run_folder import RunFolder
+from training.run_dir import RunDir
+from training.schedule import Horizon
+from training.stragglers import Ranks, Spread
 
 SKIPPED = "skipped_updates"  # share of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not come back
@@ -38,7 +38,7 @@ class Metrics:
     """Sums per-step tensors on the device; reads, averages over processes and writes them when asked."""
 
     def __init__(
-        self, folder: RunFolder, process: Process, horizon: Horizon, first_step: int, sinks: Sequence[Sink] = ()
+        self, folder: RunDir, process: Distributed, horizon: Horizon, first_step: int, sinks: Sequence[Sink] = ()
     ) -> None:
         self.process, self.horizon, self.first_step = process, horizon, first_step
         self.sums: dict[str, Tensor] = {}
@@ -49,12 +49,10 @@ class Metrics:
         self.folder, self.ranks = folder, Ranks(process)
         self.file, self.sinks = None, sinks
         self._threads_report = threading.excepthook
-        if process.is_first:
+        if process.is_main:
             forget_after(folder.metrics, first_step)
             self.file = folder.metrics.open("a", encoding="utf-8")
-        self.bar = progress_bar(
-            unit="step", total=horizon.total_steps, initial=first_step, disable=not process.is_first
-        )
+        self.bar = progress_bar(unit="step", total=horizon.total_steps, initial=first_step, disable=not process.is_main)
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -65,7 +63,7 @@ class Metrics:
 
     def announce(self, config: TrainConfig, cautions: list[str]) -> None:
         """Say what run this is; `cautions`: sentences that follow."""
-        if self.process.is_first:
+        if self.process.is_main:
             log(self.horizon.describe(config, self.first_step), sys.stderr)
             for sentence in filter(None, cautions):
                 log(sentence, sys.stderr)
@@ -97,7 +95,7 @@ class Metrics:
         }
         values |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
         self.write(step, values, spreads)
-        if self.process.is_first:
+        if self.process.is_main:
             for sentence in self.ranks.slow_ones(spreads):
                 self.bar.write(sentence, file=sys.stderr)
         self.idle_steps = self.idle_steps + self.steps if values[SKIPPED] == 1 else 0

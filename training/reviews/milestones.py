@@ -7,14 +7,14 @@ from typing import NoReturn
 
 from common.errors import PeerLostError
 from pipeline.loader import ClipLoader
+from training import distributed
 from training.config import TrainConfig
-from training.learning.objective import Objective
-from training.processes import distributed
-from training.processes.interrupt import StopRequest
+from training.interrupt import StopRequest
+from training.manifest import TrainState
 from training.report import write_report
 from training.reviews.metrics import Metrics
-from training.runs.manifest import Place
-from training.runs.saving import Saver
+from training.saving import Saver
+from training.tasks.pretraining import Objective
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Milestones:
     """All of a run that has something to keep or to say."""
 
     config: TrainConfig
-    start: Place
+    start: TrainState
     objective: Objective
     metrics: Metrics
     loader: ClipLoader
@@ -75,12 +75,12 @@ class Milestones:
 
     def save(self, step: int) -> None:
         """Begin to write the checkpoint of a step, in the first process; nothing before the first step."""
-        if self.metrics.process.is_first and step > 0:
+        if self.metrics.process.is_main and step > 0:
             self.saver.save(replace(self.start, step=step), is_learning=self.metrics.idle_steps == 0)
 
     def report(self) -> None:
         """Begin to draw the run's page anew, in the first process."""
-        if self.metrics.process.is_first:
+        if self.metrics.process.is_main:
             folder, steps = self.metrics.folder.path, self.metrics.horizon.total_steps
             self.saver.afterwards(lambda: write_report(folder, self.config, steps))
 
@@ -93,5 +93,5 @@ class Milestones:
             return
         with self.metrics.clock_stopped(), self.stop.at_once():
             self.objective.review(step, self.metrics)
-        if self.metrics.process.is_first:
+        if self.metrics.process.is_main:
             self.saver.mark_reviewed(step)

@@ -12,8 +12,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from common.errors import InputError, name_disk_errors
 from training.config import TrainConfig, to_yaml
-from training.processes.distributed import Process
-from training.runs.run_folder import RunFolder
+from training.distributed import Distributed
+from training.run_dir import RunDir
 
 
 class Sink(Protocol):
@@ -78,13 +78,13 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def sinks_of(config: TrainConfig, folder: RunFolder, process: Process, first_step: int) -> list[Sink]:
+def sinks_of(config: TrainConfig, folder: RunDir, process: Distributed, first_step: int) -> list[Sink]:
     """Those that `metrics` names, of the first process; the others write nothing."""
     sinks: list[Sink] = []
-    if process.is_first and "tensorboard" in config.metrics:
+    if process.is_main and "tensorboard" in config.metrics:
         with name_disk_errors(folder.tensorboard):
             sinks.append(TensorBoard(folder.tensorboard, first_step))
-    if process.is_first and "wandb" in config.metrics:
+    if process.is_main and "wandb" in config.metrics:
         sinks.append(WeightsAndBiases(folder.path, config.run))
     for sink in sinks:
         sink.config(config)

@@ -7,8 +7,8 @@ import torch
 
 from model.config import ModelConfig
 from pipeline.loader import Batch
-from training.processes.distributed import Agreement, Process
-from training.processes.interrupt import StopRequest
+from training.distributed import Agreement, Distributed
+from training.interrupt import StopRequest
 
 FILLER_CLIPS = 2  # mixing takes pairs, and one clip has no variance
 
@@ -26,7 +26,7 @@ class Feed:
     passes: int  # batches of a step, in this process
     global_batch: int  # clips of a step, in all processes
     model: ModelConfig
-    process: Process
+    process: Distributed
     stop: StopRequest
     agreement: Agreement
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from training.processes.distributed import Process, sum_over_processes
+from training.distributed import Distributed, sum_over_processes
 
 SLOW = 1.3  # times the median
 MATTERS = 0.05  # share of a step
@@ -60,7 +60,7 @@ class ForwardClock:
 class Ranks:
     """Gathers some ten figures of every process at each report, in one sum with its losses; of one process, nothing."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Distributed) -> None:
         self._process = process
         self._forward = ForwardClock(process.device)
         self._before: Mapping[str, float] = {}

@@ -19,7 +19,6 @@ from common.errors import InputError
 
 if TYPE_CHECKING:
     from training.config import TrainConfig
-    from training.processes.distributed import Process
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 KERNELS = {
@@ -76,7 +75,7 @@ def deterministic() -> Iterator[None]:
         _FILLING.fill_uninitialized_memory = before[1]
 
 
-def execution(config: "TrainConfig", process: "Process") -> str:
+def execution(config: "TrainConfig", process: "Distributed") -> str:
     """What decides about the last bits besides what a run's configuration may not change; "" where any may differ."""
     if not config.deterministic:
         return ""

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Process:
+class Distributed:
     """One process of a run: alone, or one of those that torchrun started."""
 
     rank: int
@@ -51,11 +51,11 @@ class Process:
     device: torch.device
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
 
-def join(device: str, timeout_s: float = 1800.0) -> Process:
+def join(device: str, timeout_s: float = 1800.0) -> Distributed:
     """Join the process group that torchrun describes in the environment, if any. `device` is auto, cpu or cuda.
 
     Raises InputError if there is no such device for this process.
@@ -71,7 +71,7 @@ def join(device: str, timeout_s: float = 1800.0) -> Process:
         backend, later = ("nccl", NCCL_LATER_S) if target.type == "cuda" else ("gloo", 0.0)
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s + later))
         _store().set(f"host of {rank}", socket.gethostname())
-    return Process(rank, world_size, target)
+    return Distributed(rank, world_size, target)
 
 
 def leave() -> None:
@@ -205,7 +205,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
     return bool(_reduced(torch.tensor(float(flag), device=device), dist.ReduceOp.MAX).item())
 
 
-def is_first_of_machine() -> bool:
+def is_node_main() -> bool:
     """Whether this process is the one that does what is needed once a machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 

@@ -1,7 +1,7 @@
 """The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, profile/,
 quarantine.jsonl, decoders.jsonl`.
 
-A run in an object store has such a folder on every machine too, from which training.remote keeps the store up to date.
+A run in object storage has such a folder on every node too, which training.remote_run uploads.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ from common.errors import InputError
 from model.weights.pretrained import run_config
 from pipeline.reading.store import is_remote
 from training.config import TrainConfig, differences, to_yaml
-from training.processes.distributed import is_first_of_machine
-from training.remote.folder import RemoteRun, staging
+from training.distributed import is_node_main
+from training.remote_run import RemoteRun, staging
 
 
 def local_path(run: str) -> Path:
@@ -23,12 +23,12 @@ def local_path(run: str) -> Path:
     return staging(run) if is_remote(run) else Path(run)
 
 
-class RunFolder:
+class RunDir:
     """Holds a run's folder for one training job at a time; a context manager."""
 
-    def __init__(self, config: TrainConfig, is_first: bool) -> None:
+    def __init__(self, config: TrainConfig, is_main: bool) -> None:
         """Only the first process of a job writes the configuration and holds the folder."""
-        self.path, self.is_first = local_path(config.run), is_first
+        self.path, self.is_main = local_path(config.run), is_main
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
@@ -39,7 +39,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None
-        if is_first:
+        if is_main:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
             try:
@@ -60,7 +60,7 @@ class RunFolder:
 
     def fetch(self) -> None:
         """Have the newest checkpoint of a run in a store, on a machine which the first process is not on."""
-        if self.remote is not None and not self.is_first and is_first_of_machine():
+        if self.remote is not None and not self.is_main and is_node_main():
             self.remote.fetch()
 
     def _hold(self) -> None:
@@ -86,11 +86,11 @@ class RunFolder:
                 " weights alone, in another run="
             )
 
-    def __enter__(self) -> "RunFolder":
+    def __enter__(self) -> "RunDir":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.remote is not None and self.is_first:
+        if self.remote is not None and self.is_main:
             self.remote.release()
         if self._lock is not None:
             self._lock.close()

@@ -22,14 +22,13 @@ from model.weights.loading import load_weights
 from model.weights.warm_start import CLIP, ENCODER, warm_start
 from model.weights.weight_files import read_state_dict
 from pipeline.reading.store import is_remote
+from training import checkpoint, distributed
+from training.checkpoint import Contents
 from training.config import TrainConfig, parse
-from training.processes import distributed
-from training.processes.distributed import Process
-from training.remote.folder import local_run
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents
-from training.runs.manifest import Manifest, Place
-from training.runs.run_folder import local_path
+from training.distributed import Distributed
+from training.manifest import Manifest, TrainState
+from training.remote_run import local_run
+from training.run_dir import local_path
 
 # Of a classifier's model; how it was masked only decides whether its shape can be.
 SHAPE = ("size", *ENCODER, *CLIP, "masking", "mask_ratio")
@@ -55,7 +54,9 @@ def configured(arguments: list[str]) -> TrainConfig:
     return replace(config, model=replace(config.model, **taken))
 
 
-def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_steps: int, process: Process) -> Place:
+def begin_branch(
+    config: TrainConfig, contents: Contents, start: TrainState, total_steps: int, process: Distributed
+) -> TrainState:
     """Put what fits of the checkpoint that `branch` names into place; returns where the run then is.
 
     Weights fit as those of model.init do. The optimizer's state is kept if it is of these weights, the place if a step
@@ -80,12 +81,12 @@ def begin_branch(config: TrainConfig, contents: Contents, start: Place, total_st
     kept = bits == config.optimizer.state_bits and _put_optimizer(source, contents.optimizer)
     said.append("its optimizer" if kept else "a fresh optimizer: its own is of other weights or groups of them")
     said.append(f"from the first step: {why_anew}" if why_anew else f"from its step {place.step}")
-    if process.is_first:
+    if process.is_main:
         log("; ".join(said), sys.stderr)
     return start if why_anew else place
 
 
-def _why_anew(place: Place, start: Place) -> str:
+def _why_anew(place: TrainState, start: TrainState) -> str:
     """Why a run cannot go on from a place in another; "" where it can."""
     if place.global_batch != start.global_batch:
         return f"its steps had {place.global_batch} clips, not {start.global_batch}"
@@ -148,7 +149,7 @@ def _verified(source: Path) -> Manifest:
     reason = None
     try:
         manifest = Manifest.read(source)
-        if distributed.is_first_of_machine():
+        if distributed.is_node_main():
             checkpoint.verify(source, manifest, ["model.safetensors", "optimizer.pt"])
     except (OSError, ValueError) as error:
         reason = f"{source} cannot be branched from ({error}): give another checkpoint"
@@ -189,5 +190,5 @@ def _put_optimizer(source: Path, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _say(sentence: str) -> None:
-    if distributed.is_first_of_machine():
+    if distributed.is_node_main():
         log(sentence, sys.stderr)

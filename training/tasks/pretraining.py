@@ -11,15 +11,15 @@ from model.adamae import AdaMAE, Output
 from model.weights import pretrained
 from model.weights.warm_start import warm_start
 from pipeline.loader import Batch
+from training.checkpoint import existing
 from training.config import TrainConfig
-from training.learning.optimizer import make_optimizer
-from training.processes.distributed import Process
-from training.remote.folder import local_run
+from training.distributed import Distributed
+from training.optimizer import make_optimizer
+from training.remote_run import local_run
 from training.reviews.held_out import HeldOut
 from training.reviews.metrics import Metrics
 from training.reviews.panel import FigurePanel
-from training.runs.checkpoint import existing
-from training.runs.run_folder import local_path
+from training.run_dir import local_path
 
 
 class StepResult(NamedTuple):
@@ -66,13 +66,13 @@ class Objective(Protocol):
 class Pretraining:
     """Masked reconstruction plus the sampling loss (SPEC §4)."""
 
-    def __init__(self, config: TrainConfig, process: Process) -> None:
+    def __init__(self, config: TrainConfig, process: Distributed) -> None:
         """Raises InputError if the weights to start from do not fit."""
         self.config, self.seed = config, config.seed
         model = AdaMAE(config.model)
         if config.model.init and not config.branch and not existing(local_path(config.run) / "checkpoints"):
             said = warm_start(model, local_run(config.model.init))
-            if process.is_first:
+            if process.is_main:
                 log(said, sys.stderr)
         self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
@@ -123,6 +123,6 @@ class Pretraining:
         if self.held_out is not None:
             figures = self.held_out.figures(self.model, metrics.process)
             metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
-        if metrics.process.is_first:
+        if metrics.process.is_main:
             self.panel = self.panel or FigurePanel(self.model, self.config)
             self.panel.draw(step, metrics)

@@ -1,4 +1,4 @@
-"""`place.json`, the file of a checkpoint that is written last: where the run was, and what the other files must be."""
+"""`train_state.json`, the last file of a checkpoint: where the run was, and the hashes of the other files."""
 
 import json
 import re
@@ -8,26 +8,26 @@ from typing import Any
 
 from pipeline.planning.order import VERSION
 
-FILE = "place.json"
+FILE = "train_state.json"
 MAX_BYTES = 2**20  # ours have some hundred
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainState:
     """Where a run is, and in what."""
 
     step: int  # optimizer steps done
     global_batch: int  # clips of the global stream per step
     videos: str  # ShardDataset.digest
     order: int = VERSION  # of the stream of clips, which a run keeps as it began
-    execution: str = ""  # of a deterministic run, what decides about the last bits (training/learning/numerics.py)
+    execution: str = ""  # of a deterministic run, what decides about the last bits (training/numerics.py)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `place.json` says."""
+    """What `train_state.json` says."""
 
-    place: Place
+    place: TrainState
     sha256: dict[str, str]  # of the checkpoint's other files, by name
 
     @classmethod
@@ -37,36 +37,36 @@ class Manifest:
         if not checkpoint.is_dir():
             raise ValueError("it is no folder")
         if not file.is_file():
-            raise ValueError("it has no place.json")
+            raise ValueError("it has no train_state.json")
         if file.stat().st_size > MAX_BYTES:
-            raise ValueError("its place.json is far too large")
+            raise ValueError("its train_state.json is far too large")
         return cls.parse(file.read_bytes())
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
-        """Raises ValueError where `data` is not what a place.json holds."""
+        """Raises ValueError where `data` is not what a train_state.json holds."""
         try:
             described = json.loads(data.decode())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"its place.json is no JSON: {error}") from error
+            raise ValueError(f"its train_state.json is no JSON: {error}") from error
         place, digests = _field(described, "place", dict), _field(described, "sha256", dict)
         for name, digest in digests.items():
             if Path(name).name != name or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-                raise ValueError(f"sha256 in its place.json says {digest!r} of {name!r}"[:200])
+                raise ValueError(f"sha256 in its train_state.json says {digest!r} of {name!r}"[:200])
         counts = {name: _field(place, name, int) for name in ("step", "global_batch")}
         for name, count in counts.items():
             if count < 1:
-                raise ValueError(f"{name} in its place.json is {count}")
+                raise ValueError(f"{name} in its train_state.json is {count}")
         execution = _field(place, "execution", str) if "execution" in place else ""  # before there was such a thing
         order = _field(place, "order", int) if "order" in place else 1  # before it was written down
         if not 1 <= order <= VERSION:
             raise ValueError(f"its clips stand in order {order}, and this code knows 1 to {VERSION}")
-        return cls(Place(**counts, videos=_field(place, "videos", str), order=order, execution=execution), digests)
+        return cls(TrainState(**counts, videos=_field(place, "videos", str), order=order, execution=execution), digests)
 
 
 def _field(values: Any, name: str, kind: type) -> Any:
     if not isinstance(values, dict) or name not in values:
-        raise ValueError(f"its place.json does not say {name}")
+        raise ValueError(f"its train_state.json does not say {name}")
     if type(values[name]) is not kind:  # bool is an int to isinstance
-        raise ValueError(f"{name} in its place.json is {values[name]!r}"[:200])
+        raise ValueError(f"{name} in its train_state.json is {values[name]!r}"[:200])
     return values[name]

@@ -17,16 +17,16 @@ from model.weights import pretrained
 from model.weights.warm_start import check_encoder, resized
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
+from training.checkpoint import existing
 from training.config import TrainConfig
-from training.learning.objective import StepResult
-from training.learning.optimizer import make_optimizer
-from training.processes.distributed import Process, mean_over_processes
-from training.remote.folder import local_run
+from training.distributed import Distributed, mean_over_processes
+from training.optimizer import make_optimizer
+from training.remote_run import local_run
 from training.reviews.evaluation import Views, check_classes, check_labels, predict, scores
 from training.reviews.held_out import HeldOut
 from training.reviews.metrics import Metrics
-from training.runs.checkpoint import existing
-from training.runs.run_folder import local_path
+from training.run_dir import local_path
+from training.tasks.pretraining import StepResult
 
 BEST = "best"  # folder beside the numbered checkpoints
 
@@ -34,7 +34,7 @@ BEST = "best"  # folder beside the numbered checkpoints
 class Classification:
     """Cross-entropy over the dataset's classes (SPEC §7)."""
 
-    def __init__(self, config: TrainConfig, dataset: ShardDataset, process: Process) -> None:
+    def __init__(self, config: TrainConfig, dataset: ShardDataset, process: Distributed) -> None:
         """Raises InputError if labels are missing or the classes, sizes or weights do not fit each other."""
         settings = config.finetune
         check_labels(dataset)
@@ -117,7 +117,7 @@ class Classification:
             model, self.validation, self.config.data, self.config.model, views, self.process, self.config.precision
         )
         figures = scores(found)
-        if self.process.is_first:
+        if self.process.is_main:
             self._keep_if_best(model, step, figures)
         if self.held_out is not None:
             figures |= self.held_out.figures(model, self.process)

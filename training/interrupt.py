@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from training.processes.distributed import any_process
+from training.distributed import any_process
 
 T = TypeVar("T")
 

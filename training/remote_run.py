@@ -1,6 +1,6 @@
 """A run in an object store (`run=s3://…`, whatever fsspec knows): a folder on this machine, copied there as it grows.
 
-A checkpoint counts there when its place.json does, which is uploaded last.
+A checkpoint counts there when its train_state.json does, which is uploaded last.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from common.errors import InputError
 from common.logging import log
 from pipeline.reading.bucket import Bucket
 from pipeline.reading.store import default_cache, is_remote
-from training.remote.lease import Lease
-from training.runs import checkpoint
-from training.runs.manifest import FILE as MANIFEST
-from training.runs.manifest import Manifest
+from training import checkpoint
+from training.lease import Lease
+from training.manifest import FILE as MANIFEST
+from training.manifest import Manifest
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "decoders.jsonl", "report.html")
@@ -116,7 +116,7 @@ class RemoteRun:
         """Raises ValueError if it is not whole."""
         data = self._bucket.read(f"checkpoints/{name}/{MANIFEST}")
         if data is None:
-            raise ValueError("it has no place.json")
+            raise ValueError("it has no train_state.json")
         manifest = Manifest.parse(data)
         aside = self.local / "checkpoints" / f".{name}.{socket.gethostname()}-{os.getpid()}.partial"
         shutil.rmtree(aside, ignore_errors=True)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log
-from training.processes.failures import DivergedError
-from training.remote.lease import TakenOverError
-from training.runs import checkpoint
-from training.runs.checkpoint import Contents, State
-from training.runs.manifest import Place
-from training.runs.run_folder import RunFolder
+from training import checkpoint
+from training.checkpoint import Contents, State
+from training.failures import DivergedError
+from training.lease import TakenOverError
+from training.manifest import TrainState
+from training.run_dir import RunDir
 
 Copies = list[tuple[Tensor, Tensor]]  # from, to
 
@@ -31,7 +31,7 @@ class Saver:
     Only that of a run's first process writes; the others' know what has been reviewed.
     """
 
-    def __init__(self, folder: RunFolder, contents: Contents, keep: int) -> None:
+    def __init__(self, folder: RunDir, contents: Contents, keep: int) -> None:
         self._folder, self._contents, self._keep = folder, contents, keep
         self._host: State | None = None  # buffers, used again: new pages cost eight times as much as the copy
         self._thread: threading.Thread | None = None
@@ -39,10 +39,10 @@ class Saver:
         self._is_left = False  # whether a second Ctrl-C came while the thread was waited for
         self._copied = threading.Event()
         self._copied.set()
-        if folder.is_first:
+        if folder.is_main:
             self._hook = contents.optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
-    def save(self, place: Place, *, is_learning: bool = True) -> None:
+    def save(self, place: TrainState, *, is_learning: bool = True) -> None:
         """Save what the modules and the optimizer hold now; the next update waits until that has been copied.
 
         is_learning: where it is not, this checkpoint does not push out an older one. Raises InputError if the save
@@ -92,7 +92,7 @@ class Saver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._folder.is_first:
+        if not self._folder.is_main:
             return
         self._hook.remove()
         if self._is_left:
@@ -114,7 +114,7 @@ class Saver:
         for _, buffer in (*of_modules, *of_optimizer):
             buffer.zero_()
 
-    def _write(self, place: Place, state: State, later: Copies, is_learning: bool) -> None:
+    def _write(self, place: TrainState, state: State, later: Copies, is_learning: bool) -> None:
         copy(later)
         # On CUDA the copies stand in the stream now, before the next update.
         arrived = [_event(device) for device in {source.device for source, _ in later if source.is_cuda}]

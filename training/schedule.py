@@ -8,7 +8,7 @@ import torch
 
 from common.errors import InputError
 from training.config import TrainConfig
-from training.learning.optimizer import Schedule
+from training.optimizer import Schedule
 
 
 @dataclass(frozen=True)

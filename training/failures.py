@@ -7,9 +7,9 @@ from functools import wraps
 from common.devices import explain_out_of_memory
 from common.errors import InputError
 from kernels.gumbel_topk import NOTHING_TO_DRAW
+from training.checkpoint import whole
 from training.config import TrainConfig
-from training.runs.checkpoint import whole
-from training.runs.run_folder import local_path
+from training.run_dir import local_path
 
 DEVICE_ASSERTION = "device-side assert triggered"  # in CUDA's own words; what it was about stands on stderr already
 CALM = "take a lower optimizer.base_lr or set optimizer.clip_grad_norm"

@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or absent: `RUN/checkpoints/step-00001000/{model.safetensors, optimizer.pt, place.json}`.
+"""Checkpoints that are whole or absent: `RUN/checkpoints/step-00001000/` with `model.safetensors, optimizer.pt,
+train_state.json`.
 
 Nothing else is needed to go on bit by bit: data order, masks, dropout and learning rate are functions of the step.
 An empty file `reviewed` joins them when what is due at that step (validation, figures) has been done.
@@ -23,9 +24,9 @@ from common.atomic_io import hash_file, sync
 from common.errors import InputError
 from common.logging import log
 from model.weights.weight_files import save_tensors
-from training.processes import distributed
-from training.runs.manifest import FILE as MANIFEST
-from training.runs.manifest import Manifest, Place
+from training import distributed
+from training.manifest import FILE as MANIFEST
+from training.manifest import Manifest, TrainState
 
 REVIEWED = "reviewed"
 
@@ -53,7 +54,7 @@ class Contents:
         return State(modules, self.optimizer.state_dict(), self.about)
 
 
-def save(folder: Path, place: Place, state: State) -> Path:
+def save(folder: Path, place: TrainState, state: State) -> Path:
     """Write a checkpoint, each module as `<name>.safetensors`; raises InputError where it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     final = of_step(folder, place.step)
@@ -111,7 +112,7 @@ def step_of(name: str) -> int | None:
     return int(digits) if is_ours and name == f"step-{int(digits):08d}" else None
 
 
-def load_newest(folder: Path, contents: Contents, start: Place, total_steps: int) -> Place:
+def load_newest(folder: Path, contents: Contents, start: TrainState, total_steps: int) -> TrainState:
     """Put the newest checkpoint into place, if there is one; returns where that is, `start` if there is none. All
     processes call it, and one of each machine checks the files: hashing takes longer than reading.
 
@@ -120,7 +121,7 @@ def load_newest(folder: Path, contents: Contents, start: Place, total_steps: int
     """
     found = existing(folder)
     reason = None
-    if distributed.is_first_of_machine():
+    if distributed.is_node_main():
         _say_what_is_left_alone(folder, found)
         if found:
             reason = _why_not(found[-1], contents, start, total_steps)
@@ -148,12 +149,12 @@ UNUSABLE = (
 )
 
 
-def _why_not(newest: Path, contents: Contents, start: Place, total_steps: int) -> str | None:
+def _why_not(newest: Path, contents: Contents, start: TrainState, total_steps: int) -> str | None:
     """Why a run cannot go on from this checkpoint: a sentence, or None if nothing is wrong with its files."""
     try:
         manifest = Manifest.read(newest)
         if manifest.place.step != step_of(newest.name):
-            raise ValueError(f"its place.json is of step {manifest.place.step}")
+            raise ValueError(f"its train_state.json is of step {manifest.place.step}")
         _refuse_other_clips(newest.parents[1], manifest.place, start)
         _refuse_other_execution(newest.parents[1], manifest.place, start)
         if manifest.place.step > total_steps:
@@ -170,7 +171,7 @@ def verify(checkpoint: Path, manifest: Manifest, needed: list[str] | None = None
     """Raises ValueError or OSError where a file of the checkpoint is not what it was; `needed`: files it must have."""
     for name in needed or []:
         if name not in manifest.sha256:
-            raise ValueError(f"its place.json does not know {name}")
+            raise ValueError(f"its train_state.json does not know {name}")
     for name in manifest.sha256:
         if not (checkpoint / name).is_file():
             raise ValueError(f"{name} is missing")
@@ -220,7 +221,7 @@ def _say_what_is_left_alone(folder: Path, found: list[Path]) -> None:
         log(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
 
 
-def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
+def _refuse_other_clips(run: Path, place: TrainState, start: TrainState) -> None:
     if place.global_batch != start.global_batch:
         raise InputError(
             f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
@@ -234,7 +235,7 @@ def _refuse_other_clips(run: Path, place: Place, start: Place) -> None:
         )
 
 
-def _refuse_other_execution(run: Path, place: Place, start: Place) -> None:
+def _refuse_other_execution(run: Path, place: TrainState, start: TrainState) -> None:
     if place.execution != start.execution:
         raise InputError(
             f"{run} is deterministic and was computed on {place.execution}; now it would be on {start.execution}: put"
