@@ -19,6 +19,7 @@ from common.errors import InputError
 
 if TYPE_CHECKING:
     from training.config import TrainConfig
+    from training.distributed import Distributed
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 KERNELS = {
