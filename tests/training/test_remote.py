@@ -19,6 +19,7 @@ from pipeline.config import DataConfig
 from pipeline.reading import bucket
 from pipeline.reading.bucket import Bucket
 from training import checkpoint, lease
+from training import remote_run as folder
 from training.checkpoint import Contents, TrainState
 from training.config import TrainConfig
 from training.lease import Lease, TakenOverError
