@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import motion_report
 from benchmarks.accounting import predict
-from benchmarks.harness import ROOT, Row, default_output, machine, write_results
+from benchmarks.harness import ROOT, Row, describe_machine, results_folder, write_results
 from benchmarks.memory_vs_ratio import CPU_BATCH, in_fresh_process, measure_on_cpu, measure_on_gpu
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, extra = parse_arguments(arguments)
     table = read_yaml(ROOT / "configs/ablations.yaml")[options.table]
     device = choose_device()
-    folder = options.output or default_output(device)
+    folder = options.output or results_folder(device)
     rows = []
     for entry in progress_bar(table["rows"], unit="row", desc=table["title"]):
         config = configured(entry["overrides"], options, extra)
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.train:
             row |= learnt(config, folder / "runs" / name_of(options.table, entry["overrides"]), options)
         rows.append(row)
-    write_results(folder, f"table_1{options.table}", rows, machine(device), notes(table["title"], options))
-    print(f"wrote {folder}/table_1{options.table}.csv, .json and .md")
+    write_results(folder, f"table_1{options.table}", rows, describe_machine(device), notes(table["title"], options))
+    print(f"wrote {folder}/table_1{options.table}.json")
 
 
 def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -23,7 +23,15 @@ import common.openmp  # noqa: F401
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
+from benchmarks.harness import (
+    Row,
+    describe_machine,
+    in_fresh_process,
+    print_table,
+    require,
+    results_folder,
+    write_results,
+)
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
 from common.atomic_io import atomic_write
@@ -71,18 +79,17 @@ def main(arguments: list[str] | None = None) -> None:
     batch_size = options.batch_size or (64 if on_gpu else 2)
     steps = options.steps or (100 if on_gpu else 4)
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
-    about = machine(device, PACKAGES)
+    about = describe_machine(device, PACKAGES)
     about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile}
     about["precision"] = usable_precision(device, TrainConfig.precision)
     about |= {"steps_a_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
-    folder = options.output or default_output(device)
+    folder = options.output or results_folder(device)
     found: dict[Source, list[Row]] = {source: [] for source in sources}
     for _ in progress_bar(range(options.rounds), unit="round"):
         for source in sources:
             config = config_of(source, work, options.size, batch_size, options.compile)
             found[source].append(in_fresh_process(measure, source, config, steps))
         report(found, about, folder)
-    print((folder / "end_to_end.md").read_text(encoding="utf-8"))
 
 
 def report(found: dict[Source, list[Row]], about: dict[str, Any], folder: Path) -> None:
@@ -92,6 +99,7 @@ def report(found: dict[Source, list[Row]], about: dict[str, Any], folder: Path) 
         row["share_of_synthetic"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
     about = about | {"rounds": len(found[Source(None)])}
     write_results(folder, "end_to_end", rows, about, NOTES)
+    print_table(rows)
     draw(rows, f"{about['model']}, {about['batch_size']} clips a step, {about['device']}", folder / "end_to_end.png")
 
 

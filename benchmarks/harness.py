@@ -1,29 +1,28 @@
-"""What every benchmark shares: timing, the description of the machine, red checks that stop a report, result files."""
+"""What every benchmark shares: timing, fresh processes, a description of the machine, checks, result files."""
 
-import csv
 import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from io import StringIO
 from itertools import pairwise
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from common.atomic_io import write_json, write_text
+from common.atomic_io import write_json
 from common.devices import Precision, device_name
 from common.errors import InputError
 from common.progress import progress_bar
-from shard_tools.workers.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,14 +47,20 @@ class Timing:
         lower, median, upper = statistics.quantiles(milliseconds, n=4, method="inclusive")
         return cls(median, lower, upper, len(milliseconds))
 
+    def columns(self, batch_size: int) -> Row:
+        fields = {f"step_{key}": round(value, 3) for key, value in asdict(self).items() if key.endswith("_ms")}
+        return {**fields, "repetitions": self.repetitions, "clips_per_second": batch_size / self.median_ms * 1e3}
+
 
 def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> Timing:
     return Timing.of(call_times(call, device, warmup, repetitions))
 
 
 def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
-    """Milliseconds of each of `repetitions` calls, after `warmup` untimed ones. On CUDA by events, so that calls queue
-    up as they do in training."""
+    """Return the milliseconds of each of `repetitions` calls, after `warmup` untimed ones.
+
+    On CUDA they are timed by events, so that calls queue up as they do in training.
+    """
     for _ in range(warmup):
         call()
     if device.type != "cuda":
@@ -76,7 +81,7 @@ def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repet
 
 
 def matmul_tflops(device: torch.device, precision: Precision) -> float:
-    """TFLOP/s that one large matrix product sustains here: what model FLOP utilisation (MFU) is measured against."""
+    """Measure the TFLOP/s of one large matrix product, the reference for model FLOPs utilization (MFU)."""
     side = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
@@ -85,18 +90,40 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `function`, run in a process that is forked from a server which has imported the running script
-    and done nothing more: as good as new, without the seconds of the imports."""
+    """Call `function` in a new process, forked from a server that has imported the running script and nothing more.
+
+    Its memory and caches are those of a new process, without the seconds of the imports.
+    """
     with _processes(1) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def rows_of(
+def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """Yield the results of `function` for all items, in order, from as many processes as there are cores, or eight."""
+    with _processes(min(8, len(os.sched_getaffinity(0)))) as pool:
+        yield from pool.map(function, items)
+
+
+def _processes(count: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__"])
+    return ProcessPoolExecutor(count, context, initializer=_exit_with_parent)
+
+
+def _exit_with_parent() -> None:
+    """A killed benchmark must not leave a process behind that keeps a GPU busy."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
+def measure_cases(
     cases: Sequence[Case], measure: Callable[[Case], Row], report: Callable[[list[Row]], object], unit: str
 ) -> None:
-    """Measure one case after the other, and report all rows after each: what is cut off has what it found.
+    """Measure one case after the other, and report all rows after each, so that an interrupted run keeps its results.
 
-    A case that fails is said and left out; a red check ends it all. Raises InputError in the end if one has failed.
+    A case that fails is reported on stderr and skipped; a failed check (InputError) ends it all. Raises InputError at
+    the end if any case failed.
     """
     rows: list[Row] = []
     failed = 0
@@ -111,94 +138,55 @@ def rows_of(
         if rows:
             report(rows)
     if failed:
-        raise InputError(f"{failed} of {len(cases)} could not be measured: their errors stand above")
+        raise InputError(f"{failed} of {len(cases)} cases could not be measured; see the errors above")
 
 
-def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """The results of `function` for all items, in order, made by as many processes as there are cores, or eight."""
-    with _processes(min(8, len(os.sched_getaffinity(0)))) as pool:
-        yield from pool.map(function, items)
+def require(claim: str, holds: bool, found: str) -> None:
+    """Raise InputError when a correctness check fails: the timing of something wrong is worth nothing."""
+    if not holds:
+        raise InputError(f"no results written, because a check failed: {claim} ({found})")
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__"])
-    return ProcessPoolExecutor(count, context, initializer=end_with_parent)
-
-
-def stolen_seconds() -> float:
-    """CPU seconds, of all cores, that the host of a virtual machine gave to others since it started; 0 where none are
-    counted."""
-    file = Path("/proc/stat")
-    counts = file.read_text(encoding="utf-8").partition("\n")[0].split() if file.is_file() else []
-    return int(counts[8]) / os.sysconf("SC_CLK_TCK") if len(counts) > 8 else 0.0
-
-
-def require(claim: str, green: bool, found: str) -> None:
-    """Stop the benchmark when one of its checks is red: a figure for something that is wrong is worth nothing."""
-    if not green:
-        raise InputError(f"nothing is reported, because a check is red: {claim} ({found})")
-
-
-def machine(device: torch.device, packages: Sequence[str] = ("timm", "transformers")) -> dict[str, Any]:
-    """What a figure depends on, to stand beside it; `packages` besides PyTorch and Triton."""
+def describe_machine(device: torch.device, packages: Sequence[str] = ("timm", "transformers")) -> dict[str, Any]:
+    """Return what a result depends on: command, device, versions of `packages` besides PyTorch and Triton, commit."""
     return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "device": device_name(device),
         "cpu_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "packages": {name: _version(name) for name in ("torch", "triton", *packages)},
+        "packages": {name: find_version(name) for name in ("torch", "triton", *packages)},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "commit": _commit(),
     }
 
 
-def default_output(device: torch.device) -> Path:
-    """`benchmarks/results/<gpu>` or `.../cpu`."""
+def results_folder(device: torch.device) -> Path:
+    """Return `benchmarks/results/<gpu>` or `.../cpu`."""
     name = device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
     return RESULTS / name
 
 
 def write_results(folder: Path, name: str, rows: list[Row], about: dict[str, Any], notes: Sequence[str]) -> None:
-    """Write `name`.csv, .json and .md: all of them state the machine, the commit and the notes."""
+    """Write `name`.json with the rows, what they depend on, and notes on the columns."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", {"about": about, "notes": list(notes), "rows": rows})
-    text = StringIO()
-    writer = csv.DictWriter(text, fieldnames=columns(rows), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / f"{name}.csv", text.getvalue())
-    write_text(folder / f"{name}.md", markdown(name, rows, about, notes))
 
 
-def markdown(name: str, rows: list[Row], about: dict[str, Any], notes: Sequence[str]) -> str:
-    heads = columns(rows)
-    lines = [f"# {name}", "", *(f"- {key}: {_cell(value)}" for key, value in about.items()), ""]
-    lines += [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    lines += [f"| {' | '.join(_cell(row.get(head, '')) for head in heads)} |" for row in rows]
-    return "\n".join([*lines, "", *notes, ""])
+def print_table(rows: list[Row]) -> None:
+    """Print rows as a Markdown table whose columns are all keys in the order in which they first occur."""
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for row in rows:
+        print(f"| {' | '.join(format_cell(row.get(head)) for head in heads)} |")
 
 
-def columns(rows: list[Row]) -> list[str]:
-    """All keys of all rows, in the order in which they first come."""
-    return list(dict.fromkeys(key for row in rows for key in row))
-
-
-def timing_columns(timing: Timing, batch_size: int) -> Row:
-    fields = {f"step_{key}": round(value, 3) for key, value in asdict(timing).items() if key.endswith("_ms")}
-    return {**fields, "repetitions": timing.repetitions, "clips_per_second": batch_size / timing.median_ms * 1e3}
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
+def format_cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items() if inner)
-    return str(value)
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
 
 
-def _version(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -206,7 +194,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str:
-    """The commit of the code that ran, with `+` where the work tree differs from it."""
+    """Return the commit of the code that ran, with `+` if the work tree differs from it."""
     git = ["git", "-C", str(ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)

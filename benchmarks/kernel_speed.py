@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Row, default_output, machine, require, time_calls, write_results
+from benchmarks.harness import Row, describe_machine, require, results_folder, time_calls, write_results
 from benchmarks.token_path_cases import CASES, Case, Contender, Sizes
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -50,8 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
             compiled = on_gpu and batch == max(batches) and ratio == 0.95
             for name in options.op:
                 rows += measure(CASES[name](sizes), name, sizes, compiled, options.repetitions, copy)
-    about = {**machine(device), "copy_gb_per_second": copy, "model": "base, N = 1568"}
-    write_results(options.output or default_output(device), "kernel_speed", rows, about, NOTES)
+    about = {**describe_machine(device), "copy_gb_per_second": copy, "model": "base, N = 1568"}
+    write_results(options.output or results_folder(device), "kernel_speed", rows, about, NOTES)
 
 
 def measure(case: Case, name: str, sizes: Sizes, compiled: bool, repetitions: int, copy: float) -> list[Row]:

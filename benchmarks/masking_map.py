@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import masking_quality
-from benchmarks.harness import Row, default_output, machine, write_results
+from benchmarks.harness import Row, describe_machine, results_folder, write_results
 from benchmarks.reports.masking_tables import COLOURS, MEASURES, NOTES, Pair
 from common.atomic_io import atomic_write
 from common.devices import choose_device
@@ -57,17 +57,19 @@ def main(arguments: list[str] | None = None) -> None:
     options, study = parse(arguments)
     baseline = masking_quality.parse_arguments(study).baseline
     device = choose_device()
-    folder = options.output or default_output(device) / "masking_map"
+    folder = options.output or results_folder(device) / "masking_map"
     rows: list[Row] = []
     for cell in (Cell(*place) for place in product(options.object_sizes, options.distractors)):
         output = folder / cell.name
         masking_quality.main([*study, "--drawn", *options.drawn, *cell.drawn, "--output", str(output)])
         summary = json.loads((output / "masking_quality.json").read_text(encoding="utf-8"))["rows"]
         rows += [line(cell, row) for row in summary]
-    write_results(folder, "masking_map", rows, machine(device) | {"command": " ".join(study)}, [*NOTES, *EXPLAINED])
+    write_results(
+        folder, "masking_map", rows, describe_machine(device) | {"command": " ".join(study)}, [*NOTES, *EXPLAINED]
+    )
     with atomic_write(folder / "masking_map.png") as aside:
         draw(rows, baseline).savefig(aside, format="png", dpi=130, bbox_inches="tight")
-    print(f"wrote {folder}/masking_map.csv, .json, .md and .png, and each place's study beside them")
+    print(f"wrote {folder}/masking_map.json and .png, and each place's study beside them")
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import common.openmp  # noqa: F401
 
-from benchmarks.harness import default_output, write_results
+from benchmarks.harness import results_folder, write_results
 from benchmarks.masking_study import PRESETS, SCRATCH, Study
 from benchmarks.reports.masking_tables import NOTES, added, plot, summarise
 from common.atomic_io import atomic_write
@@ -34,14 +34,14 @@ from common.errors import InputError, run_command
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     device = choose_device()
-    folder = options.output or default_output(device) / "masking_quality"
+    folder = options.output or results_folder(device) / "masking_quality"
     study = Study(options, folder, device)
     rows = added(study.earlier, study.run_all())
     write_results(folder, "points", rows, study.about, NOTES)
     write_results(folder, "masking_quality", summarise(rows, options.baseline), study.about, NOTES)
     with atomic_write(folder / "masking_quality.png") as aside:
         plot(rows, options.baseline, options.equal).savefig(aside, format="png", dpi=130, bbox_inches="tight")
-    print(f"wrote {folder}/masking_quality.csv, .json, .md and .png, and all points in points.csv")
+    print(f"wrote {folder}/masking_quality.json and .png, and all points in points.csv")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

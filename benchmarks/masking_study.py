@@ -17,12 +17,12 @@ import common.openmp  # noqa: F401
 import torch
 
 from benchmarks import motion_report
-from benchmarks.harness import ROOT, Row, machine, time_calls, write_results
+from benchmarks.harness import ROOT, Row, describe_machine, time_calls, write_results
 from benchmarks.reports.masking_tables import MADE_BY, PROBE, Pair, earlier_rows
-from benchmarks.reports.study_progress import RunningStage, StudyProgress
 from benchmarks.step import PretrainingStep, noise_clip
 from common.atomic_io import write_json, write_text
 from common.errors import InputError
+from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from figures.clips import read_clips
 from model.adamae import AdaMAE
@@ -103,7 +103,7 @@ class Study:
             if config.steps:
                 Horizon.of(config, clips_per_epoch=1, world_size=1)  # refuses a ramp longer than the run
         self.steps = {point: config.steps or 0 for point, config in configs.items()}
-        self.about = machine(device) | {"preset": options.preset, "equal": options.equal}
+        self.about = describe_machine(device) | {"preset": options.preset, "equal": options.equal}
         self.about |= {"overrides": " ".join(self.extra), "drawn": self.drawn, "labels": self.num_labels}
         if options.equal == "seconds":
             masked = {point: config for point, config in configs.items() if point.mask_ratio is not None}
@@ -133,14 +133,11 @@ class Study:
                 failures.append(failure)
                 raise
 
-        with StudyProgress(
-            sum(self.steps_of(point, stage) for point in self.points for stage in self.stages_of(point))
-        ) as bar:
-            self.progress = bar
-            try:
-                return [row for rows in pool.map(run, self.points) for row in rows]
-            finally:
-                pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
+        try:
+            found = progress_bar(pool.map(run, self.points), unit="point", total=len(self.points))
+            return [row for rows in found for row in rows]
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
 
     def run(self, point: Point) -> list[Row]:
         """The rows of a point: read, if they are there, else made."""
@@ -148,7 +145,6 @@ class Study:
         file = runs / "result.json"
         known = [row for row in self.earlier if row_names(row, point) and row["label_set"] in self.label_sets]
         if len(known) == len(self.label_sets) and not file.is_file():
-            self.progress.done(sum(self.steps_of(point, stage) for stage in self.stages_of(point)))
             return known
         settings = {stage.name: self.overrides(point, stage) for stage in self.stages_of(point)} | {"drawn": self.drawn}
         if not file.is_file():
@@ -157,14 +153,10 @@ class Study:
                 write_json(file, {"settings": settings, "rows": self.made(point, runs, place)})
             finally:
                 self.places.put(place)
-        else:
-            self.progress.done(sum(self.steps_of(point, stage) for stage in self.stages_of(point)))
         result = json.loads(file.read_text(encoding="utf-8"))
         if result["settings"] != settings:
             raise InputError(f"{file} was made with other settings: put them back, or choose another --output")
         rows: list[Row] = result["rows"]
-        for row in rows:
-            self.progress.row(f"{point.name}, label set {row['label_set']}", row)
         return rows
 
     def made(self, point: Point, runs: Path, place: dict[str, str]) -> list[Row]:
@@ -184,9 +176,7 @@ class Study:
         starts = stage.label_set is not None and point.mask_ratio is not None
         start = [f"finetune.checkpoint={runs / PRETRAIN.name}"] if starts else []
         command = ["train.py", *self.overrides(point, stage), *start, f"run={runs / stage.name}"]
-        metrics, steps = runs / stage.name / "metrics.jsonl", self.steps_of(point, stage)
-        with self.progress.stage(RunningStage(point.name, stage.name, metrics, steps)):
-            self.call(command, place, runs / f"{stage.name}.log")
+        self.call(command, place, runs / f"{stage.name}.log")
 
     def judged(self, stage: Stage, runs: Path, place: dict[str, str]) -> float:
         """Top-1 of a classifier's last weights."""
@@ -223,10 +213,6 @@ class Study:
             "finetune.validate_every=1000000000",
         ]
         return [f"objective={stage.objective}", f"data.shards={self.shards}", *labels, *given]
-
-    def steps_of(self, point: Point, stage: Stage) -> int:
-        """Optimizer steps; 0, which the bar passes over, where a recipe counts epochs."""
-        return self.config(point, stage).steps or 0
 
     def config(self, point: Point, stage: Stage) -> TrainConfig:
         return parse(self.overrides(point, stage))

@@ -29,14 +29,13 @@ from benchmarks.accounting import Account, predict, saved_bytes
 from benchmarks.harness import (
     Row,
     Timing,
-    default_output,
+    describe_machine,
     in_fresh_process,
-    machine,
     matmul_tflops,
     require,
+    results_folder,
     side_by_side,
     time_calls,
-    timing_columns,
     write_results,
 )
 from benchmarks.reports.memory_plot import draw
@@ -252,7 +251,7 @@ def speed_columns(timing: Timing, batch_size: int, row: Row, matmul: float) -> R
     tflops = row["gflop_per_clip"] * batch_size / timing.median_ms
     once = tflops - row["repeated_gflop_per_clip"] * batch_size / timing.median_ms
     found = {"tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3), "mfu_once": round(once / matmul, 3)}
-    return {**timing_columns(timing, batch_size), **found}
+    return {**timing.columns(batch_size), **found}
 
 
 def cpu_columns(point: Point, row: Row, repetitions: int, matmul: float) -> Row:
@@ -305,11 +304,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     device = choose_device()
     on_gpu = device.type == "cuda"
-    about = machine(device)
+    about = describe_machine(device)
     about["precision"] = usable_precision(device, "bf16")
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
     table = points(options.size, options.all)
-    folder = options.output or default_output(device)
+    folder = options.output or results_folder(device)
     rows: list[Row] = []
 
     def report() -> None:
@@ -335,7 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
             row.update(cpu_columns(point, row, options.repetitions or 2, matmul))
         if on_gpu or point.measured_on_cpu:
             report()
-    print(f"wrote {folder}/memory_vs_ratio.csv, .json, .md and .png")
+    print(f"wrote {folder}/memory_vs_ratio.json and .png")
 
 
 def of_run(config: Path, overrides: list[str], batch_size: int) -> str:

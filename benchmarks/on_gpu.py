@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from benchmarks.harness import ROOT, Row, machine, write_results
+from benchmarks.harness import ROOT, Row, describe_machine, print_table, write_results
 from common.devices import choose_device
 from common.errors import InputError, run_command
 
@@ -114,13 +114,6 @@ def codecs(place: Place) -> list[list[str]]:
     size = place.sized("--seconds 0.5 --encodes vp9 --batch-size 4", "--seconds 3 --encodes hevc av1 vp9")
     apart = replace(place, folder=place.folder / "codecs")  # not over the figures of `decode`
     run = bench(apart, "pipeline_throughput", str(place.videos), *size, "--work", str(place.scratch))
-    return [*drawn_videos(place), run]
-
-
-def settings(place: Place) -> list[list[str]]:
-    full = "--threads 8 16 --prefetch 2 3 --seconds 3 --batch-size 64"
-    size = place.sized("--threads 1 --prefetch 2 --seconds 0.5 --batch-size 2", full)
-    run = bench(place, "data/loader_settings", str(place.videos), *size, "--work", str(place.scratch))
     return [*drawn_videos(place), run]
 
 
@@ -241,7 +234,6 @@ STAGES: dict[str, Stage] = {
         ),
     ),
     "resume": Stage("killed and started again, beside left alone", resume),
-    "settings": Stage("the loader's threads and prefetched batches", settings),
     "ablations": Stage("the paper's table 1 with our memory beside it", ablations),
     "learning": Stage("adaptive against random masking, as far as the time goes", learning),
 }
@@ -259,9 +251,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended[name] = run_stage(STAGES[name], place, folder / f"{name}.log")
         print(f"== {name}: {ended[name]}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     rows = [goal.row(folder) for stage in STAGES.values() for goal in stage.goals]
-    about = machine(choose_device()) | {f"stage {name}": how for name, how in ended.items()}
+    about = describe_machine(choose_device()) | {f"stage {name}": how for name, how in ended.items()}
     write_results(folder, "goals", rows, about, [])
-    print((folder / "goals.md").read_text(encoding="utf-8"))
+    print_table(rows)
     return 0 if set(ended.values()) == {"done"} else 1
 
 

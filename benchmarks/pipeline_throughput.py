@@ -27,7 +27,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.harness import ROOT, Row, default_output, in_fresh_process, machine, require, rows_of, write_results
+from benchmarks.harness import (
+    ROOT,
+    Row,
+    describe_machine,
+    in_fresh_process,
+    measure_cases,
+    print_table,
+    require,
+    results_folder,
+    write_results,
+)
 from benchmarks.peers.loaders import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
 from benchmarks.reports.pipeline_plot import draw
 from common.devices import choose_device
@@ -75,21 +85,20 @@ def main() -> None:
         replace(case, batch_size=batch_size) if case.loader == "ours" else case
         for case in sorted(make_cases(options.encodes, device), key=lambda case: case.loader != "ours")
     ]
-    about = machine(device, PACKAGES)
+    about = describe_machine(device, PACKAGES)
     about |= {"videos": len(ShardDataset.open(work / "copy").samples), "threads": options.threads}
     note = (
         f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame; ours in batches of {batch_size},"
         f" the others in batches of {BASELINES_BATCH}. One round of {options.seconds:g} s a loader, after"
         f" {WARM_UP_BATCHES} batches."
     )
-    folder = options.output or default_output(device)
+    folder = options.output or results_folder(device)
 
     def measured(case: Case) -> Row:
         found: Row = in_fresh_process(measure, case, work, options.seconds, options.threads, device.type)
         return found
 
-    rows_of(cases, measured, partial(report, folder=folder, about=about, note=note), unit="loader")
-    print((folder / "pipeline_throughput.md").read_text(encoding="utf-8"))
+    measure_cases(cases, measured, partial(report, folder=folder, about=about, note=note), unit="loader")
 
 
 def report(rows: list[Row], folder: Path, about: dict[str, Any], note: str) -> None:
@@ -102,6 +111,7 @@ def report(rows: list[Row], folder: Path, about: dict[str, Any], note: str) -> N
     times = f"times_reference: clips per CPU-second against {reference['loader']} over the {reference['encode']} files."
     write_results(folder, "pipeline_throughput", shown, about, [note, times])
     draw(shown, folder / "pipeline_throughput.png")
+    print_table(shown[-1:])
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

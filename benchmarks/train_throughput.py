@@ -25,12 +25,11 @@ from benchmarks.harness import (
     Row,
     Timing,
     call_times,
-    default_output,
+    describe_machine,
     in_fresh_process,
-    machine,
     matmul_tflops,
     require,
-    timing_columns,
+    results_folder,
     write_results,
 )
 from benchmarks.peers import steps
@@ -129,7 +128,7 @@ def described(config: ModelConfig, found: dict[tuple[str, int], list[Measurement
     for (contender, batch_size), measurements in found.items():
         timing = Timing.of([ms for measured in measurements for ms in measured.milliseconds])
         row: Row = {"masking": config.masking, "mask_ratio": config.mask_ratio, "contender": contender}
-        row |= {"batch_size": batch_size, **timing_columns(timing, batch_size)}
+        row |= {"batch_size": batch_size, **timing.columns(batch_size)}
         if not torch.cuda.is_available():
             row["cpu_ms_per_clip"] = round(min(measured.cpu_ms for measured in measurements) / batch_size, 1)
         row["peak_memory_gib"] = round(max(measured.peak_memory_gib for measured in measurements), 3)
@@ -164,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
         repetitions = options.repetitions
     if min([*batches, options.rounds, repetitions]) < 1:
         raise InputError("--batch-size, --rounds and --repetitions must be whole numbers of at least 1")
-    about = machine(device)
+    about = describe_machine(device)
     check_losses(options.size, device)
     about["checked"] = f"losses of all contenders equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
     about["precision"] = usable_precision(device, "bf16")
@@ -173,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     base = ModelConfig(size=options.size)
     ours = list(OURS) if on_gpu else list(OURS)[: 2 if options.compile else 1]
     races = [(base, "naive AdaMAE"), (replace(base, masking="random", mask_ratio=0.9), "Hugging Face VideoMAE")]
-    folder = options.output or default_output(device)
+    folder = options.output or results_folder(device)
     rows: list[Row] = []
     for config, baseline in progress_bar(races, unit="race"):
         account, before = predict(config, 1), rows
@@ -182,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
             add_utilisation([row for row in found if row["contender"] != baseline], account, matmul)
             rows = before + found
             write_results(folder, "train_throughput", rows, about, NOTES)
-    print(f"wrote {folder}/train_throughput.csv, .json and .md")
+    print(f"wrote {folder}/train_throughput.json")
 
 
 def add_utilisation(rows: list[Row], account: Account, matmul: float) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("train", "evaluate", "visualize", "export", "model.features")
 WITHOUT_VIDEOS = (
-    *("ablations", "data.egress", "data.index_scale", "gpu.probe", "gpu.resume_check", "kernel_speed"),
-    *("memory_vs_ratio", "on_gpu", "runs.checkpoint_stalls", "runs.run_memory", "train_throughput"),
+    *("ablations", "data.index_scale", "gpu.probe", "gpu.resume_check", "kernel_speed"),
+    *("memory_vs_ratio", "on_gpu", "train_throughput"),
 )
 
 

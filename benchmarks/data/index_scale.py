@@ -25,7 +25,15 @@ import matplotlib
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, default_output, in_fresh_process, machine, require, write_results
+from benchmarks.harness import (
+    Row,
+    describe_machine,
+    in_fresh_process,
+    print_table,
+    require,
+    results_folder,
+    write_results,
+)
 from common.atomic_io import atomic_write, hash_file
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
@@ -73,10 +81,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=options.work) as folder:
                 (make if version == 2 else make_version_1)(Path(folder), clips)
                 rows.append(in_fresh_process(measure, Path(folder), clips, version))
-    output = options.output or default_output(torch.device("cpu"))
-    write_results(output, "index_scale", rows, machine(torch.device("cpu"), ("numpy", "msgspec")), [NOTE])
+    output = options.output or results_folder(torch.device("cpu"))
+    write_results(output, "index_scale", rows, describe_machine(torch.device("cpu"), ("numpy", "msgspec")), [NOTE])
     draw(rows, output / "index_scale.png")
-    print((output / "index_scale.md").read_text(encoding="utf-8"))
+    print_table(rows)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

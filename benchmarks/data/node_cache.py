@@ -19,7 +19,7 @@ import fsspec
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, Timing, default_output, machine, require, write_results
+from benchmarks.harness import Row, Timing, describe_machine, print_table, require, results_folder, write_results
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.order import Order
@@ -44,9 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         rows = [miss(Path(scratch) / str(count), count) for count in options.files]
         rows += [downloads(Path(scratch) / f"{share}", options.shards, share) for share in SHARES]
-    output = options.output or default_output(torch.device("cpu"))
-    write_results(output, "node_cache", rows, machine(torch.device("cpu"), ("numpy", "fsspec")), [NOTE])
-    print((output / "node_cache.md").read_text(encoding="utf-8"))
+    output = options.output or results_folder(torch.device("cpu"))
+    write_results(output, "node_cache", rows, describe_machine(torch.device("cpu"), ("numpy", "fsspec")), [NOTE])
+    print_table(rows)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

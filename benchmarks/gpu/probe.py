@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from benchmarks.harness import Row, default_output, machine, matmul_tflops, time_calls, write_results
+from benchmarks.harness import (
+    Row,
+    describe_machine,
+    matmul_tflops,
+    print_table,
+    results_folder,
+    time_calls,
+    write_results,
+)
 from common.devices import choose_device, usable_precision
 from common.errors import run_command
 from pipeline.decoding.nvdec import NvdecError, read_limits
@@ -35,9 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = choose_device()
     rows = [*driver(), *packages(), *rates(device), *attention(device), *nvdec(device)]
-    folder = options.output or default_output(device)
-    write_results(folder, "gpu_probe", rows, {**machine(device), "cores": len(os.sched_getaffinity(0))}, [])
-    print((folder / "gpu_probe.md").read_text(encoding="utf-8"))
+    folder = options.output or results_folder(device)
+    write_results(folder, "gpu_probe", rows, {**describe_machine(device), "cores": len(os.sched_getaffinity(0))}, [])
+    print_table(rows)
 
 
 def row(what: str, figure: float | str | None, unit: str = "") -> Row:

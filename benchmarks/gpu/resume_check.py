@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.harness import ROOT, Row, default_output, machine, require, write_results
+from benchmarks.harness import ROOT, Row, describe_machine, print_table, require, results_folder, write_results
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
@@ -47,10 +47,10 @@ def main(arguments: list[str] | None = None) -> None:
         rows += tried(options, deterministic)
         if deterministic or device.type == "cpu":
             require("a resumed run is the undisturbed one", all(row["equal"] for row in rows), str(rows))
-    about = {**machine(device), "steps": options.steps, "overrides": " ".join([*SMALL, *options.overrides])}
-    output = options.output or default_output(device)
+    about = {**describe_machine(device), "steps": options.steps, "overrides": " ".join([*SMALL, *options.overrides])}
+    output = options.output or results_folder(device)
     write_results(output, "resume_check", rows, about, NOTES)
-    print((output / "resume_check.md").read_text(encoding="utf-8"))
+    print_table(rows)
 
 
 NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_weight` beside it."]

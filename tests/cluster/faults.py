@@ -32,7 +32,7 @@ from network import Loopback, Namespaces, network
 from nodes import ROOT, Run
 from object_store import Proxy, environment, s3_server, upload
 
-from benchmarks.harness import Row, default_output, machine, write_results
+from benchmarks.harness import Row, describe_machine, results_folder, write_results
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from training.config import TrainConfig
@@ -349,7 +349,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="of these kinds alone")
     parser.add_argument("--processes", type=int, default=1, help="on each of two nodes")
-    parser.add_argument("--output", type=Path, default=default_output(torch.device("cpu")) / "faults")
+    parser.add_argument("--output", type=Path, default=results_folder(torch.device("cpu")) / "faults")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix=SCRATCH) as folder:
         place = Path(folder)
@@ -362,7 +362,7 @@ def main() -> int:
             apart = order_in_one_process(campaign, campaign.undisturbed(8, *RANDOM_MASKING))
     only = shlex.join(["", *(f"--only={name}" for name in options.only or ())]).removeprefix("''")
     about: dict[str, Any] = {
-        **machine(torch.device("cpu"), ("fsspec", "s3fs", "moto")),
+        **describe_machine(torch.device("cpu"), ("fsspec", "s3fs", "moto")),
         "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}{only}",
         "nodes": f"2 of {options.processes}, {'network namespaces' if campaign.net.can_cut else 'loopback'}",
         "faults": len(rows),

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from fuzzer.workers import FINDINGS, Result, Worker, cases, run_all, shrunk, write_finding
 
-from benchmarks.harness import default_output, machine, write_results
+from benchmarks.harness import describe_machine, results_folder, write_results
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 
@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: another one every time")
     parser.add_argument("--targets", nargs="+", metavar="TARGET", help="of tests/fuzz/fuzzer/targets.py (default: all)")
     parser.add_argument("--findings", type=Path, default=FINDINGS)
-    parser.add_argument("--output", type=Path, default=default_output(torch.device("cpu")), help="folder of fuzz.json")
+    parser.add_argument("--output", type=Path, default=results_folder(torch.device("cpu")), help="folder of fuzz.json")
     options = parser.parse_args()
     if options.minutes <= 0 or not 1 <= options.workers <= (os.cpu_count() or 1):
         raise InputError("--minutes must be above 0 and --workers between 1 and the number of cores")
@@ -71,7 +71,7 @@ def chosen(weights: dict[str, int], names: list[str] | None) -> dict[str, int]:
 
 
 def report(options: argparse.Namespace, results: list[Result], kinds: dict[str, Result], seconds: float) -> None:
-    """Write fuzz.json, .csv and .md: one row a target, and one of all."""
+    """Write fuzz.json: one row a target, and one of all."""
     count = Counter(result.case.target for result in results)
     taken: Counter[str] = Counter()
     for result in results:
@@ -94,7 +94,9 @@ def report(options: argparse.Namespace, results: list[Result], kinds: dict[str, 
         f"Seed {options.seed}, {options.workers} process(es). A finding is a kind of fault, however many cases met it.",
         *(f"{result.case.target} {result.case.seed}: {result.complaints[0]}" for result in kinds.values()),
     ]
-    write_results(options.output, "fuzz", rows, machine(torch.device("cpu"), ("av", "safetensors", "numpy")), notes)
+    write_results(
+        options.output, "fuzz", rows, describe_machine(torch.device("cpu"), ("av", "safetensors", "numpy")), notes
+    )
 
 
 if __name__ == "__main__":

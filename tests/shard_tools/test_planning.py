@@ -6,19 +6,14 @@ from pathlib import Path
 import pytest
 from shard_making import hashes, make
 
-from benchmarks.data import shard_planning
-from benchmarks.harness import in_fresh_process
 from common.errors import InputError
 from shard_tools.inputs import Inputs, Item, Member, Skipped
 from shard_tools.inputs.table import LARGEST
-from shard_tools.planning import temporary
 from shard_tools.planning.layout import Keys, Shuffled, shuffle_key
 from shard_tools.report import Files
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
 LAST = "\U0001f3a6.mp4"
-
-CACHE_KIB = 512
 
 
 def settled(items: list[Item], unlabelled: bool = False) -> Inputs:
@@ -141,16 +136,3 @@ def test_after_a_full_disk_the_same_command_makes_what_it_would_have_made(
     assert make(videos, tmp_path / "out", "--encode", "copy") == 0
     assert make(videos, tmp_path / "other", "--encode", "copy") == 0
     assert hashes(tmp_path / "out") == hashes(tmp_path / "other")
-
-
-def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> None:
-    small, large = (in_fresh_process(_peak_of_planning, tmp_path / str(count), count) for count in (5_000, 40_000))
-    assert large < small + 8, "MiB; a list of 35,000 more items takes 20"
-
-
-def _peak_of_planning(folder: Path, count: int) -> float:
-    folder.mkdir()
-    temporary.CACHE_KIB = CACHE_KIB
-    before = shard_planning.peak()
-    shard_planning.plan(folder, count, parts=4)
-    return shard_planning.peak() - before
