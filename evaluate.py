@@ -87,12 +87,12 @@ def _weights(checkpoint: Path) -> Path:
 
 def _caution(weights: Path, config: TrainConfig, dataset: ShardDataset) -> str:
     """A warning where the best weights of a run were chosen on what they are judged by."""
-    chosen_on = config.finetune.validation_shards
+    chosen_on = config.evaluation.shards
     if weights.parent.name != BEST or not chosen_on or not (is_remote(chosen_on) or Path(chosen_on).exists()):
         return ""
     both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data.shard_cache))
     judged = f"warning: on {both} of these {len(dataset.samples)} videos, the run chose its best weights"
-    return f"{judged} (finetune.validation_shards): the accuracy is on the kind side" if both else ""
+    return f"{judged} (evaluation.shards): the accuracy is on the kind side" if both else ""
 
 
 def _config(weights: Path, arguments: argparse.Namespace) -> TrainConfig:

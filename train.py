@@ -97,7 +97,7 @@ def train(config: TrainConfig) -> None:
 
 
 def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Distributed) -> Objective:
-    if config.objective == "pretrain":
+    if config.task == "pretrain":
         return Pretraining(config, process)
     return Classification(config, dataset, process)
 

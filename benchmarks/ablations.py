@@ -8,7 +8,7 @@ optimizer steps, and the columns `learnt_*` are of the trained model on --videos
     python benchmarks/ablations.py --table f --config configs/demo.yaml --train 1750 \\
         --shards demo/drawn/shards --videos demo/drawn/unseen
 
-The rows are in configs/ablations.yaml. Started again, the command goes on with the runs it has begun.
+The rows are in benchmarks/ablations.yaml. Started again, the command goes on with the runs it has begun.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.config import TrainConfig, parse, to_yaml
 
-PAPER_WIDTH = 768  # the encoder's, to which sampler widths in configs/ablations.yaml refer
+PAPER_WIDTH = 768  # the encoder's, to which sampler widths in benchmarks/ablations.yaml refer
 PAPER_EPOCHS = 800
 
 
 def main(arguments: list[str] | None = None) -> None:
     options, extra = parse_arguments(arguments)
-    table = read_yaml(ROOT / "configs/ablations.yaml")[options.table]
+    table = read_yaml(ROOT / "benchmarks/ablations.yaml")[options.table]
     device = choose_device()
     folder = options.output or results_folder(device)
     rows = []

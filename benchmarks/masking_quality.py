@@ -11,7 +11,7 @@ labelled videos whose class is told by motion alone are drawn (shard_tools/motio
 moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
 with the points that are not done; what stands in the tables in --output is not made again, and with other strategies,
 ratios or seeds it is added to. Points run side by side on the GPUs there are. `section.key=value` is given to all runs.
-The presets are in configs/masking_quality.yaml.
+The presets are in benchmarks/masking_quality.yaml.
 
 A strategy is a masking, perhaps with settings of the model: `adaptive`, `adaptive:sampling_sharpness=6`,
 `adaptive:sampling_sharpness=6,sharpness_ramp=24000`. With --label-sets, every pre-trained model is probed and

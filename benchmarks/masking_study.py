@@ -34,7 +34,7 @@ from training.schedule import Horizon
 
 SCRATCH = "scratch"
 NUM_CLIPS = 200  # whose reconstruction is looked at
-PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "configs/masking_quality.yaml")
+PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_quality.yaml")
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,14 @@ class Study:
         given = [*self.preset["common"], *self.preset[stage.objective], *scratch, *self.extra, *point.overrides]
         if stage.label_set is None:
             length = [f"steps={self.steps[point]}"] if self.steps[point] else []
-            return [f"data.shards={self.shards}", "figure_every=null", *given, *length]
+            return [f"data.shards={self.shards}", "evaluation.every=null", *given, *length]
         labels = [
             f"data.subset={self.num_labels or 'null'}",
             f"data.subset_seed={stage.label_set}",
-            f"finetune.validation_shards={self.validation}",  # classes that do not fit are said before hours are spent
-            "finetune.validate_every=1000000000",
+            f"evaluation.shards={self.validation}",  # classes that do not fit are said before hours are spent
+            "evaluation.every=1000000000",
         ]
-        return [f"objective={stage.objective}", f"data.shards={self.shards}", *labels, *given]
+        return [f"task={stage.objective}", f"data.shards={self.shards}", *labels, *given]
 
     def config(self, point: Point, stage: Stage) -> TrainConfig:
         return parse(self.overrides(point, stage))

@@ -340,8 +340,8 @@ def main(arguments: list[str] | None = None) -> None:
 def of_run(config: Path, overrides: list[str], batch_size: int) -> str:
     """What a step takes, by part and as train.py says it before its first one; and the largest batch that fits."""
     run = parse(["--config", str(config), "data.shards=none", *overrides])
-    if run.objective != "pretrain":
-        raise InputError(f"{config} is of objective={run.objective}, and what is predicted here is pre-training")
+    if run.task != "pretrain":
+        raise InputError(f"{config} is of task={run.task}, and what is predicted here is pre-training")
     on_gpu = run.device != "cpu"
     account = predict(run.model, batch_size, on_gpu)
     parts = ", ".join(f"{label} {size / 2**30:.2f}" for label, size in account.at_peak.items() if size)

@@ -7,7 +7,8 @@ from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.compiling import Compile, compile_in_place
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from training.config import OptimizerConfig
+from training.optimizer import make_optimizer, update
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:

@@ -1,23 +1,37 @@
-"""How commands with a configuration are read: `section.key=value`, help from the docstring below each key, suggestions.
+"""The parser of every command with a configuration: `section.key=value`, files, help and suggestions.
 
-The dataclasses are the one source: `--help` and `--print_config` show what stands below each of their fields.
+The dataclasses are the one source: `--help` and `--print_config` show the docstring below each of their fields.
 """
 
+import argparse
 import difflib
 import re
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+import yaml
+from jsonargparse import (
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
 from common.errors import InputError
+from common.yaml_io import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+# jsonargparse reads YAML itself, also files that a configuration names: they get the same bounds.
+set_loader("yaml", partial(parse_yaml, reader=get_loader("yaml")), (yaml.YAMLError,))
 
 
 class _Formatter(DefaultHelpFormatter):
-    """Types only where the choices do not stand there already; a key is all of its line."""
+    """Shows types only where no choices are listed, and each key on a line of its own."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=8)
@@ -27,23 +41,55 @@ class _Formatter(DefaultHelpFormatter):
         return None if type_name and type_name.startswith("Literal[") else type_name
 
 
-def config_parser(prog: str, usage: str, description: str) -> ArgumentParser:
-    """A parser to which classes of settings can be added; it raises argparse.ArgumentError."""
-    return ArgumentParser(
-        prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
-    )
+class ConfigParser(ArgumentParser):
+    """Takes options (`--config FILE`) and overrides (`section.key=value`), which stand above files."""
+
+    former_keys: Mapping[str, str] = {}  # renamed keys that a search for similar ones does not find, and their names
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        super().__init__(
+            prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
+        )
+
+    def add_settings(self, settings: type, section: str | None = None, skip: Iterable[str] = ()) -> None:
+        """Accept the fields of a dataclass, each as `section.field=value`."""
+        self.add_class_arguments(settings, section, skip=set(skip))
+        for action in self._actions:
+            if type(action).__name__ == "_ActionConfigLoad":  # a whole section from a file: possible, but not needed
+                action.help = SUPPRESS
+
+    def parse(self, arguments: list[str]) -> Namespace:
+        """Return the parsed values, dataclasses instantiated; raises InputError on unknown keys and wrong types."""
+        options = split_overrides(arguments)
+        self.require_known(option_names(options))
+        try:
+            for file in _config_files(options):
+                # jsonargparse would read it whole, whatever its size, and not name it
+                self.require_known(dotted_keys(read_yaml(file)), f"{file}: ")
+            return self.instantiate_classes(self.parse_args(options))
+        except InputError:
+            raise
+        except Exception as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
+            raise InputError(self._sentence(error)) from error
+
+    def require_known(self, keys: Iterable[str], where: str = "") -> None:
+        """Raise InputError, with a suggestion, for the first key that the parser does not know."""
+        known = [action.dest for action in self._actions if action.dest not in ("help", SUPPRESS)]
+        for key in keys:
+            if key.replace("-", "_") not in known:
+                similar = self.former_keys.get(key) or " or ".join(_similar_keys(key, known))
+                suggestion = f"did you mean {similar}? " if similar else ""
+                raise InputError(f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key")
+
+    def _sentence(self, error: Exception) -> str:
+        for cause in (error, error.__cause__, error.__context__):
+            if isinstance(cause, InputError):
+                return str(cause)
+        return " ".join(str(error).split()) + f"; `{self.prog} --help` lists every key"
 
 
-def add_settings(parser: ArgumentParser, settings: type, section: str | None = None, skip: Iterable[str] = ()) -> None:
-    """Have the parser take a dataclass's fields, `section.field=value` each."""
-    parser.add_class_arguments(settings, section, skip=set(skip))
-    for action in parser._actions:
-        if type(action).__name__ == "_ActionConfigLoad":  # a whole section from a file: possible, but no news to anyone
-            action.help = SUPPRESS
-
-
-def as_options(arguments: Iterable[str]) -> list[str]:
-    """Overrides, `section.key=value`, as options, which stand above files; with comments where a config is printed."""
+def split_overrides(arguments: Iterable[str]) -> list[str]:
+    """Return options, then overrides (`section.key=value`) as options; a printed configuration has comments."""
     options, overrides = [], []
     for argument in arguments:
         if re.match(r"[a-z_][\w.]*\+?=", argument):
@@ -53,18 +99,8 @@ def as_options(arguments: Iterable[str]) -> list[str]:
     return options + overrides
 
 
-def require_known(parser: ArgumentParser, keys: Iterable[str], where: str = "") -> None:
-    """Raise InputError, with what may have been meant, for the first key that the parser does not know."""
-    known = [action.dest for action in parser._actions if action.dest not in ("help", SUPPRESS)]
-    for key in keys:
-        if key not in known:
-            near = _near(key, known)
-            meant = f"did you mean {' or '.join(near)}? " if near else ""
-            raise InputError(f"{where}there is no key {key}: {meant}`{parser.prog} --help` lists every key")
-
-
-def _near(key: str, known: list[str]) -> list[str]:
-    """What is spelt alike in the key's own section, else anywhere; the same name in another section above all."""
+def _similar_keys(key: str, known: list[str]) -> list[str]:
+    """Find keys spelled alike in the key's own section, else anywhere; the same name in another section first."""
     section, _, name = key.rpartition(".")
     own = [other for other in known if other.rpartition(".")[0] == section]
     for others in (own, known):
@@ -75,17 +111,24 @@ def _near(key: str, known: list[str]) -> list[str]:
     return []
 
 
-def keys_of(options: Iterable[str]) -> list[str]:
-    """The names of `--name=value` and `--name`."""
+def option_names(options: Iterable[str]) -> list[str]:
+    """Return the names of `--name=value` and `--name`."""
     names = (option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--"))
     return [name.rstrip("+") for name in names if name not in ("help", "print_config")]
 
 
-def keys_in(tree: Any, prefix: str = "") -> list[str]:
-    """The dotted names of what a configuration file says."""
+def dotted_keys(tree: Any, prefix: str = "") -> list[str]:
+    """Return the dotted names of the values of a configuration file."""
     if not isinstance(tree, dict):
         return []
     inner = [(f"{prefix}{key}", value) for key, value in tree.items()]
     return [name for name, value in inner if not isinstance(value, dict) or not value] + [
-        found for name, value in inner for found in keys_in(value, f"{name}.")
+        found for name, value in inner for found in dotted_keys(value, f"{name}.")
     ]
+
+
+def _config_files(options: list[str]) -> list[Path]:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--config", type=Path, action="append", default=[])
+    files = parser.parse_known_args(options)[0].config
+    return [file for file in files if file.is_file()]  # jsonargparse says what is wrong with others

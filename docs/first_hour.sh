@@ -16,16 +16,16 @@ model=(model.size="$SIZE" model.image_size="$IMAGE" model.num_frames="$FRAMES" m
 "$PYTHON" doctor.py "$OUT/shards" data.frame_stride=2 "${model[@]}"
 
 # 2. Pre-training; OUT/pretrain/report.html says how it goes.
-"$PYTHON" train.py "${model[@]}" model.mask_ratio=0.85 data.shards="$OUT/shards" data.validation_shards="$OUT/shards" \
+"$PYTHON" train.py "${model[@]}" model.mask_ratio=0.85 data.shards="$OUT/shards" evaluation.shards="$OUT/shards" \
   data.frame_stride=2 steps="$STEPS" global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2 \
-  optimizer.warmup_epochs=1 figure_every="$STEPS" run="$OUT/pretrain"
+  optimizer.warmup_epochs=1 evaluation.every="$STEPS" run="$OUT/pretrain"
 "$PYTHON" -m training.compare "$OUT/pretrain"
 "$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards" --clips 2 --output "$OUT/figures"
 
 # 3. Fine-tuning from it, and how good that is.
-"$PYTHON" train.py objective=finetune "${model[@]}" data.shards="$OUT/shards" data.frame_stride=2 steps="$STEPS" \
+"$PYTHON" train.py task=finetune "${model[@]}" data.shards="$OUT/shards" data.frame_stride=2 steps="$STEPS" \
   global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2 optimizer.warmup_epochs=1 \
-  finetune.checkpoint="$OUT/pretrain" finetune.validation_shards="$OUT/shards" run="$OUT/finetune"
+  finetune.checkpoint="$OUT/pretrain" evaluation.shards="$OUT/shards" run="$OUT/finetune"
 "$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards" --clips 2
 
 # 4. Features of every video, and the same model in plain Hugging Face code.
@@ -45,7 +45,7 @@ CODE
 
 # 5. The same from weights in Hugging Face's format, on clips of another size: pre-training goes on, and ends in features.
 "$PYTHON" train.py "${model[@]}" model.init="$OUT/huggingface" model.image_size=$((IMAGE + 16)) model.mask_ratio=0.85 \
-  data.shards="$OUT/shards" data.validation_shards="$OUT/shards" data.frame_stride=2 steps="$STEPS" \
+  data.shards="$OUT/shards" evaluation.shards="$OUT/shards" data.frame_stride=2 steps="$STEPS" \
   global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2 optimizer.warmup_epochs=1 \
-  figure_every="$STEPS" run="$OUT/larger"
+  evaluation.every="$STEPS" run="$OUT/larger"
 "$PYTHON" -m model.features "$OUT/shards" "$OUT/larger_features" --model "$OUT/larger"

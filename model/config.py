@@ -4,11 +4,11 @@ B clips · C T H W pixels · N tokens · K visible tokens · M masked tokens · 
 P values of a patch (tubelet_size · patch_size² · in_channels)
 """
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
+from common.config_fields import check_ranges, option
 from common.errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame", "motion"]
@@ -46,97 +46,84 @@ class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
-    """of encoder and decoder (ViT); tiny is for tests and the demo"""
+    """size of encoder and decoder (ViT); tiny is for tests and the demo"""
     init: str = ""
-    """weights that pre-training starts from: a run, a checkpoint, or anybody's file; empty: from scratch"""
-    num_frames: int = 16
+    """weights to continue pre-training from: a run, a checkpoint or another project's file; "": from scratch"""
+    num_frames: int = option(16, at_least=1)
     """frames of a clip"""
     image_size: int | list[int] = 224
     """of a clip, pixels: a square's side, or [height, width]"""
-    tubelet_size: int = 2
+    tubelet_size: int = option(2, at_least=1)
     """frames of a token"""
-    patch_size: int = 16
+    patch_size: int = option(16, at_least=1)
     """height and width of a token, pixels"""
-    in_channels: int = 3
+    in_channels: int = option(3, at_least=1, at_most=MAX_CHANNELS)
     """of a clip: 3, RGB; 1, grey, made of RGB; of arrays (.npy), as many as they have, up to 12"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
-    """flat-1d: sines of a token's number; separable-3d: of its time, row and column"""
-    encoder_width: int | None = None
-    """of the encoder's tokens; null, here and below: what model.size says"""
-    encoder_depth: int | None = None
+    """flat-1d: 1-D sin-cos over the flattened index; separable-3d: over time, row and column"""
+    encoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
+    """embedding dimension; null: from model.size, here and below"""
+    encoder_depth: int | None = option(None, at_least=1, at_most=MAX_DEPTH)
     """blocks of the encoder"""
-    encoder_heads: int | None = None
+    encoder_heads: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
     """attention heads of the encoder"""
-    decoder_width: int | None = None
-    """of the decoder's tokens; null, here and below: what model.size says"""
-    decoder_depth: int | None = None
+    decoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
+    """embedding dimension of the decoder"""
+    decoder_depth: int | None = option(None, at_least=1, at_most=MAX_DEPTH)
     """blocks of the decoder; Table 1 (c)"""
-    decoder_heads: int | None = None
+    decoder_heads: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
     """attention heads of the decoder"""
 
     masking: Masking = "adaptive"
-    """how the tokens to hide are chosen; Table 1 (a)"""
-    mask_ratio: float = 0.95
-    """share of the tokens that is hidden; Table 1 (b)"""
+    """masking strategy; Table 1 (a)"""
+    mask_ratio: float = option(0.95, above=0, below=1)
+    """fraction of the tokens that are masked; Table 1 (b)"""
     sampler: Literal["mha", "mlp"] = "mha"
-    """what computes the probabilities of adaptive masking: attention or an MLP; Table 1 (f)"""
-    sampler_depth: int = 1
+    """network that computes the sampling probabilities: attention or an MLP; Table 1 (f)"""
+    sampler_depth: int = option(1, at_least=1, at_most=MAX_DEPTH)
     """attention blocks of the sampler"""
-    sampler_width: int | None = None
-    """of the sampler's tokens; null: the encoder's width"""
+    sampler_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
+    """embedding dimension of the sampler; null: the encoder's"""
     sampler_autocast: bool = True
-    """logits and what follows are fp32 either way; false: the whole sampler is"""
+    """run the sampler under autocast; logits and what follows are fp32 either way"""
     detach_sampler_input: bool = True
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     loss: Literal["mse", "l1"] = "mse"
-    """of hidden patches: mean squared or absolute error; Table 1 (d)"""
+    """error of masked patches: mean squared or absolute; Table 1 (d)"""
     normalize_target: bool = True
-    """predict patches with their own mean and deviation taken out"""
-    sampling_loss_weight: float = 1e-4
-    """of the sampling loss, beside the reconstruction's 1"""
-    sampling_baseline: float = 0.0
+    """normalize target pixels per patch (norm_pix_loss)"""
+    sampling_loss_weight: float = option(1e-4, at_least=0)
+    """weight of the sampling loss; the reconstruction loss has 1"""
+    sampling_baseline: float = option(0.0, at_least=0, below=1)
     """share of a clip's mean error that does not count for the sampling loss; the paper: none"""
     sampling_objective: Literal["likelihood", "ranking"] = "likelihood"
     """what the sampler learns: likelihood, P in proportion to errors (the paper); ranking, only their order"""
-    sampling_sharpness: float = 1.0
+    sampling_sharpness: float = option(1.0, above=0)
     """γ: tokens are drawn from softmax(γ · logits), and the sampler learns at 1 (the paper); of adaptive, motion"""
-    sharpness_ramp: int = 0
+    sharpness_ramp: int = option(0, at_least=0)
     """clips, counted over all processes, in which γ grows from 1 to model.sampling_sharpness; 0: it is there at once"""
     motion_prior: bool = False
     """add the motion of each token to the sampler's logits, as its first guess; of adaptive"""
 
-    decoder_share: float = 1.0
-    """share of the hidden tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
+    decoder_share: float = option(1.0, above=0, at_most=1)
+    """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
     decoder_choice: Literal["random", "running-cell", "probability"] = "random"
-    """which hidden tokens those are: drawn evenly, on a chequered pattern that moves, or by the sampler's P"""
+    """which masked tokens: uniformly sampled, running-cell masking (VideoMAE V2), or by sampling probability"""
 
     # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
     # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
-    activation_checkpointing: bool = False
-    """compute sampler and decoder again in the backward pass instead of keeping them; pretrain only"""
+    activation_checkpointing: bool = option(False, free=True)
+    """recompute sampler and decoder in the backward pass to save memory; pretrain only"""
 
     def __post_init__(self) -> None:
-        if not 0 < self.mask_ratio < 1:
-            raise InputError(f"model.mask_ratio is {self.mask_ratio}: give a share between 0 and 1, such as 0.95")
-        if not 0 <= self.sampling_baseline < 1:
-            raise InputError(
-                f"model.sampling_baseline is {self.sampling_baseline}: give a share in [0, 1), such as 0.8"
-            )
-        if not 0 <= self.sampling_loss_weight < math.inf:
-            raise InputError(
-                f"model.sampling_loss_weight is {self.sampling_loss_weight}: give a finite number of at least 0"
-            )
+        check_ranges(self, "model")
         self._check_image_size()
-        for name in ("num_frames", "tubelet_size", "patch_size", "in_channels", "sampler_depth"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} is {getattr(self, name)}: give a whole number of at least 1")
-        for name, value in self.dimensions._asdict().items():
-            if value < 1:
-                raise InputError(f"model.{name} is {value}: give a whole number of at least 1")
-        self._check_size()
         self._check_heads()
-        self._check_sampling()
+        if self.num_tokens > MAX_TOKENS:
+            raise InputError(
+                f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
+            )
         if self.sampler == "mlp" and self.sampler_depth != 1:
             raise InputError(f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1")
         if self.num_frames % self.tubelet_size:
@@ -147,6 +134,11 @@ class ModelConfig:
             raise InputError(
                 f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
             )
+        if self.looks_at_motion and self.grid[0] < 2:
+            raise InputError(
+                f"model.masking=motion and model.motion_prior compare neighboring token frames, and a clip of"
+                f" {self.num_frames} frames in tubelets of {self.tubelet_size} has only one: raise model.num_frames"
+            )
         if not 0 < self.num_visible < self.num_tokens:
             raise InputError(
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
@@ -154,7 +146,7 @@ class ModelConfig:
             )
         if not self.num_reconstructed:
             raise InputError(
-                f"model.decoder_share {self.decoder_share} leaves none of {self.num_tokens - self.num_visible} hidden"
+                f"model.decoder_share {self.decoder_share} leaves none of {self.num_tokens - self.num_visible} masked"
                 " tokens to reconstruct: raise it"
             )
 
@@ -162,41 +154,9 @@ class ModelConfig:
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
         if len(sides) > 2 or not sides or min(sides) < 1:
             raise InputError(
-                f"model.image_size is {self.image_size}: give a whole number of at least 1, or two: [height, width]"
+                f"model.image_size is {self.image_size}: must be a whole number of at least 1, or two: [height, width]"
             )
         self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
-
-    def _check_size(self) -> None:
-        sizes = {
-            **self.dimensions._asdict(),
-            "sampler_width": self.sampler_width or 1,
-            "sampler_depth": self.sampler_depth,
-        }
-        if self.in_channels > MAX_CHANNELS:
-            raise InputError(f"model.in_channels is {self.in_channels}: give at most {MAX_CHANNELS}")
-        for name, value in sizes.items():
-            most = MAX_DEPTH if name.endswith("depth") else MAX_WIDTH
-            if value > most:
-                raise InputError(f"model.{name} is {value}: give at most {most}")
-        if self.num_tokens > MAX_TOKENS:
-            raise InputError(
-                f"model.num_frames and model.image_size make {self.num_tokens} tokens a clip: {MAX_TOKENS} are the most"
-            )
-
-    def _check_sampling(self) -> None:
-        if not 0 < self.sampling_sharpness < math.inf:
-            raise InputError(
-                f"model.sampling_sharpness is {self.sampling_sharpness}: give a finite number above 0 (the paper: 1)"
-            )
-        if self.sharpness_ramp < 0:
-            raise InputError(f"model.sharpness_ramp is {self.sharpness_ramp}: give a number of clips, at least 0")
-        if not 0 < self.decoder_share <= 1:
-            raise InputError(f"model.decoder_share is {self.decoder_share}: give a share above 0, up to 1 for all")
-        if self.looks_at_motion and self.grid[0] < 2:
-            raise InputError(
-                f"model.masking=motion and model.motion_prior compare neighbouring token frames, and a clip of"
-                f" {self.num_frames} frames in tubelets of {self.tubelet_size} has only one: raise model.num_frames"
-            )
 
     def _check_heads(self) -> None:
         size = self.dimensions

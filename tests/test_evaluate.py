@@ -39,11 +39,11 @@ def run_folder(tmp_path_factory, synthetic_shards) -> Path:
     """A run that was fine-tuned for a few steps, so that its videos do not all look the same to it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     settings = [
-        "objective=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "steps=8", "batch_size=8",
+        "task=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "steps=8", "batch_size=8",
         "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "precision=fp32",
         "data.frame_stride=2", "data.flip=false", "data.num_threads=1", "device=cpu", "optimizer.base_lr=0.1",
         "optimizer.warmup_epochs=0", "finetune.mixup=0", "finetune.cutmix=0",
-        f"finetune.validation_shards={synthetic_shards}",
+        f"evaluation.shards={synthetic_shards}",
     ]  # fmt: skip
     train(parse(settings))
     return folder
@@ -57,10 +57,10 @@ def results_of(output: Path, *arguments: object) -> dict:
 def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shards, tmp_path):
     results = results_of(tmp_path, run_folder, synthetic_shards)
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    (validated,) = (line for line in lines if "validation/top1" in line)
+    (validated,) = (line for line in lines if "evaluation/top1" in line)
     assert results["num_videos"] == 16
     for name in ("top1", "top5", "nll"):
-        assert results[name] == validated[f"validation/{name}"]
+        assert results[name] == validated[f"evaluation/{name}"]
     assert sum(map(sum, results["confusion"])) == 16
     assert sum(row["videos"] for row in results["calibration"]) == 16
     for figure in ("confusion.png", "calibration.png"):

@@ -1,6 +1,6 @@
 """Which runs are better without any fine-tuning: `python -m training.compare RUN...`.
 
-A row a run, the best first: held-out loss, k-NN accuracy and RankMe at its last review (`data.validation_shards`).
+A row a run, the best first: held-out loss, k-NN accuracy and RankMe at its last review (`evaluation.shards`).
 """
 
 import argparse
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def reviewed(run: Path) -> dict[str, Any]:
     """The figures of a run's last review; raises InputError if it has none."""
-    reviews = [line for line in lines_of(run / "metrics.jsonl") if any(name.startswith("validation/") for name in line)]
+    reviews = [line for line in lines_of(run / "metrics.jsonl") if any(name.startswith("evaluation/") for name in line)]
     if not reviews:
-        raise InputError(f"{run} has no review: train it with data.validation_shards=SHARDS")
-    return {name.removeprefix("validation/"): value for name, value in reviews[-1].items()}
+        raise InputError(f"{run} has no review: train it with evaluation.shards=SHARDS")
+    return {name.removeprefix("evaluation/"): value for name, value in reviews[-1].items()}
 
 
 def rank(figures: dict[str, Any]) -> tuple[float, float]:

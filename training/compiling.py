@@ -1,14 +1,12 @@
 """torch.compile, set to keep less for the backward pass."""
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch._functorch import config as partitioner
 
 from common.errors import InputError
-
-# reduce-overhead: the kernels of a pass are launched together, as a CUDA graph, which small batches need.
-Compile = bool | Literal["reduce-overhead"]
+from training.config import Compile
 
 
 def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> None:

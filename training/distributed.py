@@ -1,7 +1,6 @@
 """Which process this is, on which device, and the few things processes say to each other."""
 
 import ctypes
-import math
 import os
 import signal
 import socket
@@ -25,18 +24,6 @@ PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent
 ROLL_CALL_S = 5.0  # those that wait for the same process notice within moments of each other that it does not answer
 ENDED = "ended"  # the key in the processes' store under which one says why it ends
 NCCL_LATER_S = 60.0  # NCCL ends the process without a word: what can say who is missing must notice before
-
-
-@dataclass
-class DistributedConfig:
-    """How the processes of a run deal with each other."""
-
-    timeout_s: float = 300.0
-    """a process that the others have waited for so long ends the run, by name"""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout_s < math.inf:
-            raise InputError(f"distributed.timeout_s is {self.timeout_s}: give a finite number above 0")
 
 
 T = TypeVar("T")

@@ -150,7 +150,7 @@ def _encoder_block(config: ModelConfig) -> float:
 
 
 def _and_else(config: TrainConfig) -> str:
-    also = ", or set model.activation_checkpointing=true" if config.objective == "pretrain" else ""
+    also = ", or set model.activation_checkpointing=true" if config.task == "pretrain" else ""
     return (" (a step stays one of global_batch clips)" if config.global_batch else "") + (
         also if not config.model.activation_checkpointing else ""
     )

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.deterministic
@@ -16,28 +16,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.devices import choose_device, device_name, usable_precision
 from common.errors import InputError
+from training.config import DETERMINISTIC_ATTENTION, Attention, TrainConfig
 
 if TYPE_CHECKING:
-    from training.config import TrainConfig
     from training.distributed import Distributed
 
-Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-DETERMINISTIC = ("flash", "efficient", "math")  # cuDNN's backward pass adds up in any order
 # cuBLAS promises the same bits only if its workspaces are set; this is what PyTorch asks for.
 WORKSPACES = ":4096:8"
 
 
-def as_asked(train: "Callable[[TrainConfig], None]") -> "Callable[[TrainConfig], None]":
+def as_asked(train: Callable[[TrainConfig], None]) -> Callable[[TrainConfig], None]:
     """Have a run's arithmetic done as its configuration says, and afterwards as before."""
 
     @wraps(train)
-    def asked(config: "TrainConfig") -> None:
+    def asked(config: TrainConfig) -> None:
         on_gpu = choose_device(config.device).type == "cuda"
         if config.attention != "auto" and not on_gpu:
             raise InputError(f"attention={config.attention} chooses among a GPU's kernels: leave it out on a CPU")
@@ -56,7 +54,7 @@ def attention_order(attention: Attention, always_alike: bool) -> list[str]:
     if attention == "auto" and not always_alike:
         return []
     first = "flash" if attention == "auto" else attention
-    return [first, *(name for name in DETERMINISTIC if name != first)]
+    return [first, *(name for name in DETERMINISTIC_ATTENTION if name != first)]
 
 
 _FILLING: Any = torch.utils.deterministic  # whose attribute is a property of the module's class
@@ -76,7 +74,7 @@ def deterministic() -> Iterator[None]:
         _FILLING.fill_uninitialized_memory = before[1]
 
 
-def execution(config: "TrainConfig", process: "Distributed") -> str:
+def execution(config: TrainConfig, process: "Distributed") -> str:
     """What decides about the last bits besides what a run's configuration may not change; "" where any may differ."""
     if not config.deterministic:
         return ""
@@ -94,7 +92,7 @@ def execution(config: "TrainConfig", process: "Distributed") -> str:
     return f"{process.world_size} × {device_name(process.device)}{threads}, {described}"
 
 
-def described(config: "TrainConfig", device: torch.device) -> str:
+def described(config: TrainConfig, device: torch.device) -> str:
     """A sentence on the choices; "" on a CPU that was asked for nothing."""
     alike = "the same bits every time" if config.deterministic else ""
     if device.type == "cpu":

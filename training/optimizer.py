@@ -2,52 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
-from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.probe import Probe
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW and its schedule; the defaults are the paper's for pre-training."""
-
-    base_lr: float = 1.5e-4
-    """learning rate after warm-up; it and the next two are per 256 clips: they are multiplied by global batch / 256"""
-    min_lr: float = 1e-5
-    """learning rate at the end"""
-    warmup_lr: float = 1e-6
-    """learning rate at the start"""
-    warmup_epochs: float = 40
-    """epochs in which the rate rises"""
-    beta1: float = 0.9
-    """decay of AdamW's mean of gradients"""
-    beta2: float = 0.95
-    """decay of AdamW's mean of squared gradients"""
-    weight_decay: float = 0.05
-    """none on biases, norms, positions and mask token"""
-    clip_grad_norm: float | None = None
-    """largest norm of a step's gradient; null: any"""
-    state_bits: Literal[32, 8] = 32
-    """of AdamW's two moments; 8, for huge models, saves 6 bytes a weight"""
-
-    def __post_init__(self) -> None:
-        for name in ("base_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise InputError(f"optimizer.{name} is {getattr(self, name)}: give a finite number of at least 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"optimizer.{name} is {getattr(self, name)}: give a number in [0, 1)")
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise InputError(
-                f"optimizer.clip_grad_norm is {self.clip_grad_norm}: give a number above 0, or null for none"
-            )
+from training.config import OptimizerConfig
 
 
 @dataclass(frozen=True)

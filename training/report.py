@@ -29,9 +29,9 @@ RECENT = 20  # lines of metrics.jsonl that "now" means
 WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, for any colour vision
 CHARTS = (
-    ("loss", ("reconstruction_loss", "loss", "validation/reconstruction_loss", "validation/nll")),
-    ("quality on held-out videos", ("validation/knn_top1", "validation/top1", "validation/top5", "accuracy")),
-    ("RankMe of the features", ("validation/rankme",)),
+    ("loss", ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll")),
+    ("quality on held-out videos", ("evaluation/knn_top1", "evaluation/top1", "evaluation/top5", "accuracy")),
+    ("RankMe of the features", ("evaluation/rankme",)),
     ("clips a second", ("clips_per_second",)),
     ("share of the time that is spent waiting for data", ("data_wait_share",)),
     ("learning rate", ("lr",)),
@@ -132,7 +132,7 @@ def _now(lines: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         values = [line[name] for line in lines if _is_number(line.get(name))][-RECENT:]
         if values:
             found.append((title, _text(median(values))))
-    newest = {name: line[name] for line in lines for name in line if name.startswith("validation/")}
+    newest = {name: line[name] for line in lines for name in line if name.startswith("evaluation/")}
     return found + [(f"{name} (held out)", _text(value)) for name, value in newest.items() if _is_number(value)]
 
 

@@ -82,7 +82,7 @@ class RunDir:
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}): put these back, or begin a"
                 f" new run with them: branch={config.run} goes on with its weights, optimizer and place, and"
-                f" {'model.init' if config.objective == 'pretrain' else 'finetune.checkpoint'}={config.run} with its"
+                f" {'model.init' if config.task == 'pretrain' else 'finetune.checkpoint'}={config.run} with its"
                 " weights alone, in another run="
             )
 

@@ -25,7 +25,7 @@ class Horizon:
         global_batch = config.clips_per_step(world_size)
         steps_per_epoch = clips_per_epoch / global_batch
         total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
-        if config.objective == "pretrain" and config.model.sharpness_ramp > total_steps * global_batch:
+        if config.task == "pretrain" and config.model.sharpness_ramp > total_steps * global_batch:
             raise InputError(
                 f"model.sharpness_ramp takes {config.model.sharpness_ramp} clips and the run only"
                 f" {total_steps * global_batch}: lower it"

@@ -42,7 +42,7 @@ def configured(arguments: list[str]) -> TrainConfig:
         above = ["steps=null"] if "epochs" in given and "steps" not in given else []
         return parse(["--config", str(_settings_of_branch(given)), *above, *arguments])
     config = parse(arguments)
-    if config.objective == "pretrain" or not config.finetune.checkpoint or config.branch:
+    if config.task == "pretrain" or not config.finetune.checkpoint or config.branch:
         return config
     theirs = _shape(config)
     left = set(SHAPE) - {key.removeprefix("model.") for key in given}
@@ -68,9 +68,9 @@ def begin_branch(
     source = find_checkpoint(config.branch)
     place = _verified(source).place
     theirs = pretrained.run_config(source.parents[1])
-    if (objective := theirs.get("objective", "pretrain")) != config.objective:
-        key = "model.init" if config.objective == "pretrain" else "finetune.checkpoint"
-        raise InputError(f"{config.branch} is of objective={objective}: for {config.objective}, give {key}= instead")
+    if (task := theirs.get("task", "pretrain")) != config.task:
+        key = "model.init" if config.task == "pretrain" else "finetune.checkpoint"
+        raise InputError(f"{config.branch} is of task={task}: for {config.task}, give {key}= instead")
     why_anew = _why_anew(place, start)
     if not why_anew and place.step >= total_steps:
         raise InputError(

@@ -11,7 +11,7 @@ from training.config import parse
 
 TINY = [
     "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4", "model.image_size=32", "global_batch=2",
-    "device=cpu", "data.num_threads=1", "figure_every=null", "data.frame_stride=1",
+    "device=cpu", "data.num_threads=1", "evaluation.every=null", "data.frame_stride=1",
 ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ RUNS_WITHIN_S = 240.0
 SETTINGS = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "precision=fp32", "optimizer.base_lr=0.06", "optimizer.warmup_epochs=0", "device=cpu",
-    "log_every=1", "data.num_threads=1", "data.prefetch=1", "figure_every=null", "keep_checkpoints=2",
+    "log_every=1", "data.num_threads=1", "data.prefetch=1", "evaluation.every=null", "keep_checkpoints=2",
     "data.download_timeout_s=3",
 ]  # fmt: skip
 

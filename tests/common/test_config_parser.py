@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import preview
-from common.config_parser import add_settings, as_options, config_parser, keys_in, require_known
+from common.config_parser import ConfigParser, dotted_keys, split_overrides
 from common.errors import InputError
 from training import config
 
@@ -24,8 +24,8 @@ class Colour:
 
 @pytest.fixture
 def parser():
-    parser = config_parser("paint.py", "paint.py [key=value ...]", "Paint.")
-    add_settings(parser, Colour, "colour")
+    parser = ConfigParser("paint.py", "paint.py [key=value ...]", "Paint.")
+    parser.add_settings(Colour, "colour")
     return parser
 
 
@@ -47,20 +47,20 @@ def test_help_is_what_stands_below_the_field(parser):
 )
 def test_an_unknown_key_gets_what_may_have_been_meant(parser, key, meant):
     with pytest.raises(InputError, match=rf"^there is no key {key}: did you mean {meant}\? `paint.py --help`"):
-        require_known(parser, [key])
+        parser.require_known([key])
 
 
 def test_nothing_is_suggested_for_what_is_like_nothing(parser):
     with pytest.raises(InputError, match=r"^x.yaml: there is no key quux: `paint.py --help` lists every key$"):
-        require_known(parser, ["quux"], "x.yaml: ")
+        parser.require_known(["quux"], "x.yaml: ")
 
 
 def test_overrides_stand_behind_options_and_may_add_to_lists():
-    assert as_options(["a.b=1", "--config", "f", "c+=2"]) == ["--config", "f", "--a.b=1", "--c+=2"]
+    assert split_overrides(["a.b=1", "--config", "f", "c+=2"]) == ["--config", "f", "--a.b=1", "--c+=2"]
 
 
 def test_keys_in_a_file():
-    assert sorted(keys_in({"a": 1, "b": {"c": 2, "d": {}}})) == ["a", "b.c", "b.d"]
+    assert sorted(dotted_keys({"a": 1, "b": {"c": 2, "d": {}}})) == ["a", "b.c", "b.d"]
 
 
 def test_every_key_of_a_run_is_explained(capsys):
@@ -70,7 +70,7 @@ def test_every_key_of_a_run_is_explained(capsys):
         config.parse(["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--model.mask_ratio MASK_RATIO share of the tokens that is hidden; Table 1 (b) (type: float, default" in text
+    assert "--model.mask_ratio MASK_RATIO fraction of the tokens that are masked; Table 1 (b) (type: float" in text
     assert text.index("One run") < text.index("Where clips come from") < text.index("Architecture and objective")
 
 
@@ -78,7 +78,7 @@ def test_the_preview_explains_the_same_keys(capsys):
     with pytest.raises(SystemExit):
         preview.parse(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "mirror every other clip" in text
+    assert "random horizontal flip" in text
     assert preview.parse(["shards", "data.flip=false", "--num-clips", "2"]).data.flip is False
     with pytest.raises(InputError, match=r"no key data\.flop: did you mean data\.flip"):
         preview.parse(["shards", "data.flop=false"])
@@ -100,7 +100,7 @@ def test_a_printed_configuration_explains_itself_and_reads_back(capsys, tmp_path
         config.parse(["data.shards=s", "model.mask_ratio=0.9", "--print_config"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert re.search(r"# share of the tokens that is hidden.*\n +mask_ratio: 0\.9\n", text)
+    assert re.search(r"# fraction of the tokens that are masked.*\n +mask_ratio: 0\.9\n", text)
     assert yaml.safe_load(text)["model"]["mask_ratio"] == 0.9
     file = tmp_path / "printed.yaml"
     file.write_text(text)

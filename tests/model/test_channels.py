@@ -132,8 +132,8 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
     settings = [
         "model.size=tiny", "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4",
         "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75", "data.frame_stride=2", "batch_size=4",
-        "steps=2", "device=cpu", "precision=fp32", "data.num_threads=1", "figure_every=2",
-        f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}",
+        "steps=2", "device=cpu", "precision=fp32", "data.num_threads=1", "evaluation.every=2",
+        f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}",
     ]  # fmt: skip
     rgb = AdaMAE(parse(settings).model)
     pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.about(rgb.config))
@@ -146,5 +146,5 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
         InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: give .* or 1 for grey"
     ):
         train(parse([*settings, "model.in_channels=5", f"run={tmp_path / 'other'}"]))
-    with pytest.raises(InputError, match="in_channels is 13: give at most 12"):
+    with pytest.raises(InputError, match="in_channels is 13: must be at least 1 and at most 12"):
         small(in_channels=13)

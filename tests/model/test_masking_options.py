@@ -133,7 +133,7 @@ def test_a_running_cell_changes_its_colours_with_every_token_frame() -> None:
         (["model.motion_prior=true", "model.num_frames=2"], "has only one: raise model.num_frames"),
         (["model.decoder_share=0"], "decoder_share is 0"),
         (["model.decoder_share=1.5"], "decoder_share is 1.5"),
-        (["model.decoder_share=0.0001"], "leaves none of 1490 hidden tokens"),
+        (["model.decoder_share=0.0001"], "leaves none of 1490 masked tokens"),
         (["model.decoder_choice=running-cell"], "decoder_choice does nothing with model.decoder_share=1"),
         (
             ["model.masking=tube", "model.decoder_share=.5", "model.decoder_choice=probability"],

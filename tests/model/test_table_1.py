@@ -14,13 +14,13 @@ from train import train
 from training.config import parse
 
 ROOT = Path(__file__).parents[2]
-TABLES = yaml.safe_load((ROOT / "configs/ablations.yaml").read_text())
+TABLES = yaml.safe_load((ROOT / "benchmarks/ablations.yaml").read_text())
 ROWS = list(dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"]))
 NUM_STEPS = 20
 TINY = [
     "model.size=tiny", "model.encoder_depth=1", "model.num_frames=16", "model.image_size=32", "model.patch_size=8",
     "data.frame_stride=1", "batch_size=2", "precision=fp32", "device=cpu", "log_every=100", "data.num_threads=1",
-    "figure_every=null", "checkpoint_every=100", "optimizer.warmup_epochs=0",
+    "evaluation.every=null", "checkpoint_every=100", "optimizer.warmup_epochs=0",
 ]  # fmt: skip
 
 

@@ -89,9 +89,9 @@ def test_a_name_given_twice_is_refused(state, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"encoder_depth": 10**9}, "model.encoder_depth is 1000000000: give at most 256"),
+        ({"encoder_depth": 10**9}, "model.encoder_depth is 1000000000: must be at least 1 and at most 256"),
         ({"encoder_depth": 200}, "encoder_depth is 1, and 200 is said"),
-        ({"encoder_width": 96 * 10**4}, "model.encoder_width is 960000: give at most 16384"),
+        ({"encoder_width": 96 * 10**4}, "model.encoder_width is 960000: must be at least 1 and at most 16384"),
         ({"decoder_width": 9600}, "decoder_width is 96, and 9600 is said"),
         ({"sampler_depth": 100}, "sampler_depth is 1, and 100 is said"),
         ({"num_frames": 10**5}, "make 800000 tokens a clip: 131072 are the most"),

@@ -158,7 +158,7 @@ def test_dali_has_as_many_threads_as_the_gpu_has_decoders(driver: type[Driver], 
     assert choice_on_a_gpu(short_shards, limits).dali_threads == 5
     assert choice_on_a_gpu(short_shards, limits, dali_threads=2).dali_threads == 2
     assert choice_on_a_gpu(short_shards, "not here", num_threads=3).dali_threads == 3
-    with pytest.raises(InputError, match=r"data\.dali_threads is 0: give a whole number"):
+    with pytest.raises(InputError, match=r"data\.dali_threads is 0: must be at least 1"):
         DataConfig(dali_threads=0)
 
 

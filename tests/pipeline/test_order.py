@@ -185,7 +185,7 @@ def test_lanes_do_not_depend_on_the_number_of_processes() -> None:
 def test_lanes_that_do_not_divide_the_step_are_refused() -> None:
     with pytest.raises(InputError, match=r"data\.canonical_nodes is 5, and a step decodes 4 videos: give a divisor"):
         plan_of(table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8)
-    with pytest.raises(InputError, match=r"data\.canonical_nodes is 0: give a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"data\.canonical_nodes is 0: must be at least 1"):
         DataConfig(canonical_nodes=0)
 
 

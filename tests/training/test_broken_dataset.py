@@ -20,7 +20,7 @@ STEPS = 25  # of 4 clips: two and a half epochs, so each broken video comes up a
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "data.num_threads=2", "batch_size=4", f"steps={STEPS}", "precision=fp32", "device=cpu",
-    "log_every=1", "figure_every=null",
+    "log_every=1", "evaluation.every=null",
 ]  # fmt: skip
 
 

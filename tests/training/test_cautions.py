@@ -31,10 +31,10 @@ def test_videos_shorter_than_a_clip_are_counted(config, shards):
 
 
 def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
-    config = parse([f"data.shards={shards}", "objective=finetune", "model.num_frames=2", "data.frame_stride=1",
-                    f"finetune.validation_shards={shards}"])  # fmt: skip
+    config = parse([f"data.shards={shards}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
+                    f"evaluation.shards={shards}"])  # fmt: skip
     dataset = ShardDataset.open(shards)
-    assert cautions(config, dataset)[0].startswith("warning: 4 of 4 videos of finetune.validation_shards are learnt")
+    assert cautions(config, dataset)[0].startswith("warning: 4 of 4 videos of evaluation.shards are learnt")
     other = write_shards(tmp_path / "other", [("w", encode(20)), ("x", encode(20, first=7))], classes=2)
-    apart = replace(config, finetune=replace(config.finetune, validation_shards=str(other)))
+    apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
     assert "1 of 2 videos" in cautions(apart, dataset)[0]  # the same bytes under another name

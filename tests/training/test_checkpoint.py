@@ -16,7 +16,8 @@ from model.weights import pretrained
 from pipeline.planning.order import VERSION
 from training import checkpoint
 from training.checkpoint import Contents, TrainState
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from training.config import OptimizerConfig
+from training.optimizer import make_optimizer, update
 
 PLACE = TrainState(step=1, global_batch=16, videos="these")
 

@@ -21,9 +21,9 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from train import train
 from training import checkpoint
-from training.config import TrainConfig, parse
+from training.config import OptimizerConfig, TrainConfig, parse
 from training.distributed import Distributed
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from training.optimizer import make_optimizer, update
 from training.reviews.metrics import Metrics
 from training.tasks.classification import Classification
 
@@ -31,7 +31,7 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "data.flip=false", "data.num_threads=1", "batch_size=4", "steps=6", "precision=fp32",
-    "optimizer.base_lr=0.06", "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "figure_every=null",
+    "optimizer.base_lr=0.06", "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "evaluation.every=null",
 ]  # fmt: skip
 PLAIN = ["finetune.mixup=0", "finetune.cutmix=0", "finetune.label_smoothing=0", "finetune.drop_path=0"]
 
@@ -41,9 +41,7 @@ def config(synthetic_shards, tmp_path):
     """Makes a TrainConfig of a tiny run with overrides."""
 
     def make(*overrides: str) -> TrainConfig:
-        return parse(
-            [*TINY, "objective=finetune", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", *overrides]
-        )
+        return parse([*TINY, "task=finetune", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", *overrides])
 
     return make
 
@@ -80,8 +78,8 @@ def test_a_small_dataset_is_learnt(config):
 @pytest.mark.parametrize("objective", ["finetune", "attentive_probe"])
 def test_a_resumed_run_ends_with_the_same_weights(config, synthetic_shards, objective):
     overrides = (
-        f"objective={objective}", "finetune.ema_decay=0.5", "checkpoint_every=3", "finetune.validate_every=3",
-        f"finetune.validation_shards={synthetic_shards}",
+        f"task={objective}", "finetune.ema_decay=0.5", "checkpoint_every=3", "evaluation.every=3",
+        f"evaluation.shards={synthetic_shards}",
     )  # fmt: skip
     made = config(*overrides)
     train(made)
@@ -98,7 +96,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config, synthetic_shards, obje
     assert any(not torch.equal(whole[0][name], whole[1][name]) for name in whole[0])
     again = [json.loads(line) for line in (Path(made.run) / "metrics.jsonl").read_text().splitlines()]
     for one, other in zip(log, again, strict=True):
-        for key in ("step", "loss", "accuracy", "validation/top1", "validation/nll"):
+        for key in ("step", "loss", "accuracy", "evaluation/top1", "evaluation/nll"):
             assert json.loads(one).get(key) == other.get(key)
 
 
@@ -124,7 +122,7 @@ def test_it_starts_from_other_peoples_files(config, pretrained, layout, tmp_path
 
 @pytest.mark.parametrize("objective", ["linear_probe", "attentive_probe"])
 def test_a_probe_learns_and_its_encoder_does_not(config, pretrained, objective):
-    made = classification(config(f"objective={objective}", f"finetune.checkpoint={pretrained}", *PLAIN))
+    made = classification(config(f"task={objective}", f"finetune.checkpoint={pretrained}", *PLAIN))
     before = {name: value.clone() for name, value in made.model.state_dict().items()}
     optimizer = made.optimizer()
     losses = []
@@ -224,7 +222,7 @@ def test_mixed_clips_and_targets_have_the_same_weights(config):
 
 
 def test_the_best_weights_are_kept_with_all_that_an_evaluation_needs(config, synthetic_shards):
-    made = classification(config(f"finetune.validation_shards={synthetic_shards}"))
+    made = classification(config(f"evaluation.shards={synthetic_shards}"))
     file = Path(made.config.run) / "checkpoints" / "best" / "model.safetensors"
     for step, top1, kept in ((1, 0.5, 1), (2, 0.75, 2), (3, 0.6, 2), (4, 0.75, 2)):
         made._keep_if_best(made.model, step, {"top1": top1})
@@ -259,15 +257,15 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     classifier = tmp_path / "classifier.safetensors"
     shape = config().model
     save(classifier, VideoClassifier(shape, 2).state_dict(), about(shape))
-    says("a classifier's weights", f"finetune.checkpoint={classifier}", "objective=linear_probe")
+    says("a classifier's weights", f"finetune.checkpoint={classifier}", "task=linear_probe")
     says("finetune.mixup is -1", "finetune.mixup=-1.0")
     says("finetune.layer_decay is 0", "finetune.layer_decay=0")
     says("finetune.ema_decay is 2", "finetune.ema_decay=2")
 
     relabelled(synthetic_shards, tmp_path / "other", classes=["left", "right", "up"])
-    says("knows 2 classes and .*other has 3", f"finetune.validation_shards={tmp_path / 'other'}")
+    says("knows 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
     relabelled(synthetic_shards, tmp_path / "swapped", classes=["right", "left"])
-    says("class 0 is 'left' .* and 'right' in", f"finetune.validation_shards={tmp_path / 'swapped'}")
+    says("class 0 is 'left' .* and 'right' in", f"evaluation.shards={tmp_path / 'swapped'}")
     relabelled(synthetic_shards, tmp_path / "none", classes=[])
     says("none has no labels", f"data.shards={tmp_path / 'none'}")
     relabelled(synthetic_shards, tmp_path / "some", classes=["left", "right"], label=None)
@@ -287,7 +285,7 @@ def relabelled(shards: Path, copy: Path, classes: list[str], label: int | None =
 @pytest.mark.parametrize("name", ["ssv2_finetune", "k400_finetune", "probe"])
 def test_the_recipes_can_be_read(name):
     recipe = parse(["--config", str(Path(__file__).parents[2] / f"configs/{name}.yaml"), "data.shards=here"])
-    assert recipe.objective == ("attentive_probe" if name == "probe" else "finetune")
+    assert recipe.task == ("attentive_probe" if name == "probe" else "finetune")
     assert recipe.optimizer.beta2 == 0.999
 
 
@@ -304,17 +302,17 @@ def test_layer_decay_and_drop_path_are_those_of_the_configuration(config):
     scales = {group["lr_scale"] for group in made.optimizer().param_groups}
     assert scales == {0.0625, 0.125, 0.25, 0.5, 1.0}
     assert made.model.encoder.blocks[-1].drop_path.drop_prob == pytest.approx(0.3)
-    probe = classification(config("objective=linear_probe", "finetune.layer_decay=0.5"))
+    probe = classification(config("task=linear_probe", "finetune.layer_decay=0.5"))
     assert {group.get("lr_scale", 1.0) for group in probe.optimizer().param_groups} == {1.0}
 
 
 @pytest.mark.parametrize("stopped_at", [3, 6])
 def test_a_review_that_was_stopped_is_made_up_for(config, synthetic_shards, monkeypatch, stopped_at):
-    overrides = ("checkpoint_every=100", "finetune.validate_every=3", f"finetune.validation_shards={synthetic_shards}")
+    overrides = ("checkpoint_every=100", "evaluation.every=3", f"evaluation.shards={synthetic_shards}")
     made = config(*overrides)
     train(made)
     whole = training_figures(made)
-    assert [step for step, name in whole if name == "validation/top1"] == [3, 6]
+    assert [step for step, name in whole if name == "evaluation/top1"] == [3, 6]
     train(made)
     assert training_figures(made) == whole, "done twice"
     shutil.rmtree(made.run)
@@ -339,7 +337,7 @@ def training_figures(made: TrainConfig) -> dict[tuple[int, str], float]:
     figures: dict[tuple[int, str], float] = {}
     for line in (Path(made.run) / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)
-        for name in ("loss", "accuracy", "lr", "validation/top1", "validation/nll"):
+        for name in ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"):
             if name in values:
                 assert (values["step"], name) not in figures
                 figures[values["step"], name] = values[name]
@@ -360,14 +358,14 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(config, pretrain
 
 def test_all_processes_have_everybodys_statistics(config, monkeypatch):
     monkeypatch.setattr("training.tasks.classification.mean_over_processes", lambda values: values.fill_(7))
-    made = classification(config("objective=linear_probe", "finetune.ema_decay=0.9"))
+    made = classification(config("task=linear_probe", "finetune.ema_decay=0.9"))
     made.after_update()
     assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
     torch.testing.assert_close(made.average.module.norm.running_mean, torch.full((96,), 0.7))
 
 
 def test_a_step_that_is_not_taken_leaves_no_statistics(config):
-    made = classification(config("objective=linear_probe"))
+    made = classification(config("task=linear_probe"))
     before = {name: value.clone() for name, value in made.model.state_dict().items()}
     made(made.model, some_batch())
     assert not torch.equal(made.model.norm.running_mean, before["norm.running_mean"])
@@ -395,7 +393,7 @@ def test_the_averaged_weights_are_judged(config, synthetic_shards, monkeypatch):
         raise Judged(model)
 
     monkeypatch.setattr("training.tasks.classification.predict", stop)
-    made = classification(config("finetune.ema_decay=0.9", f"finetune.validation_shards={synthetic_shards}"))
+    made = classification(config("finetune.ema_decay=0.9", f"evaluation.shards={synthetic_shards}"))
     with pytest.raises(Judged) as judged:
         made.review(1, metrics=None)
     assert judged.value.args == (made.average.module,)

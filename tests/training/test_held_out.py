@@ -40,9 +40,9 @@ def test_the_rank_of_features():
 
 
 def test_every_look_sees_the_same_and_leaves_no_trace(synthetic_shards):
-    config = parse([*TINY, f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}"])
+    config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model = AdaMAE(config.model)
-    held_out = HeldOut(config, config.data.validation_shards)
+    held_out = HeldOut(config, config.evaluation.shards)
     random = torch.get_rng_state()
     first = held_out.figures(model, ALONE)
     assert set(first) == {"reconstruction_loss", "knn_top1", "rankme"}
@@ -65,24 +65,19 @@ def test_a_run_reviews_itself_and_has_a_report(synthetic_shards, tmp_path, monke
     import train
 
     run = tmp_path / "run"
-    given = [f"data.shards={synthetic_shards}", f"data.validation_shards={synthetic_shards}", f"run={run}"]
-    train.train(parse([*TINY, *given, "figure_every=1"]))
+    given = [f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}", f"run={run}"]
+    train.train(parse([*TINY, *given, "evaluation.every=1"]))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    looked = [line for line in lines if "validation/reconstruction_loss" in line]
+    looked = [line for line in lines if "evaluation/reconstruction_loss" in line]
     assert [line["step"] for line in looked] == [1, 2]
-    assert {"validation/knn_top1", "validation/rankme"} <= set(looked[0])
+    assert {"evaluation/knn_top1", "evaluation/rankme"} <= set(looked[0])
     text = (run / "report.html").read_text()
     assert "step 2 of 2 (100%), finished" in text
-    assert "validation/reconstruction_loss" in text
+    assert "evaluation/reconstruction_loss" in text
     assert text.count("<img") == len(list((run / "review").glob("*.png"))) == 2
     written = b"".join(file.read_bytes() for file in (run / "tensorboard").iterdir())
     assert b"mask_ratio: 0.75" in written  # the configuration, as text
-    assert b"validation/knn_top1" in written
-
-
-def test_validation_shards_of_the_other_objectives_are_elsewhere(tmp_path: Path):
-    with pytest.raises(InputError, match=r"give finetune\.validation_shards instead"):
-        parse(["data.shards=s", "objective=finetune", "data.validation_shards=v"])
+    assert b"evaluation/knn_top1" in written
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch):

@@ -81,9 +81,9 @@ def test_what_fits_well_is_said_and_a_classifier_is_estimated_too(room):
     assert " takes about 0.0" in memory.check_memory(config(), model(), 2, CPU)
     with torch.device("meta"):
         classifier = VideoClassifier(model().config, 5)
-    assert memory.check_memory(config("objective=finetune"), classifier, 2, CPU)
+    assert memory.check_memory(config("task=finetune"), classifier, 2, CPU)
     with pytest.raises(InputError, match=r"lower batch_size$"):
-        memory.check_memory(config("objective=finetune"), classifier, 10**6, CPU)
+        memory.check_memory(config("task=finetune"), classifier, 10**6, CPU)
 
 
 def test_there_is_memory_here():

@@ -192,7 +192,7 @@ def test_a_slow_process_is_seen_in_the_log_and_said_once(tmp_path: Path, synthet
     arguments = [
         "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
         "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "device=cpu", "log_every=3",
-        "data.num_threads=1", "figure_every=null", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}",
+        "data.num_threads=1", "evaluation.every=null", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}",
     ]  # fmt: skip
     with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_process_1, 0.3, 0.6)) as job:
         assert job.wait() == [0], job.said()

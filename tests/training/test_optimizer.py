@@ -6,7 +6,8 @@ import torch
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training import checkpoint
-from training.optimizer import OptimizerConfig, Schedule, make_optimizer, update
+from training.config import OptimizerConfig
+from training.optimizer import Schedule, make_optimizer, update
 
 
 def tiny_model() -> AdaMAE:

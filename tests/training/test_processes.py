@@ -20,7 +20,7 @@ from training.config import parse
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "global_batch=4", "batch_size=1", "precision=fp32", "optimizer.base_lr=0.06",
-    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "figure_every=null",
+    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "evaluation.every=null",
 ]  # fmt: skip
 SLOW_S = 0.3  # of a step that is waited for
 

@@ -30,7 +30,7 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
          "step_time_ms": 500.0, "data_wait_share": 0.25, "grad_norm": float("nan")}
         for step in range(10, 1001, 10)
     ]  # fmt: skip
-    lines.insert(50, {"step": 500, "validation/reconstruction_loss": 0.75, "validation/knn_top1": 0.5})
+    lines.insert(50, {"step": 500, "evaluation/reconstruction_loss": 0.75, "evaluation/knn_top1": 0.5})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + "no line of a run\n" + '{"step": 1010, "lo')
     bad = [{"key": f"bad{i}", "where": "shard", "reason": "<u>cut off"} for i in range(60)]
@@ -44,7 +44,7 @@ def test_it_says_what_was_run_and_where_it_stands(run: Path) -> None:
     assert "step 1,000 of 2,000 (50%), about 8 min 20 s left" in text
     assert re.search(r'<td>share of the time spent waiting for data</td><td class="number">0\.25</td>', text)
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
-    assert '<td>validation/knn_top1 (held out)</td><td class="number">0.5</td>' in text
+    assert '<td>evaluation/knn_top1 (held out)</td><td class="number">0.5</td>' in text
     assert "Videos that did not decode: 60" in text
     assert text.count("cut off") == 50
     assert "step-00001000" in text

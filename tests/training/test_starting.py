@@ -28,7 +28,7 @@ from training.starting import configured, find_checkpoint
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "data.num_threads=1", "batch_size=4", "steps=6", "precision=fp32", "checkpoint_every=3",
-    "optimizer.base_lr=0.06", "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "figure_every=null",
+    "optimizer.base_lr=0.06", "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "evaluation.every=null",
 ]  # fmt: skip
 
 
@@ -112,8 +112,8 @@ def test_what_cannot_be_branched_is_one_sentence_and_leaves_nothing(source, tmp_
     says("holds no checkpoint to branch from: give a run folder", f"branch={tmp_path}", new)
     says("one of step-00000003, step-00000006", f"branch={source}/checkpoints/step-4", new)
     says("give its folder, run=FOLDER", f"branch={source}")
-    says("is of objective=pretrain: for finetune, give finetune.checkpoint=", f"branch={source}", new,
-         "objective=finetune")  # fmt: skip
+    says("is of task=pretrain: for finetune, give finetune.checkpoint=", f"branch={source}", new,
+         "task=finetune")  # fmt: skip
     says("branch and model.init both say", f"branch={source}", new, "model.init=runs/x")
     says("has taken 6 steps, and this run has 6: give a larger steps=", f"branch={source}", new)
 
@@ -156,7 +156,7 @@ def test_the_first_loss_from_weights_is_the_source_runs_own(source, synthetic_sh
 
 def labelled(shards: Path, run: Path, checkpoint: Path, *overrides: str) -> list[str]:
     """Nothing here says what the model is like."""
-    return [f"data.shards={shards}", f"run={run}", "objective=linear_probe", f"finetune.checkpoint={checkpoint}",
+    return [f"data.shards={shards}", f"run={run}", "task=linear_probe", f"finetune.checkpoint={checkpoint}",
             "data.frame_stride=2", "data.num_threads=1", "batch_size=4", "steps=1", "precision=fp32", "device=cpu",
             *overrides]  # fmt: skip
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "optimizer.base_lr=0.06",
-    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "figure_every=null",
+    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "evaluation.every=null",
 ]  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(tmp_path, synthet
 
 
 def test_of_several_processes_the_one_that_failed_has_the_last_word(tmp_path, synthetic_shards):
-    arguments = command(synthetic_shards, tmp_path / "run", "finetune.mixup=0.8", "objective=finetune", "batch_size=3")
+    arguments = command(synthetic_shards, tmp_path / "run", "finetune.mixup=0.8", "task=finetune", "batch_size=3")
     with torchrun.started(arguments[2:], tmp_path / "log") as job:
         assert job.wait() == [1]
         said = job.said()

@@ -12,11 +12,11 @@ LOOKED_AT = 2**20  # videos of each dataset; they were put into shards in random
 def cautions(config: TrainConfig, dataset: ShardDataset) -> list[str]:
     """Sentences; none where there is nothing to say."""
     found = [short_videos(dataset, config.data, config.model.num_frames)]
-    if config.finetune.validation_shards:
-        validation = ShardDataset.open(config.finetune.validation_shards, config.data.shard_cache)
+    if config.evaluation.shards:
+        validation = ShardDataset.open(config.evaluation.shards, config.data.shard_cache)
         if both := shared_videos(validation, dataset):
             found.append(
-                f"warning: {both} of {len(validation.samples)} videos of finetune.validation_shards are learnt from"
+                f"warning: {both} of {len(validation.samples)} videos of evaluation.shards are learnt from"
                 " too: what is right there says little of other videos"
             )
     return [sentence for sentence in found if sentence]

@@ -34,6 +34,6 @@ class FigurePanel:
 
 def _clips(config: TrainConfig) -> Iterator[Clip]:
     clip_shape = config.model.num_frames, config.model.image_size
-    shards = config.data.validation_shards or config.data
+    shards = config.evaluation.shards or config.data
     dataset = ShardDataset.open(shards, config.data.shard_cache) if isinstance(shards, str) else ShardDataset.of(shards)
     return read_clips([dataset], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)

@@ -39,12 +39,12 @@ class Classification:
         settings = config.finetune
         check_labels(dataset)
         self.config, self.classes, self.process = config, dataset.info.classes, process
-        validation, cache = settings.validation_shards, config.data.shard_cache
+        validation, cache = config.evaluation.shards, config.data.shard_cache
         self.validation = ShardDataset.open(validation, cache) if validation else None
         if self.validation is not None:
             check_classes(self.classes, self.validation)
         # The encoder of a probe is frozen: its features are as good as they were.
-        changes = validation and config.objective == "finetune"
+        changes = validation and config.task == "finetune"
         self.held_out = HeldOut(config, validation) if changes else None
         self.model = starting_model(config, len(self.classes)).to(process.device)
         self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
@@ -106,7 +106,8 @@ class Classification:
         self.before_step = None
 
     def review_due(self, step: int, is_last: bool) -> bool:
-        return self.validation is not None and (step % self.config.finetune.validate_every == 0 or is_last)
+        every = self.config.evaluation.every
+        return self.validation is not None and every is not None and (step % every == 0 or is_last)
 
     def review(self, step: int, metrics: Metrics) -> None:
         """Accuracy on the validation videos, one clip each; the best weights so far are kept."""
@@ -121,7 +122,7 @@ class Classification:
             self._keep_if_best(model, step, figures)
         if self.held_out is not None:
             figures |= self.held_out.figures(model, self.process)
-        metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
+        metrics.write(step, {f"evaluation/{name}": value for name, value in figures.items()})
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
         """One file, which says all that an evaluation needs to know."""
@@ -152,10 +153,10 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
     """A new classifier or probe on the encoder of finetune.checkpoint, or from scratch."""
     settings = config.finetune
     model: VideoClassifier | Probe
-    if config.objective == "finetune":
+    if config.task == "finetune":
         model = VideoClassifier(config.model, num_classes, settings.drop_path)
     else:
-        model = Probe(config.model, num_classes, "linear" if config.objective == "linear_probe" else "attentive")
+        model = Probe(config.model, num_classes, "linear" if config.task == "linear_probe" else "attentive")
     if settings.checkpoint and not config.branch and not existing(local_path(config.run) / "checkpoints"):
         state_dict, theirs, _ = pretrained.load(local_run(settings.checkpoint), like=config.model)
         check_encoder(config.model, theirs, settings.checkpoint)

@@ -76,7 +76,7 @@ class Pretraining:
                 log(said, sys.stderr)
         self.model = model.to(process.device)
         self.panel: FigurePanel | None = None
-        shards = config.data.validation_shards
+        shards = config.evaluation.shards
         self.held_out = HeldOut(config, shards) if shards else None
 
     @property
@@ -116,13 +116,13 @@ class Pretraining:
         pass
 
     def review_due(self, step: int, is_last: bool) -> bool:
-        every = self.config.figure_every
+        every = self.config.evaluation.every
         return every is not None and (step % every == 0 or (is_last and self.held_out is not None))
 
     def review(self, step: int, metrics: Metrics) -> None:
         if self.held_out is not None:
             figures = self.held_out.figures(self.model, metrics.process)
-            metrics.write(step, {f"validation/{name}": value for name, value in figures.items()})
+            metrics.write(step, {f"evaluation/{name}": value for name, value in figures.items()})
         if metrics.process.is_main:
             self.panel = self.panel or FigurePanel(self.model, self.config)
             self.panel.draw(step, metrics)

@@ -26,9 +26,9 @@ TINY = [
     "model.encoder_width=32", "model.encoder_depth=1", "model.encoder_heads=4", "model.decoder_width=32",
     "model.decoder_depth=1", "model.decoder_heads=4", "data.frame_stride=4", "data.decoder=pyav", "batch_size=2",
     "steps=3", "precision=fp32", "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1",
-    "data.prefetch=1", "figure_every=null", "checkpoint_every=1", "data.decode_timeout_s=8",
+    "data.prefetch=1", "evaluation.every=null", "checkpoint_every=1", "data.decode_timeout_s=8",
 ]  # fmt: skip
-CLASSIFIER = ["objective=finetune", "finetune.mixup=0", "finetune.cutmix=0", "finetune.validate_every=3"]
+CLASSIFIER = ["task=finetune", "finetune.mixup=0", "finetune.cutmix=0", "evaluation.every=3"]
 FORMATS = ("yuv420p10le", "yuv422p", "yuv422p10le", "yuv444p", "gray", "yuvj420p", "nv12")
 
 
@@ -147,7 +147,7 @@ def make_run(folder: Path) -> None:
 
 def make_classifier(folder: Path) -> None:
     make_dataset(folder)
-    arguments = [f"data.shards={folder / 'shards'}", f"finetune.validation_shards={folder / 'shards'}"]
+    arguments = [f"data.shards={folder / 'shards'}", f"evaluation.shards={folder / 'shards'}"]
     train.train(parse([*TINY, *CLASSIFIER, *arguments, f"run={folder / 'run'}"]))
     shutil.rmtree(folder / "run" / "tensorboard")
 
@@ -165,7 +165,7 @@ def make_weights(folder: Path) -> None:
 
 def make_config(folder: Path) -> None:
     (folder / "config.yaml").write_text(
-        "run: runs/x\nsteps: 3\nbatch_size: 2\nprecision: fp32\nfigure_every: null\nobjective: pretrain\n"
+        "run: runs/x\nsteps: 3\nbatch_size: 2\nprecision: fp32\ntask: pretrain\n"
         "data:\n  shards: [shards/a, shards/b]\n  weights: [1, 2.5]\n  frame_stride: 4\n  flip: true\n"
         "model:\n  size: tiny\n  num_frames: 4\n  image_size: 16\n  patch_size: 8\n  mask_ratio: 0.5\n"
         "optimizer:\n  base_lr: 1.6e-2\n  warmup_epochs: 16\n"

@@ -1,0 +1,67 @@
+"""Fields of configuration dataclasses: default, range and "free on resume" stand in one line, the help text below it.
+
+    prefetch: int = option(3, at_least=1, free=True)
+    \"\"\"batches that are read, decoded or ready, beyond the one in use\"\"\"
+
+`check_ranges` in `__post_init__` raises the one sentence on a value out of range; only rules that concern several
+fields are written by hand. Imports nothing heavy: a command's --help needs these modules and no torch.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_args
+
+from common.errors import InputError
+
+T = TypeVar("T")
+
+
+def option(
+    default: T,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    free: bool = False,
+) -> T:
+    """Declare a field. `free`: it changes how a run is executed, not its result, so a resumed run may change it."""
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    metadata = {"limits": {name: limit for name, limit in limits.items() if limit is not None}, "free": free}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_ranges(config: Any, section: str = "") -> None:
+    """Raise InputError for the first number that is not finite or out of its field's range."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        limits = field.metadata.get("limits", {})
+        if not (math.isfinite(value) and all(_holds(value, name, limit) for name, limit in limits.items())):
+            expected = " and ".join(f"{name} {limit:g}" for name, limit in limits.items()) or "finite"
+            finite = "" if math.isfinite(value) or not limits else "finite, "
+            null = ", or null" if type(None) in get_args(field.type) else ""
+            key = f"{section}.{field.name}" if section else field.name
+            raise InputError(f"{key} is {value}: must be {finite}{expected}{null}")
+
+
+def _holds(value: float, name: str, limit: float) -> bool:
+    if name == "at least":
+        return value >= limit
+    if name == "above":
+        return value > limit
+    return value <= limit if name == "at most" else value < limit
+
+
+def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of the fields that a resumed run may change, those of nested dataclasses included."""
+    for field in dataclasses.fields(config_class):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            yield from free_keys(field.type, f"{prefix}{field.name}.")
+        elif field.metadata.get("free"):
+            yield prefix + field.name
