@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
@@ -140,3 +141,11 @@ def test_frames_need_not_be_square(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert parse(["--config", str(tmp_path / "config.yaml")]) == config
     assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])
+
+
+def test_the_file_of_defaults_is_generated(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--print_config"])
+    assert capsys.readouterr().out == Path("configs/defaults.yaml").read_text(), (
+        "run `python train.py --print_config > configs/defaults.yaml`"
+    )
