@@ -7,7 +7,7 @@
 Each point is pre-trained on the same number of clips (`--equal seconds`: for the time that the first point takes). Then
 an attentive probe and a fine-tuning run with the labels of --shards are judged on --validation by evaluate.py, with
 their last weights and the preset's views of a video. `scratch` is fine-tuned without pre-training. Without --shards,
-labelled videos whose class is told by motion alone are drawn (shard_tools/motion_classes.py). Reconstruction errors of
+labeled videos whose class shows in motion alone are synthesized (shard_tools/synthetic_motion.py). Errors of
 moving and of still tokens are taken under random masks, the same for all models. Started again, the command goes on
 with the points that are not done; what stands in the tables in --output is not made again, and with other strategies,
 ratios or seeds it is added to. Points run side by side on the GPUs there are. `section.key=value` is given to all runs.
@@ -59,7 +59,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--label-sets", type=int, default=1, help="how many such sets each model learns from")
     parser.add_argument(
         "--drawn", nargs="+", default=[], metavar="OPTION=VALUE",
-        help="of shard_tools/motion_classes.py, such as num-frames=32 distractors=3 object-size=0.4",
+        help="of shard_tools/synthetic_motion.py, such as num-frames=32 distractors=3 object-size=0.4",
     )  # fmt: skip
     parser.add_argument("--equal", choices=["clips", "seconds"], default="clips", help="what all points get alike")
     parser.add_argument("--num-videos", type=int, default=3200, help="drawn for training (default 3200)")

@@ -94,7 +94,7 @@ class Study:
                 self.num_labels = min(self.preset.get("drawn_labels", options.num_videos), options.num_videos)
             # Of an option that stands twice, the last counts.
             self.drawn = " ".join([self.preset["drawn"], *options.drawn, f"--num-videos={options.num_videos}"])
-            self.shards, self.validation = draw_motion_classes(folder, self.drawn, options.num_videos)
+            self.shards, self.validation = draw_synthetic_motion(folder, self.drawn, options.num_videos)
         else:
             self.shards, self.validation = options.shards, options.validation
         self.steps = dict.fromkeys(self.points, options.pretrain_steps or 0)  # 0: as the preset says
@@ -287,7 +287,7 @@ def steps_of_equal_time(
     return {point: max(1, round(budget / times[point.pair])) for point in configs}
 
 
-def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
+def draw_synthetic_motion(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
     """Labelled shards for training and, a fifth as many, for validation; drawn once."""
     said = folder / "data" / "options.txt"
     if said.is_file() and said.read_text(encoding="utf-8") != drawn:
@@ -298,7 +298,7 @@ def draw_motion_classes(folder: Path, drawn: str, num_videos: int) -> tuple[str,
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
         if not (output / "dataset.json").is_file():
-            draw = ["motion_classes.py", videos, *drawn.split(), "--num-videos", count, "--seed", seed]
+            draw = ["synthetic_motion.py", videos, *drawn.split(), "--num-videos", count, "--seed", seed]
             make = ["make_shards.py", videos, output, "--frame-stride", 1]
             for script, *given in (draw, make):
                 command = [sys.executable, ROOT / "shard_tools" / str(script), *given]

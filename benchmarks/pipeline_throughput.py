@@ -51,7 +51,7 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.plan import Plan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from shard_tools.planning.layout import key_of
+from shard_tools.layout import make_key
 
 FRAME_STRIDE = 4
 BASELINES_BATCH = 8  # a worker of theirs makes a batch alone: of large ones, few are made while the clock runs
@@ -133,7 +133,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def kept_folder(videos: Path) -> Path:
     """Where the shards of these videos lie for the next time."""
-    return Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / key_of(str(videos.resolve()))
+    return Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(str(videos.resolve()))
 
 
 def prepare(videos: Path, folder: Path, encode: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common.atomic_io import write_text
 from common.errors import InputError
@@ -30,23 +30,19 @@ from pipeline.shards.format import (
     read_dataset_info,
     read_samples,
 )
-from shard_tools.destination import WORK_FOLDER, Folder
 from shard_tools.inputs import Inputs
-from shard_tools.planning.layout import KEY_DIGITS
-from shard_tools.planning.new_plan import Planning, read_rejects, refuse_collisions
-from shard_tools.planning.plan import Plan
+from shard_tools.layout import KEY_DIGITS
+from shard_tools.new_plan import Planning, read_rejects, refuse_collisions
+from shard_tools.output import WORK_FOLDER, LocalOutput
+from shard_tools.plan import Plan
 from shard_tools.report import describe
 from shard_tools.settings import Settings
 from shard_tools.tables import publish
-from shard_tools.workers.processes import Failed
-from shard_tools.workers.work import Job, Outcome, load_outcome
+from shard_tools.work import Job, Outcome, load_outcome
+from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, write_shard
 
-
-class Runner(Protocol):
-    """Something that applies `work` to jobs: processes here, or a cluster."""
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]: ...
+RunJobs = Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
 
 
 class Build:
@@ -57,11 +53,11 @@ class Build:
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1), destination: Folder | None = None
+        self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1), destination: LocalOutput | None = None
     ):
         """`destination`: where what is made in `folder` goes; it stays there otherwise."""
         self.folder = folder
-        self.destination = destination or Folder(folder)
+        self.destination = destination or LocalOutput(folder)
         self.settings = settings
         self.part = part
         self.work_folder = folder / WORK_FOLDER
@@ -122,7 +118,7 @@ class Build:
             finally:
                 path.unlink()
 
-    def run(self, plan: Plan, inputs: Inputs, runner: Runner, progress: Callable[[Outcome], None]) -> None:
+    def run(self, plan: Plan, inputs: Inputs, run_jobs: RunJobs, progress: Callable[[Outcome], None]) -> None:
         """Work on this part's videos, and make a shard as soon as it can be. Raises OSError when the disk fails.
 
         Memory holds the videos of shards that are begun; where videos are split, of all.
@@ -161,7 +157,7 @@ class Build:
         if plan.splits:  # a piece may be made before its shard is reached
             for name in self._missing(plan):
                 reach(name)
-        for job, result in runner.run(jobs()):
+        for job, result in run_jobs(jobs()):
             if isinstance(result, OSError):
                 raise result
             if isinstance(result, Failed):

@@ -40,12 +40,12 @@ from pipeline.shards.groups import read_groups
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import RowMaker, ShardRows, groups_text
 from shard_tools.encoding.picture import Pose, UnusableError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS, checked, opened
+from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source
 from shard_tools.encoding.timing import read_timing
-from shard_tools.inputs import Member
+from shard_tools.inputs import TarMember
 from shard_tools.tables import hash_of_description, hashed
-from shard_tools.workers.processes import Failed, Pool, num_processors
-from shard_tools.workers.work import fetched
+from shard_tools.work import local_copy
+from shard_tools.workers import Failed, count_cpus, run_in_processes
 from shard_tools.write import PLACE, index_of, list_members
 
 RATE_TOLERANCE = 0.005  # of frames a second: containers round the times of frames
@@ -242,9 +242,9 @@ def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
 def decode(video: Video) -> str | None:
     """What is wrong with a video, or None."""
     av.logging.set_level(None)
-    place = Member(str(video.shard), video.offset, video.size, video.member)
+    place = TarMember(str(video.shard), video.offset, video.size, video.member)
     try:
-        with fetched(place, None) as path:
+        with local_copy(place, None) as path:
             wrong = "; ".join(_differences(path, video.said))
             return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
     except UnusableError as error:
@@ -256,8 +256,8 @@ def _differences(path: Path, said: Sample | None) -> Iterator[str]:
     if path.suffix == f".{arrays.CONTAINER}":
         yield from _differences_of_array(path, said)
         return
-    with opened(path) as (container, stream):
-        first, count = checked(container, stream)
+    with open_source(path) as (container, stream):
+        first, count = check_frames(container, stream)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
         sides, codec = (round(width), round(height)), stream.codec_context.codec.canonical_name
     if said is None:
@@ -268,7 +268,7 @@ def _differences(path: Path, said: Sample | None) -> Iterator[str]:
         yield f"it is {sides[0]}x{sides[1]} pixels large instead of {said.width}x{said.height}"
     if codec != said.codec:
         yield f"it is {codec} instead of {said.codec}"
-    with opened(path) as (container, stream):
+    with open_source(path) as (container, stream):
         rate = float(read_timing(container, stream).rate)
     if count > 1 and abs(rate - said.fps) > RATE_TOLERANCE * said.fps:
         yield f"it has {rate:.4g} frames a second instead of {said.fps:.4g}"
@@ -286,7 +286,7 @@ def _differences_of_array(path: Path, said: Sample | None) -> Iterator[str]:
 
 def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel and yield what is wrong."""
-    results = Pool(decode, num_workers, timeout=900).run(videos)
+    results = run_in_processes(decode, videos, num_workers, timeout=900)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"
@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=num_processors(), help="default: one a core")
+    parser.add_argument("--workers", type=int, default=count_cpus(), help="default: one a core")
     parsed = parser.parse_args(arguments)
     if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
         raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from common.logging import format_bytes, format_duration, format_number, log
 from shard_tools.inputs import Inputs, Item
 from shard_tools.settings import Settings
-from shard_tools.workers.work import Job, Outcome, work
+from shard_tools.work import Job, Outcome, process_job
 from shard_tools.write import tar_metadata
 
 NUM_TRIED = 12
@@ -28,7 +28,7 @@ def estimate(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> 
         for group in by_size(ordered, sum(inputs.num_usable for inputs in splits)):
             item = group.middle
             start = time.perf_counter()
-            outcome = work(Job(item.source, item.location, None, Path(folder, str(num_tried)), settings))
+            outcome = process_job(Job(item.source, item.location, None, Path(folder, str(num_tried)), settings))
             if not isinstance(outcome, Outcome):
                 raise outcome
             num_tried += 1

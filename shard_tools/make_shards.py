@@ -9,7 +9,7 @@ OUTPUT/rejected.jsonl. Interrupted, the same command goes on where it stopped; w
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -19,18 +19,15 @@ from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
-from shard_tools.build import Build, Runner, read_rejects
-from shard_tools.destination import Folder, Store
+from shard_tools.build import Build, read_rejects
 from shard_tools.encoding.codecs import CODECS
 from shard_tools.estimate import estimate
-from shard_tools.inputs import Inputs, Skipped, class_names, is_url, read_inputs, read_label_map
+from shard_tools.inputs import Inputs, Skipped, assign_class_ids, is_url, read_inputs, read_label_map
+from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.report import write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
-from shard_tools.workers.processes import Pool, num_processors
-from shard_tools.workers.ray_workers import RayPool
-from shard_tools.workers.work import Outcome, work
-
-ENGINES: dict[str, Callable[..., Runner]] = {"processes": Pool, "ray": RayPool}
+from shard_tools.work import Job, Outcome, process_job
+from shard_tools.workers import ENGINES, count_cpus
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -65,7 +62,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     where.add_argument("--shard-mb", type=float, help="instead: megabytes of source video in a shard")
     where.add_argument("--min-shards", type=int, metavar="N", help="at least: ranks times workers")
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=num_processors(), help="default: one a core")
+    run.add_argument("--workers", type=int, default=count_cpus(), help="default: one a core")
     run.add_argument("--timeout", type=float, default=900, help="seconds for one video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="share of rejects that is no error (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
@@ -166,34 +163,37 @@ def refuse_with_url(arguments: argparse.Namespace) -> None:
         raise InputError("machines that make a dataset together need a --staging folder that all of them see")
 
 
-def destination_of(place: str, name: str, staging: Path | None) -> Folder:
+def destination_of(place: str, name: str, staging: Path | None) -> LocalOutput:
     """Of the dataset `name` at a place; of the one there is, if it has no name."""
     if is_url(place):
-        return Store(f"{place.rstrip('/')}/{name}", staging)
-    return Folder(Path(place) / name)
+        return RemoteOutput(f"{place.rstrip('/')}/{name}", staging)
+    return LocalOutput(Path(place) / name)
 
 
-def common_classes(splits: dict[str, Inputs], destinations: dict[str, Folder]) -> list[str]:
+def common_classes(splits: dict[str, Inputs], destinations: dict[str, LocalOutput]) -> list[str]:
     """All splits count their classes alike, and as they did when they were made."""
     folders = [there.folder for there in destinations.values() if is_described(there.folder)]
     known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
-    return class_names(set().union(*(found.labels() for found in splits.values())), known)
+    return assign_class_ids(set().union(*(found.labels() for found in splits.values())), known)
 
 
 def make_dataset(
-    destination: Folder, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
+    destination: LocalOutput, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
     """Make or complete one dataset; returns the exit code."""
     part, num_parts = arguments.part
     build = Build(destination.folder, settings_of(arguments), (part - 1, num_parts), destination)
-    pool = ENGINES[arguments.engine](work, arguments.workers, arguments.timeout)
     retry_rejects = arguments.retry_rejects
+
+    def run_jobs(jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
+        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, arguments.timeout)
+
     with destination:
         with build.locked():
             plan = build.plan(inputs, classes, retry_rejects)
             while plan is not None:
                 with Bar(build.num_missing(plan)) as bar:
-                    build.run(plan, inputs, pool, bar.count)
+                    build.run(plan, inputs, run_jobs, bar.count)
                 late = build.finish(plan)
                 if late is not None:
                     said = f"part {part} of {num_parts} is done, part {late + 1} is not"

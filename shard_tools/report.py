@@ -15,11 +15,11 @@ from common.atomic_io import atomic_write
 from common.logging import printable
 from pipeline.shards import arrays
 from pipeline.shards.format import DatasetInfo, Report, Sample, ShardInfo, read_samples
-from shard_tools.encoding.source import intact_frames, opened
-from shard_tools.inputs import Member
-from shard_tools.planning.layout import shuffle_key
-from shard_tools.planning.temporary import Temporary, as_bytes, as_text
-from shard_tools.workers.work import fetched
+from shard_tools.encoding.source import open_source, read_frames
+from shard_tools.inputs import TarMember
+from shard_tools.layout import shuffle_key
+from shard_tools.temp_table import TempTable, as_bytes, as_text
+from shard_tools.work import local_copy
 
 CONTACT_SHEET_FILE = "contact_sheet.png"
 COLUMNS, ROWS = 5, 5
@@ -75,7 +75,7 @@ def describe(
     )
 
 
-class Files(Temporary):
+class Files(TempTable):
     """Names and hashes of all input files, sorted."""
 
     schema = "CREATE TABLE files (content BLOB, source BLOB)"
@@ -138,16 +138,16 @@ def caption(name: str) -> tuple[str, str]:
 
 def middle_frame(shard: Path, sample: Sample) -> Image.Image:
     """The frame in the middle of a stored video."""
-    place = Member(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
-    with fetched(place, None) as path:
+    place = TarMember(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
+    with local_copy(place, None) as path:
         if sample.container == arrays.CONTAINER:
             return Image.fromarray(arrays.shown(arrays.read_array(path, [sample.num_frames // 2])[0]))
         return _decoded_frame(path, sample, sample.num_frames // 2)
 
 
 def _decoded_frame(path: Path, sample: Sample, wanted: int) -> Image.Image:
-    with opened(path) as (container, stream):
-        for number, frame in enumerate(intact_frames(container, stream)):
+    with open_source(path) as (container, stream):
+        for number, frame in enumerate(read_frames(container, stream)):
             if number == wanted:
                 return frame.to_image()
     raise ValueError(f"{sample.key} has fewer frames than its description says")

@@ -26,7 +26,6 @@ from pipeline.shards.format import (
     DatasetInfo,
     ShardInfo,
     TableInfo,
-    Upgrade,
     read_samples,
 )
 from pipeline.shards.index import Tables
@@ -35,10 +34,10 @@ from pipeline.shards.rows import RowMaker
 KINDS = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
 
 
-def publish(folder: Path, info: DatasetInfo, upgraded_from: int | None = None) -> DatasetInfo:
+def publish(folder: Path, info: DatasetInfo) -> DatasetInfo:
     """Write the tables of the shards that `info` names, then `dataset.json`; returns what that says.
 
-    `upgraded_from`: schema version of which the dataset keeps the digest. Raises InputError if the `samples.jsonl` of a
+    Raises InputError if the `samples.jsonl` of a
     shard is missing or broken.
     """
     maker = RowMaker()
@@ -62,11 +61,11 @@ def publish(folder: Path, info: DatasetInfo, upgraded_from: int | None = None) -
             writers["names"].bytes(made.names, len(made.samples))
         tables = {name: writer.finish() for name, writer in writers.items()}
     new = replace(
-        maker.describe(info), num_samples=maker.num_samples, shards=shards, tables=tables, upgrade=None, content="",
+        maker.describe(info), num_samples=maker.num_samples, shards=shards, tables=tables, content="",
         schema_version=SCHEMA_VERSION,
     )  # fmt: skip
     content = Tables.open(new, folder, lambda table: folder / table.file).content
-    new = replace(new, content=content, upgrade=Upgrade(upgraded_from, content) if upgraded_from is not None else None)
+    new = replace(new, content=content)
     write_description(folder, new)
     for name, kind in KINDS.items():
         for path in folder.glob(f"{name}-*.{kind}"):

@@ -17,8 +17,16 @@ from pipeline.decoding.video import guesses_times
 from pipeline.decoding.video_error import VideoError
 from pipeline.shards import arrays
 from shard_tools.encoding.codecs import CODECS, Codec, open_encoder
-from shard_tools.encoding.picture import BT601, FULL, LIMITED, Converter, Pose, UnusableError, deinterlaced
-from shard_tools.encoding.source import checked, container_of, intact_frames, opened, refuse_cut, thinned, with_ticks
+from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
+from shard_tools.encoding.source import (
+    assign_ticks,
+    check_frames,
+    container_of,
+    open_source,
+    read_frames,
+    require_complete,
+    subsample,
+)
 from shard_tools.encoding.timing import Timing, read_timing
 from shard_tools.settings import COPY, Settings
 
@@ -29,7 +37,7 @@ SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them 
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredVideo:
     """One file to put into a shard."""
 
     path: Path
@@ -42,7 +50,7 @@ class Stored:
     height: int
 
 
-class Writer:
+class VideoWriter:
     """Writes frames of one size into one file at a constant rate."""
 
     def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
@@ -74,7 +82,7 @@ class Writer:
         self.container.close()
 
 
-def store(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
     """Make the files that are stored of `source`: one, or several with `max_seconds`; raises UnusableError.
 
     They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
@@ -91,15 +99,15 @@ def _version(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
+def _stored(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
     if arrays.is_array(source):
         return [_array(source)]
-    with opened(source) as (container, stream):
+    with open_source(source) as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
             raise UnusableError("it holds no frame")
         if container.format.name.startswith("mov"):
-            refuse_cut(source, timing.num_packets, stream.frames)
+            require_complete(source, timing.num_packets, stream.frames)
     if settings.encode == COPY:
         return [_copied(source, timing, settings.check != "full")]
     stride = settings.frame_stride
@@ -109,13 +117,13 @@ def _stored(source: Path, stem: Path, settings: Settings) -> list[Stored]:
     return [_verified(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
 
 
-def _array(source: Path) -> Stored:
+def _array(source: Path) -> StoredVideo:
     """An array as it is, whatever the settings say of videos."""
     try:
         num_frames, height, width, channels = arrays.frames_of(source).shape
     except VideoError as error:
         raise UnusableError(str(error)) from error
-    return Stored(source, arrays.CONTAINER, arrays.codec_of(channels), num_frames, arrays.FPS, 1, width, height)
+    return StoredVideo(source, arrays.CONTAINER, arrays.codec_of(channels), num_frames, arrays.FPS, 1, width, height)
 
 
 def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:
@@ -124,18 +132,18 @@ def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, str
     rate = (timing.rate / stride).limit_denominator(100_000)
     most = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
     pieces: list[tuple[Path, int]] = []
-    writer: Writer | None = None
-    with opened(source) as (container, stream):
-        converter = Converter(codec, settings.short_side, stream.sample_aspect_ratio)
-        frames = deinterlaced(with_ticks(intact_frames(container, stream), timing))
-        for frame in thinned(frames, stride):
+    writer: VideoWriter | None = None
+    with open_source(source) as (container, stream):
+        converter = FrameConverter(codec, settings.short_side, stream.sample_aspect_ratio)
+        frames = deinterlace(assign_ticks(read_frames(container, stream), timing))
+        for frame in subsample(frames, stride):
             picture = converter(frame)
             if writer is not None and writer.num_frames == most:
                 writer.close()
                 writer = None
             if writer is None:
                 path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{codec.container}")
-                writer = Writer(path, codec, settings, rate, (picture.width, picture.height))
+                writer = VideoWriter(path, codec, settings, rate, (picture.width, picture.height))
                 pieces.append((path, 0))
             writer.write(picture)
             pieces[-1] = path, writer.num_frames
@@ -144,17 +152,17 @@ def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, str
     return pieces
 
 
-def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> Stored:
+def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> StoredVideo:
     """Decode what was stored: the number of frames is the one that comes out again."""
-    with opened(path) as (container, stream):
+    with open_source(path) as (container, stream):
         size = stream.width, stream.height
-        _, counted = checked(container, stream)
+        _, counted = check_frames(container, stream)
     if counted != num_frames:
         raise UnusableError(f"{num_frames} frames were encoded, but {counted} come out again")
-    return Stored(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
+    return StoredVideo(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
 
 
-def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
+def _copied(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
     Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
@@ -162,9 +170,9 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
     others only where as many as expected come out.
     """
     run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
-    with opened(source) as (container, stream):
+    with open_source(source) as (container, stream):
         try:
-            first, decoded = checked(container, stream, run)
+            first, decoded = check_frames(container, stream, run)
             as_expected = decoded == sum(min(size, run) for size in timing.groups) and not guesses_times(stream)
         except UnusableError:
             if not sample_only:
@@ -175,7 +183,7 @@ def _copied(source: Path, timing: Timing, sample_only: bool) -> Stored:
             # all of the sample. Only decoding everything tells how many there are.
             return _copied(source, timing, sample_only=False)
         width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
-        return Stored(
+        return StoredVideo(
             path=source,
             container=container_of(source, container),
             codec=stream.codec_context.codec.canonical_name,

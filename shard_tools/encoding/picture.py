@@ -102,7 +102,7 @@ def _graph(form: Form, steps: list[tuple[str, str]]) -> Graph:
     return graph
 
 
-class Converter:
+class FrameConverter:
     """Turns, scales and recolours frames to one size and pixel format, whatever form they come in."""
 
     def __init__(self, codec: Codec, short_side: int | None, pixel_aspect: Fraction | None):
@@ -146,7 +146,7 @@ class Converter:
         return _graph(form, [*pose.turn, *steps])
 
 
-def deinterlaced(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
+def deinterlace(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
     """Pass on (tick, frame); from the first interlaced frame on, through a deinterlacer that keeps the frame rate."""
     graph: Graph | None = None
     form: Form | None = None

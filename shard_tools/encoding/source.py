@@ -35,7 +35,7 @@ def container_of(path: Path, container: InputContainer) -> str:
 
 
 @contextmanager
-def opened(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open the video stream of a file for decoding on one thread; raises UnusableError if there is none.
 
     `options` are FFmpeg's for the demuxer.
@@ -112,7 +112,7 @@ def _why_not_open(path: Path, error: av.error.FFmpegError) -> str:
     return "it is in no video format that FFmpeg knows, or its beginning is missing"
 
 
-def intact_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Iterator[VideoFrame]:
+def read_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Iterator[VideoFrame]:
     """Yield the frames in the order in which they are shown; raises UnusableError at the first that is not intact.
 
     With `run`, of every group of pictures only that many packets are decoded; the others are still looked at.
@@ -140,27 +140,27 @@ def intact_frames(container: InputContainer, stream: VideoStream, run: float = m
         raise UnusableError("it holds no frame that can be decoded")
 
 
-def checked(container: InputContainer, stream: VideoStream, run: float = math.inf) -> tuple[VideoFrame, int]:
-    """The first frame and the number of all of them, if they are intact; `run` and errors as in `intact_frames`."""
+def check_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> tuple[VideoFrame, int]:
+    """The first frame and the number of all of them, if they are intact; `run` and errors as in `read_frames`."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
-    frames = intact_frames(container, stream, run)
+    frames = read_frames(container, stream, run)
     first = next(frames)
     return first, 1 + sum(1 for _ in frames)
 
 
-def refuse_cut(path: Path, num_packets: int, num_promised: int) -> None:
+def require_complete(path: Path, num_packets: int, num_promised: int) -> None:
     """Raises UnusableError if an MP4 file holds fewer packets than its table of contents promises."""
     if num_packets < num_promised:
         # Those that an edit list hides (a video trimmed on a phone) count too.
-        with opened(path, ignore_editlist="1") as (container, stream):
+        with open_source(path, ignore_editlist="1") as (container, stream):
             num_packets = sum(1 for packet in container.demux(stream) if packet.size)
     if num_packets < num_promised:
         found = f"only {num_packets} of its {num_promised} frames can be reached"
         raise UnusableError(f"the file is cut off or damaged: {found}")
 
 
-def with_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
+def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
     """Yield (tick, frame); ticks never fall."""
     last = 0
     for count, frame in enumerate(frames):
@@ -169,7 +169,7 @@ def with_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[i
         yield last, frame
 
 
-def thinned(frames: Iterator[tuple[int, VideoFrame]], stride: int) -> Iterator[VideoFrame]:
+def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int) -> Iterator[VideoFrame]:
     """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
     wanted = 0
     shown: VideoFrame | None = None

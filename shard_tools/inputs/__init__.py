@@ -8,14 +8,14 @@ from pathlib import Path
 
 from common.errors import InputError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
-from shard_tools.inputs.classes import class_names, read_label_map
+from shard_tools.inputs.classes import assign_class_ids, read_label_map
 from shard_tools.inputs.folders import from_folder, from_url, local_item
-from shard_tools.inputs.item import Item, Member, Skipped, is_hidden, is_url
+from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden, is_url
 from shard_tools.inputs.lists import from_lines, from_list
 from shard_tools.inputs.table import Inputs
 from shard_tools.inputs.tars import from_tars, refuse_compressed
 
-__all__ = ["Inputs", "Item", "Member", "Skipped", "class_names", "is_url", "read_inputs", "read_label_map"]
+__all__ = ["Inputs", "Item", "Skipped", "TarMember", "assign_class_ids", "is_url", "read_inputs", "read_label_map"]
 
 
 def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skipped | None = None) -> Inputs:
@@ -32,7 +32,7 @@ def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skippe
     found = Inputs()
     with found.room():
         _find(inputs, root, skipped, found)
-        found.settle(unlabelled)
+        found.deduplicate(unlabelled)
         if not found.only_arrays:  # beside videos they are features of these, or tables
             found.pass_over_arrays(skipped, "arrays beside videos")
         if not len(found):

@@ -34,7 +34,7 @@ def is_id(label: str) -> bool:
     return label.isdecimal() and len(label) <= MOST_DIGITS and str(int(label)) == label
 
 
-def class_names(labels: set[str], known: list[str]) -> list[str]:
+def assign_class_ids(labels: set[str], known: list[str]) -> list[str]:
     """Class names by id: the `known` ones first, the others behind them in order.
 
     Labels that are all whole numbers, without leading zeros, are class ids already and stay what they are, if they are

@@ -13,7 +13,7 @@ HIDDEN = "hidden"
 UNKNOWN = "of an extension that no video has"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """Bytes in the middle of a file: a member of a tar."""
 
     archive: str
@@ -27,7 +27,7 @@ class Item:
     """One input video."""
 
     source: str  # its name in all reports: the path relative to the input, with /
-    location: str | Member  # where its bytes are: a path, a URL, or in a tar
+    location: str | TarMember  # where its bytes are: a path, a URL, or in a tar
     label: str | None = None
     size: int = 0  # bytes, 0 where unknown
     problem: str | None = None  # why it cannot be used, if that is already known

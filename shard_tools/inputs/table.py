@@ -8,14 +8,14 @@ from typing import Any
 
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.item import Item, Member, Skipped
-from shard_tools.planning.temporary import Temporary, as_bytes, as_text
+from shard_tools.inputs.item import Item, Skipped, TarMember
+from shard_tools.temp_table import TempTable, as_bytes, as_text
 
 LARGEST = 2**63 - 1  # of SQLite's numbers; a tar's header may say more of what is no file
 COLUMNS = "source, location, label, size, problem"
 
 
-class Inputs(Temporary):
+class Inputs(TempTable):
     """Items by source, each once. What is asked for streams: nothing here grows with their number but the disk."""
 
     schema = """
@@ -43,7 +43,7 @@ class Inputs(Temporary):
             skipped.add(kind, as_text(source))
         self._run("DELETE FROM items WHERE is_array")
 
-    def settle(self, unlabelled: bool) -> None:
+    def deduplicate(self, unlabelled: bool) -> None:
         """See to it that every source is there once, as it was added first, and that all have labels or none has."""
         self._run("CREATE INDEX by_source ON items (source)")
         self._run("""CREATE TABLE again AS
@@ -74,7 +74,7 @@ class Inputs(Temporary):
         """Those that have no problem, from the smallest to the largest."""
         return map(_item, self._run(f"SELECT {COLUMNS} FROM items WHERE problem IS NULL ORDER BY size, source"))
 
-    def location(self, source: str) -> str | Member | None:
+    def location(self, source: str) -> str | TarMember | None:
         row = self._one("SELECT location FROM items WHERE source = ?", as_bytes(source))
         return None if row is None else pickle.loads(row[0])
 

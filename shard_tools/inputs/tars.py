@@ -15,7 +15,7 @@ from common.logging import printable
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs.classes import MOST_DIGITS
 from shard_tools.inputs.folders import skipped_as
-from shard_tools.inputs.item import HIDDEN, Item, Member, Skipped, is_hidden
+from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import LABEL_COLUMNS, first_of
 
 LABEL_EXTENSIONS = ("cls", "txt", "json")
@@ -47,7 +47,7 @@ class Labels:
 
 
 def webdataset_key(name: str) -> str:
-    """Folder and name up to the name's first dot."""
+    """LocalOutput and name up to the name's first dot."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.partition(".")[0]
 
@@ -71,7 +71,7 @@ def from_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> Iterator[
 
 def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[Item]:
     labels = Labels()
-    videos: dict[str, list[tuple[Member, str | None]]] = {}
+    videos: dict[str, list[tuple[TarMember, str | None]]] = {}
     archive_path = str(path.absolute())
     for archive, member in _members(path):
         if member.isdir():
@@ -91,7 +91,7 @@ def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[I
         elif kind := skipped_as(base):
             skipped.add(kind, f"{path.name}/{name}")
         else:
-            place = Member(archive_path, member.offset_data, member.size, name)
+            place = TarMember(archive_path, member.offset_data, member.size, name)
             videos.setdefault(name, []).append((place, _why_not_file(member)))
     return [_item(f"{path.name}/{name}", places, labels, classes) for name, places in videos.items()]
 
@@ -152,7 +152,7 @@ def _why_not_file(member: tarfile.TarInfo) -> str | None:
     return None if member.isreg() else "it is a device or a pipe, not a video file"
 
 
-def _item(source: str, places: list[tuple[Member, str | None]], labels: Labels, classes: list[str] | None) -> Item:
+def _item(source: str, places: list[tuple[TarMember, str | None]], labels: Labels, classes: list[str] | None) -> Item:
     """The video that lies there, or the problem with it; with `classes`, a label is the number of one of them."""
     place, unreadable = places[0]
     label, problem = labels.of(place.name)

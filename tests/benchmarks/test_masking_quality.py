@@ -11,7 +11,7 @@ import pytest
 from benchmarks import masking_study
 from benchmarks.harness import Timing
 from benchmarks.masking_quality import main, parse_arguments
-from benchmarks.masking_study import PRETRAIN, Point, Stage, draw_motion_classes, grid, steps_of_equal_time
+from benchmarks.masking_study import PRETRAIN, Point, Stage, draw_synthetic_motion, grid, steps_of_equal_time
 from benchmarks.reports.masking_tables import TABLE, earlier_rows, paired, plot, summarise
 from common.devices import choose_device, device_name
 from common.errors import InputError
@@ -308,13 +308,13 @@ def test_videos_drawn_with_other_options_are_not_taken_for_these(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/options.txt").write_text("--size 32")
     with pytest.raises(InputError, match="drawn with other options: choose another --output"):
-        draw_motion_classes(tmp_path, "--size 64", 10)
+        draw_synthetic_motion(tmp_path, "--size 64", 10)
 
 
 def test_videos_are_drawn_into_a_folder_that_is_not_there_yet(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("subprocess.run", lambda command, **_: calls.append(command))
-    assert draw_motion_classes(tmp_path / "new/study", "--size 64", 10) == tuple(
+    assert draw_synthetic_motion(tmp_path / "new/study", "--size 64", 10) == tuple(
         str(tmp_path / "new/study/data" / name) for name in ("train", "validation")
     )
-    assert [Path(command[1]).name for command in calls] == ["motion_classes.py", "make_shards.py"] * 2
+    assert [Path(command[1]).name for command in calls] == ["synthetic_motion.py", "make_shards.py"] * 2

@@ -14,8 +14,8 @@ import numpy as np
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample, read_dataset_info
 from shard_tools.encoding.codecs import CODECS, open_encoder
-from shard_tools.encoding.encode import Writer
-from shard_tools.encoding.picture import Converter
+from shard_tools.encoding.encode import VideoWriter
+from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
 from shard_tools.tables import publish
 from shard_tools.write import write_shard
@@ -104,10 +104,10 @@ def store(
     """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them; with
     `pattern`, as `encode`."""
     noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
-    convert = Converter(CODECS[codec], None, Fraction(1))
+    convert = FrameConverter(CODECS[codec], None, Fraction(1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        writer = Writer(path, CODECS[codec], Settings(encode=codec, gop=gop), Fraction(8), (width, height))
+        writer = VideoWriter(path, CODECS[codec], Settings(encode=codec, gop=gop), Fraction(8), (width, height))
         for number in range(num_frames):
             image = drawn(first + number, width, height, pattern) + np.roll(noise, 3 * number, axis=1) * (not pattern)
             writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))

@@ -1,4 +1,4 @@
-"""What may be opened as a video, how much of it, and which of its streams."""
+"""What may be open_source as a video, how much of it, and which of its streams."""
 
 import ast
 import io
@@ -19,8 +19,8 @@ from pipeline.decoding import containers
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import intact_frames, opened
-from shard_tools.planning.plan import seconds
+from shard_tools.encoding.source import open_source, read_frames
+from shard_tools.plan import probe_duration
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
@@ -48,12 +48,12 @@ def test_what_names_other_places_is_not_followed(
         lambda: open_video(path),
         lambda: open_video(io.BytesIO(OTHERS[kind])),
         lambda: Video(OTHERS[kind]),
-        lambda: opened(path).__enter__(),
+        lambda: open_source(path).__enter__(),
     ]
     for way in ways:
         with pytest.raises((av.error.FFmpegError, VideoError, UnusableError)):
             way()
-    assert seconds(str(path)) == 0
+    assert probe_duration(str(path)) == 0
 
 
 def png_in_mov(side: int) -> bytes:
@@ -80,8 +80,8 @@ def test_a_picture_of_gigabytes_is_not_made(tmp_path: Path) -> None:
             decode_frames(source, [0])
         with pytest.raises(VideoError):
             _count_frames(source)
-    with opened(path) as (container, stream), pytest.raises(UnusableError, match="frame 0 cannot be decoded"):
-        next(intact_frames(container, stream))
+    with open_source(path) as (container, stream), pytest.raises(UnusableError, match="frame 0 cannot be decoded"):
+        next(read_frames(container, stream))
     path.write_bytes(png_in_mov(1200))
     assert decode_frames(path, [1]).shape == (1, 1200, 1200, 3)
 
@@ -166,7 +166,7 @@ def test_one_rule_says_which_stream_is_the_video(
     for source in (made, tmp_path / "video.mp4"):
         assert _count_frames(source)[0] == count
         assert read_number(decode_frames(source, [0])[0]) == first
-    with opened(tmp_path / "video.mp4") as (_, taken):
+    with open_source(tmp_path / "video.mp4") as (_, taken):
         assert taken.index == index
     assert not is_plain(made, count), "another decoder may take the other stream"
 

@@ -18,7 +18,6 @@ from pipeline.planning.plan import Plan
 from pipeline.shards import index
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
-from shard_tools import upgrade_shards
 
 CPU = torch.device("cpu")
 
@@ -216,8 +215,6 @@ def test_a_row_that_says_something_else_than_the_shard_is_passed_over(
     assert found.samples[number].problem == f"its row is not what shard-{number // 4:06d}.samples.jsonl says"
     assert "note: 1 rows in " in (said := capsys.readouterr().err)
     assert "have changed and are passed over: write it again with shard_tools/upgrade_shards.py" in said
-    upgrade_shards.upgrade(copied)
-    assert not any(sample.problem for sample in ShardDataset.open(copied).samples)
 
 
 def test_a_row_that_has_no_line_beside_its_shard_is_passed_over(copied: Path) -> None:
@@ -228,19 +225,6 @@ def test_a_row_that_has_no_line_beside_its_shard_is_passed_over(copied: Path) ->
     path.unlink()
     with pytest.raises(InputError, match=r"shard-000001\.samples\.jsonl cannot be read"):
         ShardDataset.open(copied)
-
-
-def test_an_upgrade_keeps_the_digest_until_a_label_changes(copied: Path, tmp_path: Path) -> None:
-    old = ShardDataset.open(as_version_1(copied)).digest
-    before = {path.name: path.read_bytes() for path in copied.glob("shard-*")}
-    upgrade_shards.upgrade(copied)
-    assert {path.name: path.read_bytes() for path in copied.glob("shard-*")} == before
-    assert read_dataset_info(copied).schema_version == 2
-    assert ShardDataset.open(copied).digest == old
-    upgrade_shards.upgrade(copied)
-    assert ShardDataset.open(copied).digest == old
-    change_row(copied, 5, label=0)
-    assert ShardDataset.open(copied).digest != old
 
 
 def test_the_digest_of_large_tables_is_that_of_when_they_were_made(copied: Path, monkeypatch) -> None:

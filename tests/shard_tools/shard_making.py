@@ -1,7 +1,7 @@
 """A short way to make shards in tests, and to look at what came out."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,13 @@ import numpy as np
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
-from shard_tools.workers.work import Job, work
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 
 
-class Here:
-    """A runner that works in this process, and on no more than `most` videos."""
-
-    def __init__(self, most: int = 99):
-        self.most = most
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
-        return ((job, work(job)) for _, job in zip(range(self.most), jobs, strict=False))
+def run_here(function: Callable[[Any], Any], jobs: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
+    """Run all jobs in this process."""
+    return ((job, function(job)) for job in jobs)
 
 
 def make(inputs: Path | str, output: Path, *options: str) -> int:

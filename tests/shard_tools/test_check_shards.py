@@ -12,7 +12,7 @@ from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD
 from pipeline.shards.groups import GROUP
-from shard_tools import check_shards, upgrade_shards
+from shard_tools import check_shards
 
 
 @pytest.fixture
@@ -212,14 +212,6 @@ def test_what_changes_clips_changes_the_digest(copied: Path, column: str) -> Non
     before = ShardDataset.open(copied).digest
     in_table("samples", column)(copied)
     assert ShardDataset.open(copied).digest != before
-
-
-def test_an_upgrade_makes_damaged_tables_anew(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path.name: path.read_bytes() for path in copied.iterdir()}
-    for name in ("samples", "groups", "names"):
-        removed(f"{name}-*")(copied)
-    assert upgrade_shards.main([str(copied)]) == 0
-    assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from shard_making import all_samples, decode, make, video_bytes
 from pipeline.decoding.video import decode_frames
 from shard_tools import build
 from shard_tools.encoding import encode as encoding
-from shard_tools.encoding.encode import SAMPLED_SHARE, store
+from shard_tools.encoding.encode import SAMPLED_SHARE, store_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import checked, opened
+from shard_tools.encoding.source import check_frames, open_source
 from shard_tools.encoding.timing import read_timing
 from shard_tools.settings import CHECKS, Settings
 from shard_tools.write import write_shard
@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copied(path: Path, check: str) -> int:
     """The number of frames of a video that is found intact."""
-    (one,) = store(path, path.with_suffix(""), Settings(encode="copy", check=check))
+    (one,) = store_video(path, path.with_suffix(""), Settings(encode="copy", check=check))
     return one.num_frames
 
 
@@ -58,8 +58,8 @@ def test_an_intact_video_has_all_its_frames(source: Path, check: str) -> None:
 
 
 def test_a_sample_holds_the_first_frames_of_every_group(source: Path) -> None:
-    with opened(source) as (container, stream):
-        assert checked(container, stream, run=6)[1] == NUM_FRAMES * SAMPLED_SHARE
+    with open_source(source) as (container, stream):
+        assert check_frames(container, stream, run=6)[1] == NUM_FRAMES * SAMPLED_SHARE
     found: dict[str, set[int]] = {check: set() for check in CHECKS}
     for number, (offset, size) in enumerate(packet_places(source)):
         every_ninth = list(range(offset + 20, offset + size, 9))
@@ -215,7 +215,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
     monkeypatch.setattr(encoding, "read_timing", changing)
     with pytest.raises(UnusableError, match=r"was changed while it was read|cut off"):
-        encoding.store(path, tmp_path / "stem", Settings(encode=encode))
+        encoding.store_video(path, tmp_path / "stem", Settings(encode=encode))
 
 
 @pytest.mark.parametrize("change", [longer, shorter, another])

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.planning.plan import Entry, Plan
+from shard_tools.plan import Entry, Plan
 
 PLAN = Plan({"gop": 8}, ["a"], {"shard-000000": [Entry("x.mp4", 0, 0), Entry("y.mp4", None, 1)]}, {"z.mp4": "empty"})
 

@@ -15,7 +15,7 @@ from shard_making import decode
 
 from pipeline.decoding.video import is_plain
 from shard_tools.encoding.codecs import CODECS
-from shard_tools.encoding.encode import Stored, store
+from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.settings import PURPOSES, Settings
 from shard_tools.synthetic_videos import read_frame_number
 
@@ -25,8 +25,8 @@ def source(draw) -> Path:
     return draw("--num-frames", "80", "--size", "128x96")
 
 
-def made(source: Path, folder: Path, **settings: object) -> Stored:
-    (one,) = store(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
+def made(source: Path, folder: Path, **settings: object) -> StoredVideo:
+    (one,) = store_video(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
     return one
 
 
@@ -106,9 +106,9 @@ def test_purposes_are_valid_and_differ_in_size(source: Path, tmp_path: Path, pur
 PEAK_MEMORY = """
 import sys
 from pathlib import Path
-from shard_tools.encoding.encode import store
+from shard_tools.encoding.encode import store_video
 from shard_tools.settings import Settings
-store(Path(sys.argv[1]), Path(sys.argv[2]), Settings(frame_stride=1))
+store_video(Path(sys.argv[1]), Path(sys.argv[2]), Settings(frame_stride=1))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

@@ -18,10 +18,10 @@ from shard_making import all_samples, make
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
-from shard_tools.inputs import Item, Skipped, class_names, read_inputs, read_label_map
-from shard_tools.planning.layout import Shuffled, assign, count_shards, key_of
+from shard_tools.inputs import Item, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.layout import Shuffled, assign, count_shards, make_key
 from shard_tools.settings import Settings
-from shard_tools.workers.work import Job, Outcome, work
+from shard_tools.work import Job, Outcome, process_job
 
 
 @pytest.fixture
@@ -190,15 +190,15 @@ def in_shards(items: list[Item], settings: Settings) -> list[list[Item]]:
 
 
 def test_class_ids_are_stable() -> None:
-    assert class_names({"b", "a"}, []) == ["a", "b"]
-    assert class_names({"0", "a", "b"}, ["b"]) == ["b", "0", "a"], "known classes keep their ids"
-    assert class_names({"2", "0"}, []) == ["0", "1", "2"], "numbers are ids"
-    assert class_names({"4", "1"}, ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
-    assert class_names({"4", "1"}, ["1", "0"]) == ["1", "0", "4"]
-    assert class_names({"2018", "2021"}, []) == ["2018", "2021"], "numbers with many gaps are names"
-    assert class_names({"9" * 5000}, []) == ["9" * 5000], "and however large"
-    assert class_names({"1", "999999999"}, []) == ["1", "999999999"]
-    assert class_names(set(), []) == []
+    assert assign_class_ids({"b", "a"}, []) == ["a", "b"]
+    assert assign_class_ids({"0", "a", "b"}, ["b"]) == ["b", "0", "a"], "known classes keep their ids"
+    assert assign_class_ids({"2", "0"}, []) == ["0", "1", "2"], "numbers are ids"
+    assert assign_class_ids({"4", "1"}, ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
+    assert assign_class_ids({"4", "1"}, ["1", "0"]) == ["1", "0", "4"]
+    assert assign_class_ids({"2018", "2021"}, []) == ["2018", "2021"], "numbers with many gaps are names"
+    assert assign_class_ids({"9" * 5000}, []) == ["9" * 5000], "and however large"
+    assert assign_class_ids({"1", "999999999"}, []) == ["1", "999999999"]
+    assert assign_class_ids(set(), []) == []
 
 
 @pytest.mark.parametrize("content", ["[1", '{"a": "x"}', '{"a": 0, "b": 2}', "3"])
@@ -248,7 +248,7 @@ def test_the_shuffle_is_global_and_depends_on_the_seed() -> None:
 
 def test_keys_tell_sources_apart() -> None:
     sources = ["a/clip.mp4", "b/clip.mp4", "a/clip.webm", "clip.mp4", "clip.final.mp4", "日本.mp4", "x" * 300 + ".mp4"]
-    keys = [key_of(source) for source in sources]
+    keys = [make_key(source) for source in sources]
     assert len(set(keys)) == len(keys)
     assert all(key[-24:].isalnum() and len(key) <= 80 and "." not in key and "/" not in key for key in keys)
 
@@ -262,7 +262,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_pa
 
 def test_numbers_with_leading_zeros_are_names() -> None:
     items = [Item(f"{name}/a.mp4", "a.mp4", name) for name in ("00", "01", "02")]
-    assert class_names({item.label for item in items}, []) == ["00", "01", "02"]
+    assert assign_class_ids({item.label for item in items}, []) == ["00", "01", "02"]
 
 
 def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> None:
@@ -359,13 +359,15 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         shutil.copy(next(videos.rglob("*.mp4")), path)
     copied = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shard_tools.workers.work.shutil.copyfile", lambda *paths: copied.append(paths))
+        patch.setattr("shard_tools.work.shutil.copyfile", lambda *paths: copied.append(paths))
         for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
-            outcome = work(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
+            outcome = process_job(
+                Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy"))
+            )
             assert isinstance(outcome, Outcome)
             assert outcome.reason is None
             (tmp_path / "in" / item.source).unlink()
-            gone = work(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
+            gone = process_job(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
             assert isinstance(gone, Outcome)
             assert gone.reason == "there is no such file"
     assert not copied

@@ -6,16 +6,18 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import Here, hashes
+from shard_making import hashes, run_here
 
 from pipeline.shards.format import read_dataset_info
 from shard_tools.build import Build
 from shard_tools.inputs import read_inputs
 from shard_tools.settings import Settings
+from shard_tools.work import process_job
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 COPIED = Settings(samples_per_shard=2, encode="copy")
@@ -27,7 +29,7 @@ def make(videos: Path, folder: Path, settings: Settings) -> None:
     build = Build(folder, settings)
     with build.locked():
         while (plan := build.plan(items, [], retry_rejects=False)) is not None:
-            build.run(plan, items, Here(), lambda outcome: None)
+            build.run(plan, items, partial(run_here, process_job), lambda outcome: None)
             assert build.finish(plan) is None
 
 

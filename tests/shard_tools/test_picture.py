@@ -11,7 +11,7 @@ import pytest
 from av.video.frame import VideoFrame
 from shard_making import decode
 
-from shard_tools.encoding.encode import Stored, store
+from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import draw_frame_number, read_frame_number, texture
@@ -53,9 +53,9 @@ def write(
     return path
 
 
-def stored(path: Path, **settings: Any) -> Stored:
+def stored(path: Path, **settings: Any) -> StoredVideo:
     """The only piece that is made of `path`; by default every frame at high quality."""
-    (one,) = store(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
+    (one,) = store_video(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
     return one
 
 

@@ -7,9 +7,9 @@ import pytest
 from shard_making import hashes, make
 
 from common.errors import InputError
-from shard_tools.inputs import Inputs, Item, Member, Skipped
+from shard_tools.inputs import Inputs, Item, Skipped, TarMember
 from shard_tools.inputs.table import LARGEST
-from shard_tools.planning.layout import Keys, Shuffled, shuffle_key
+from shard_tools.layout import Keys, Shuffled, shuffle_key
 from shard_tools.report import Files
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
@@ -19,13 +19,13 @@ LAST = "\U0001f3a6.mp4"
 def settled(items: list[Item], unlabelled: bool = False) -> Inputs:
     inputs = Inputs()
     inputs.add(items)
-    inputs.settle(unlabelled)
+    inputs.deduplicate(unlabelled)
     return inputs
 
 
 def test_sources_come_in_the_order_of_their_characters_and_whole() -> None:
     items = [Item(name, os.path.join("/in", name), "x", number) for number, name in enumerate(NAMES)]
-    inputs = settled([Item(LAST, member := Member("a.tar", 512, 2**70, "a"), "x", 2**70), *reversed(items)])
+    inputs = settled([Item(LAST, member := TarMember("a.tar", 512, 2**70, "a"), "x", 2**70), *reversed(items)])
     assert list(inputs) == [*sorted(items, key=lambda item: item.source), Item(LAST, member, "x", LARGEST)]
     assert len(inputs) == inputs.num_usable == len(items) + 1
     assert [item.source for item in inputs.by_size()] == [*NAMES, LAST]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shard_making import Here, all_samples, make
+from shard_making import all_samples, make, run_here
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
@@ -74,7 +74,7 @@ def test_names_longer_than_a_files_and_with_any_byte(
         "日本.mp4",
         "line\nbreak\x1b.mp4",
     ]
-    monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *arguments: Here())
+    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     tar = packed(tmp_path / "a::b.tar", [(name, content + bytes([number])) for number, name in enumerate(names)], form)
     assert make(tar, tmp_path / "out", "--encode", "copy") == 0
     assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {f"{tar.name}/{name}" for name in names}
@@ -207,7 +207,7 @@ def test_a_label_that_is_no_class_of_ours_costs_its_video(dataset: Path, tmp_pat
 def test_rejected_members_are_listed_and_the_rest_goes_on(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *arguments: Here())
+    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         add(tar, "./a.b.mp4", next(videos.rglob("*.mp4")).read_bytes())
         add(tar, "link.mp4", type=tarfile.SYMTYPE, linkname="a.b.mp4")

@@ -1,12 +1,10 @@
 """The registry of targets."""
 
-import multiprocessing
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import evaluate
 import export
@@ -20,21 +18,10 @@ from fuzzer.edits import folders, plain, tars, tensors, values, videos
 from fuzzer.loading import load
 from fuzzer.materials import TINY
 from fuzzer.planted import PLANTED
-from shard_tools import check_shards, make_shards
-from shard_tools.workers.processes import Pool
+from shard_tools import check_shards, make_shards, workers
 from training.config import parse, to_yaml
 
-
-class ForkedPool(Pool):
-    """Pool, but its workers are forked: to spawn one, with its imports, takes longer than a case."""
-
-    def __init__(self, function: Callable[[Any], Any], num_workers: int, timeout: float) -> None:
-        super().__init__(function, num_workers, timeout)
-        self.context = multiprocessing.get_context("fork")  # type: ignore[assignment]
-
-
-make_shards.ENGINES["processes"] = ForkedPool
-check_shards.Pool = ForkedPool  # type: ignore[attr-defined, misc]
+workers.START_METHOD = "fork"  # to spawn a worker, with its imports, takes longer than a case
 
 MAKING = ("--workers", "1", "--timeout", "6", "--max-rejects", "1", "--samples-per-shard", "3")
 COPY = ("--encode", "copy")

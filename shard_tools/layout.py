@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from shard_tools.inputs import Item
-from shard_tools.planning.temporary import Temporary, as_bytes, as_text
 from shard_tools.settings import Settings
+from shard_tools.temp_table import TempTable, as_bytes, as_text
 
 # Of the digest in a key, hexadecimal. n sources, all of one file name, have two of one key with a probability of about
 # n² / 2^(4 digits + 1): with 10⁹ sources 6e-12. Earlier versions' 10 digits made it 36 % with 10⁶ of them.
@@ -27,7 +27,7 @@ def shuffle_key(name: str, seed: int = 0) -> bytes:
     return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
 
 
-class Shuffled(Temporary):
+class Shuffled(TempTable):
     """Items in an order that depends on the seed, their names and the numbers of their pieces alone."""
 
     schema = "CREATE TABLE items (shuffle_key BLOB, source BLOB, label BLOB, size INTEGER, piece INTEGER)"
@@ -85,7 +85,7 @@ def _numbered(order: Shuffled, settings: Settings) -> Iterator[tuple[int, Item]]
         before += item.size
 
 
-class Keys(Temporary):
+class Keys(TempTable):
     """Keys of sources, to find two sources of one key: of one of them nothing would ever be staged."""
 
     schema = "CREATE TABLE keys (key TEXT, source BLOB, is_stored INTEGER)"
@@ -106,7 +106,7 @@ class Keys(Temporary):
         return None
 
 
-def key_of(source: str, digits: int = KEY_DIGITS) -> str:
+def make_key(source: str, digits: int = KEY_DIGITS) -> str:
     """A name for a sample inside the tars: readable, without dots and slashes, different for different sources."""
     digest = hashlib.sha256(source.encode(errors="surrogateescape")).hexdigest()[:digits]
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[: 70 - digits]

@@ -1,6 +1,6 @@
 """Draw labelled videos whose class is told by motion alone: no single frame of them says anything about it.
 
-    python shard_tools/motion_classes.py OUTPUT --num-videos 640 --seed 0
+    python shard_tools/synthetic_motion.py OUTPUT --num-videos 640 --seed 0
 
 writes OUTPUT/<class>/video_000000.mp4 and its video_000000.motion.json, as synthetic_videos.py does. An object has four
 coordinates of pose: place across, place down, angle and (logarithmic) size. Each of them is a circle: what leaves the

@@ -19,10 +19,10 @@ from common.atomic_io import atomic_write
 from common.errors import InputError
 from pipeline.decoding.containers import open_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import opened
-from shard_tools.inputs import Item, Member, is_url
-from shard_tools.planning.layout import EARLIER_KEY_DIGITS, KEY_DIGITS, key_of
-from shard_tools.workers.work import fetched
+from shard_tools.encoding.source import open_source
+from shard_tools.inputs import Item, TarMember, is_url
+from shard_tools.layout import EARLIER_KEY_DIGITS, KEY_DIGITS, make_key
+from shard_tools.work import local_copy
 
 PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
@@ -131,7 +131,7 @@ class Plan:
 
     def key(self, source: str) -> str:
         """The name of a source's samples inside the tars."""
-        return key_of(source, self.key_digits)
+        return make_key(source, self.key_digits)
 
     @cached_property
     def _order(self) -> dict[str, int]:
@@ -181,13 +181,13 @@ def in_pieces(items: Iterable[Item], max_seconds: float | None) -> Iterator[Item
     items = iter(items)
     with ThreadPoolExecutor(PROBING_THREADS) as threads:
         while some := list(islice(items, PROBED_AT_ONCE)):
-            counts = threads.map(lambda item: max(1, math.ceil(seconds(item.location) / max_seconds)), some)
+            counts = threads.map(lambda item: max(1, math.ceil(probe_duration(item.location) / max_seconds)), some)
             for item, count in zip(some, counts, strict=True):
                 for piece in range(count):
                     yield replace(item, piece=piece, size=item.size // count)
 
 
-def seconds(location: str | Member) -> float:
+def probe_duration(location: str | TarMember) -> float:
     """How long a video says that it lasts; 0 where it does not say, or is no video."""
     try:
         with _header(location) as container:
@@ -197,10 +197,10 @@ def seconds(location: str | Member) -> float:
 
 
 @contextmanager
-def _header(location: str | Member) -> Iterator[InputContainer]:
+def _header(location: str | TarMember) -> Iterator[InputContainer]:
     if isinstance(location, str) and is_url(location):
         with fsspec.open(location) as file, open_video(file) as container:
             yield container
     else:
-        with fetched(location, None) as path, opened(path) as (container, _):
+        with local_copy(location, None) as path, open_source(path) as (container, _):
             yield container

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from shard_tools import motion_classes
-from shard_tools.motion_classes import CLASSES, draw_frames
+from shard_tools import synthetic_motion
+from shard_tools.synthetic_motion import CLASSES, draw_frames
 
 SIZE, NUM_FRAMES, FPS = (48, 48), 32, 30
 NAMES = list(CLASSES)
@@ -86,9 +86,10 @@ def test_poses_are_spread_alike_at_every_time_in_every_class():
     for name, parts in CLASSES.items():
         travel = sum(parts) * rng.random()
         things = [
-            motion_classes.Thing(None, None, rng.random(4), rng.uniform(*motion_classes.SPEEDS)) for _ in range(2000)
+            synthetic_motion.Thing(None, None, rng.random(4), rng.uniform(*synthetic_motion.SPEEDS))
+            for _ in range(2000)
         ]
-        poses = np.array([motion_classes._moved(thing, travel) for thing in things])
+        poses = np.array([synthetic_motion._moved(thing, travel) for thing in things])
         histograms = np.stack([np.histogram(column, 10, (0, 1))[0] for column in poses.T])
         chi_square = ((histograms - 200) ** 2 / 200).sum(1)
         assert chi_square.max() < 33.7, name  # p = 1e-4 at 9 degrees of freedom
@@ -129,7 +130,7 @@ def test_boxes_cover_all_that_changes_and_lie_in_the_picture():
 def test_files_and_sidecars_are_the_same_every_time(tmp_path):
     arguments = ["--num-videos", "3", "--size", "48", "--num-frames", "8", "--classes", "up", "recede", "--shake", "2"]
     for folder in ("one", "two"):
-        motion_classes.main([str(tmp_path / folder), *arguments])
+        synthetic_motion.main([str(tmp_path / folder), *arguments])
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
     assert [str(file) for file in files] == [
         "recede/video_000001.motion.json", "recede/video_000001.mp4", "up/video_000000.motion.json",
@@ -146,13 +147,13 @@ def test_files_and_sidecars_are_the_same_every_time(tmp_path):
 
 def test_drawn_frames_can_be_stored_as_they_are(tmp_path):
     arguments = ["--num-videos", "2", "--size", "48x32", "--num-frames", "8", "--classes", "up", "recede"]
-    motion_classes.main([str(tmp_path), *arguments, "--codec", "npy"])
+    synthetic_motion.main([str(tmp_path), *arguments, "--codec", "npy"])
     drawn = draw_frames(np.random.default_rng([0, 1]), "recede", (48, 32), 8, 30)
     assert np.array_equal(np.load(tmp_path / "recede/video_000001.npy"), [frame for frame, _ in drawn])
 
 
 def test_impossible_numbers_are_refused(tmp_path):
     with pytest.raises(InputError, match="at least 1"):
-        motion_classes.main([str(tmp_path), "--num-videos", "0"])
+        synthetic_motion.main([str(tmp_path), "--num-videos", "0"])
     with pytest.raises(InputError, match="at least 0"):
-        motion_classes.main([str(tmp_path), "--shake", "-1"])
+        synthetic_motion.main([str(tmp_path), "--shake", "-1"])

@@ -13,7 +13,7 @@ from common.errors import InputError
 CACHE_KIB = 64 * 1024  # of memory for each of them, and as much again while it sorts
 
 
-class Temporary:
+class TempTable:
     """A database that nobody else sees. Raises InputError where there is no room for it."""
 
     schema: ClassVar[str]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, DatasetInfo, Sample
-from shard_tools.destination import Folder
-from shard_tools.inputs import Inputs, class_names
-from shard_tools.planning.layout import KEY_DIGITS, Keys, Shuffled, assign, count_shards, key_of
-from shard_tools.planning.plan import Entry, Plan, in_pieces
+from shard_tools.inputs import Inputs, assign_class_ids
+from shard_tools.layout import KEY_DIGITS, Keys, Shuffled, assign, count_shards, make_key
+from shard_tools.output import LocalOutput
+from shard_tools.plan import Entry, Plan, in_pieces
 from shard_tools.settings import Settings
 
 
@@ -17,7 +17,11 @@ class Planning:
     """Of one dataset, with what it holds already: `done`, or None, of which `stored` yields all samples."""
 
     def __init__(
-        self, destination: Folder, settings: Settings, done: DatasetInfo | None, stored: Callable[[], Iterable[Sample]]
+        self,
+        destination: LocalOutput,
+        settings: Settings,
+        done: DatasetInfo | None,
+        stored: Callable[[], Iterable[Sample]],
     ):
         self.destination = destination
         self.settings = settings
@@ -39,7 +43,7 @@ class Planning:
             if not order.count and not rejected:
                 return False
             pairs = ((self._key(sample), sample.source) for sample in self.stored())
-            new = ((key_of(item.source, KEY_DIGITS), item.source) for item in inputs.new())
+            new = ((make_key(item.source, KEY_DIGITS), item.source) for item in inputs.new())
             refuse_collisions(new, pairs, self.destination.place_of(), "rename one of them")
             ids = {name: identity for identity, name in enumerate(names)}
             shards = (
@@ -60,7 +64,7 @@ class Planning:
         if classes and classes[: len(known)] != known:
             where = self.destination.place_of()
             raise InputError(f"the label map does not begin with the classes of {where}: their ids would change")
-        names = class_names(inputs.labels(), classes or known)
+        names = assign_class_ids(inputs.labels(), classes or known)
         if classes and names != classes:
             inputs.name_labels(classes)
             return classes

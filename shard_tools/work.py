@@ -20,9 +20,9 @@ import fsspec
 
 from common.atomic_io import hash_file
 from pipeline.shards.format import Sample
-from shard_tools.encoding.encode import store
+from shard_tools.encoding.encode import store_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import Member, is_url
+from shard_tools.inputs import TarMember, is_url
 from shard_tools.settings import Settings
 
 LEAST_FREE_BYTES = 1_000_000
@@ -34,7 +34,7 @@ class Job:
     """One video to work on; `stem` is where its results go, without extension, and its name the samples' key."""
 
     source: str
-    location: str | Member
+    location: str | TarMember
     label: int | None
     stem: Path
     settings: Settings
@@ -68,7 +68,7 @@ def load_outcome(stem: Path, needed: Callable[[int], bool] = lambda piece: True)
     return Outcome(value["source"], [(sample, path) for path, sample in samples], value["reason"])
 
 
-def work(job: Job) -> Outcome | OSError:
+def process_job(job: Job) -> Outcome | OSError:
     """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
     av.logging.set_level(None)
     try:
@@ -101,11 +101,11 @@ def _sentence(error: BaseException) -> str:
 
 
 def _samples(job: Job) -> list[tuple[Sample, Path]]:
-    with fetched(job.location, job.stem) as path:
+    with local_copy(job.location, job.stem) as path:
         source_hash = hash_file(path)
         # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
         stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
-        stored = store(path, stem, job.settings)
+        stored = store_video(path, stem, job.settings)
         samples = []
         for number, video in enumerate(stored):
             kept = video.path
@@ -132,25 +132,25 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
         return samples
 
 
-def is_temporary(location: str | Member) -> bool:
+def is_temporary(location: str | TarMember) -> bool:
     """Whether `fetched` makes a temporary copy of what lies at `location`."""
-    return isinstance(location, Member) or is_url(location)
+    return isinstance(location, TarMember) or is_url(location)
 
 
 @contextmanager
-def fetched(location: str | Member, stem: Path | None) -> Iterator[Path]:
+def local_copy(location: str | TarMember, stem: Path | None) -> Iterator[Path]:
     """A local file with the bytes at `location`: the file itself, or a copy that is removed again.
 
     The copy lies beside `stem`, or among the system's temporary files.
     """
-    if not isinstance(location, Member) and not is_url(location):
+    if not isinstance(location, TarMember) and not is_url(location):
         yield Path(location)
         return
-    name = location.name if isinstance(location, Member) else location
+    name = location.name if isinstance(location, TarMember) else location
     with tempfile.TemporaryDirectory(dir=stem and stem.parent) as folder:
         # Its name matters to nobody, may be longer than a file's, and FFmpeg looks at the extension alone.
         path = Path(folder, "video").with_suffix(PurePosixPath(name).suffix[:LONGEST_SUFFIX])
-        if isinstance(location, Member):
+        if isinstance(location, TarMember):
             with open(location.archive, "rb") as archive:
                 archive.seek(location.offset)
                 path.write_bytes(archive.read(location.size))

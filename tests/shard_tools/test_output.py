@@ -7,13 +7,13 @@ import fsspec
 import object_store
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from shard_making import Here, hashes
+from shard_making import hashes, run_here
 
 from common.errors import InputError
 from pipeline.reading import bucket
 from pipeline.reading.store import Cache
 from pipeline.shards.dataset import ShardDataset
-from shard_tools import destination, make_shards
+from shard_tools import make_shards
 
 URL = "leaky://bucket/data"
 COPY = ["--encode", "copy", "--samples-per-shard", "2", "--max-rejects", "1", "--workers", "1"]
@@ -51,15 +51,15 @@ class Leaky(MemoryFileSystem):
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Leaky]:
+def store_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Leaky]:
     fsspec.register_implementation("leaky", Leaky, clobber=True)
     monkeypatch.setattr(Leaky, "store", {})
     monkeypatch.setattr(Leaky, "order", [])
     monkeypatch.setattr(Leaky, "refused", None)
     monkeypatch.setattr(Leaky, "cut", None)
-    monkeypatch.setattr(destination, "default_cache", lambda *_: tmp_path / "cache")
+    monkeypatch.setattr("shard_tools.output.default_cache", lambda *_: tmp_path / "cache")
     monkeypatch.setattr(bucket.time, "sleep", lambda _: None)
-    monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *_: Here())
+    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     return Leaky
 
 
@@ -88,7 +88,7 @@ def expected(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """What a folder holds that the videos are made into."""
     folder = tmp_path_factory.mktemp("expected") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(make_shards.ENGINES, "processes", lambda *_: Here())
+        patch.setitem(make_shards.ENGINES, "processes", run_here)
         assert make(videos, folder) == 0
     return hashes(folder)
 

@@ -25,13 +25,13 @@ TABLE = re.compile(r"(shards|samples|groups|names)-[0-9a-f]{16}\.(npy|jsonl)")
 GOES_ON = "the same command goes on from there"
 
 
-class Folder:
+class LocalOutput:
     """A dataset that is made where it stays. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __enter__(self) -> "Folder":
+    def __enter__(self) -> "LocalOutput":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -53,7 +53,7 @@ class Folder:
         """All shards are whole, and `info` describes them; None if there are none, but `rejected.jsonl`."""
 
 
-class Store(Folder):
+class RemoteOutput(LocalOutput):
     """A dataset in a store, and the folder of this machine in which it is made; removed at the end if it is ours."""
 
     def __init__(self, url: str, staging: Path | None = None) -> None:

@@ -1,0 +1,163 @@
+"""Run jobs in local processes or on a Ray cluster. A job that crashes or hangs costs itself and no other one."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait as wait_for_connection
+from typing import Any, Protocol
+
+from pebble import ProcessExpired, ProcessPool
+
+from common.errors import InputError
+
+START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
+ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The result of a job whose worker died or took too long."""
+
+    reason: str
+
+
+class RunJobs(Protocol):
+    """Applies `function` to jobs; yields (job, result) as they come."""
+
+    def __call__(
+        self, function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
+    ) -> Iterator[tuple[Any, Any]]: ...
+
+
+def count_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_in_processes(
+    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
+) -> Iterator[tuple[Any, Any]]:
+    """Apply `function` in `num_workers` processes, for at most `timeout` seconds per job."""
+    waiting = ((job, 1) for job in jobs)
+    retries: list[tuple[Any, int]] = []
+    running: dict[Future[Any], tuple[Any, int]] = {}
+    pool = _start_pool(num_workers)
+    try:
+        while True:
+            if not pool.active:  # a worker was killed while none had a job: pebble gives the pool up
+                retries += running.values()
+                running.clear()
+                _stop(pool)
+                pool = _start_pool(num_workers)
+            # One more than there are workers, so that none waits for its next job.
+            while len(running) <= num_workers and (task := retries.pop() if retries else next(waiting, None)):
+                running[pool.schedule(function, [task[0]], timeout=timeout)] = task
+            if not running:
+                return
+            for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
+                job, attempt = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    yield job, future.result()
+                elif isinstance(error, TimeoutError):
+                    yield job, Failed(f"it took longer than {timeout:g} seconds")
+                elif not isinstance(error, (ProcessExpired, BrokenProcessPool)):
+                    raise error
+                elif attempt < ATTEMPTS:
+                    retries.append((job, attempt + 1))
+                else:
+                    yield job, Failed(f"the process that worked on it died ({_cause(error)})")
+    finally:
+        _stop(pool)
+
+
+def _cause(error: ProcessExpired | BrokenProcessPool) -> str:
+    code = error.exitcode if isinstance(error, ProcessExpired) else 1
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _start_pool(num_workers: int) -> ProcessPool:
+    pool = ProcessPool(num_workers, initializer=end_with_parent, context=multiprocessing.get_context(START_METHOD))
+    # Ctrl-C is the parent's to handle: threads and processes started under the block inherit it.
+    resource_tracker.ensure_running()  # whose start would lift the block
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pool.schedule(os.getpid)  # the first job starts it
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return pool
+
+
+def _stop(pool: ProcessPool) -> None:
+    pool.stop()
+    pool.join()
+
+
+def end_with_parent() -> None:
+    """End this process as soon as its parent is gone, even in the middle of a job."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait_for_connection([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_on_ray(
+    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
+) -> Iterator[tuple[Any, Any]]:
+    """Apply `function` on the cluster at $RAY_ADDRESS, or on a local one of `num_workers` processes.
+
+    All nodes must see the folders of input and output.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("--engine ray needs Ray: pip install ray") from error
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False)
+        else:  # a cluster of our own: one that happens to run here ends when its owner says so
+            ray.init("local", num_cpus=num_workers, log_to_driver=False, include_dashboard=False)
+    except (ConnectionError, ValueError) as error:
+        raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
+    try:
+        task = ray.remote(max_retries=ATTEMPTS - 1)(function)
+        # No more tasks than CPUs: each starts at once, so its time limit counts from here.
+        capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        waiting = iter(jobs)
+        running: dict[Any, tuple[Any, float]] = {}
+        while True:
+            for job in islice(waiting, capacity - len(running)):
+                running[task.remote(job)] = job, time.monotonic() + timeout
+            if not running:
+                return
+            next_deadline = min(deadline for _, deadline in running.values())
+            done, _ = ray.wait(list(running), num_returns=1, timeout=max(0.0, next_deadline - time.monotonic()))
+            late = [ref for ref, (_, deadline) in running.items() if ref not in done and deadline < time.monotonic()]
+            for reference in done:
+                job, _ = running.pop(reference)
+                try:
+                    yield job, ray.get(reference)
+                except ray.exceptions.WorkerCrashedError:
+                    yield job, Failed("the process that worked on it died")
+            for reference in late:
+                job, _ = running.pop(reference)
+                ray.cancel(reference, force=True)
+                yield job, Failed(f"it took longer than {timeout:g} seconds")
+    finally:
+        ray.shutdown()
+
+
+ENGINES: dict[str, RunJobs] = {"processes": run_in_processes, "ray": run_on_ray}
