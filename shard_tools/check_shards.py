@@ -39,11 +39,12 @@ from pipeline.shards.format import (
 from pipeline.shards.groups import read_groups
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import RowMaker, ShardRows, groups_text
+from shard_tools.build import locked_folder
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source
 from shard_tools.encoding.timing import read_timing
 from shard_tools.inputs import TarMember
-from shard_tools.tables import hash_of_description, hashed
+from shard_tools.tables import hash_of_description, hashed, publish
 from shard_tools.work import local_copy
 from shard_tools.workers import Failed, count_cpus, run_in_processes
 from shard_tools.write import PLACE, index_of, list_members
@@ -299,10 +300,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
     parser.add_argument("--workers", type=int, default=count_cpus(), help="default: one a core")
+    parser.add_argument(
+        "--rewrite-tables", action="store_true", help="first write the dataset's tables again from what the shards say"
+    )
     parsed = parser.parse_args(arguments)
     if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
         raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")
     folder = parsed.folder
+    if parsed.rewrite_tables:
+        with locked_folder(folder):
+            publish(folder, read_dataset_info(folder))
     if is_described(folder):
         dataset = DatasetCheck(folder)
         found = list(dataset.shards())

@@ -303,7 +303,7 @@ def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
             raise ValueError("it is not the table that the description promises")
     except (OSError, EOFError, *OF_HEADERS) as error:
         reason = getattr(error, "strerror", None) or error
-        advice = f"write it again with `python shard_tools/upgrade_shards.py {path.parent}`"
+        advice = f"write it again with `python shard_tools/check_shards.py --rewrite-tables {path.parent}`"
         if name == "shards":  # what the others are made of
             advice = "put it back, or make the shards again"
         raise InputError(f"{path} cannot be used ({reason}): {advice}") from error

@@ -84,8 +84,8 @@ class Tables:
         if not (np.array_equal(first, np.cumsum(counts) - counts) and counts.sum() == len(samples) == info.num_samples):
             raise InputError(
                 f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
-                f" {info.num_samples} in dataset.json: write them again with `python shard_tools/upgrade_shards.py"
-                f" {folder}`"
+                f" {info.num_samples} in dataset.json: write them again with `python shard_tools/check_shards.py"
+                f" --rewrite-tables {folder}`"
             )
         return cls(info, first, samples, _Located(info, locate))
 
@@ -153,7 +153,10 @@ class Tables:
                     self._problems[number] = row.problem or f"its row is not what {shard.samples_name} says"
         if self._problems:
             said = f"note: {len(self._problems)} rows in {folder / self.info.tables['samples'].file} have changed"
-            log(f"{said} and are passed over: write it again with shard_tools/upgrade_shards.py", sys.stderr)
+            log(
+                f"{said} and are passed over: write it again with shard_tools/check_shards.py --rewrite-tables",
+                sys.stderr,
+            )
 
     def _hash_of_rows(self) -> bytes:
         """Blocks are hashed side by side."""
@@ -228,7 +231,7 @@ class Tables:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(mapped) <= CHECKED_NAMES and hashlib.sha256(mapped).hexdigest() != self.info.tables["names"].sha256:
             said = f"note: {names} has changed since it was made, so videos are called by their number"
-            log(f"{said}: write it again with shard_tools/upgrade_shards.py", sys.stderr)
+            log(f"{said}: write it again with shard_tools/check_shards.py --rewrite-tables", sys.stderr)
             return b""
         return mapped
 
@@ -256,7 +259,9 @@ class _Located(Mapping[str, Path | np.ndarray | bytes]):
         table = self._info.tables[name]
         path = self._locate(table)
         if not path.is_file() or path.stat().st_size != table.num_bytes or not table.num_bytes:
-            raise InputError(f"{path} is missing or not whole: write it again with shard_tools/upgrade_shards.py")
+            raise InputError(
+                f"{path} is missing or not whole: write it again with shard_tools/check_shards.py --rewrite-tables"
+            )
         return path
 
     def __iter__(self) -> Iterator[str]:
