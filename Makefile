@@ -61,7 +61,7 @@ pins: .venv/installed-dev  # after changing a range in pyproject.toml: install w
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The training container, by Docker or, where no engine answers, by buildah (as root) on a Debian made by debootstrap.

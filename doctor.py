@@ -178,7 +178,7 @@ class Trial:
         """Forward, backward and AdamW of the pre-training that the configuration says, on clips of noise."""
         import torch
 
-        from common.devices import autocast_to, usable_precision
+        from common.devices import autocast_to, choose_precision
         from pipeline.loader import Batch
         from training.distributed import Distributed
         from training.optimizer import update
@@ -198,7 +198,7 @@ class Trial:
             update(optimizer, self.config.optimizer.base_lr, self.config.optimizer.clip_grad_norm).item()
 
         self.taken = count / _seconds_of(step, self.options.seconds)
-        precision = usable_precision(self.device, self.config.precision)
+        precision = choose_precision(self.device, self.config.precision)
         return f"{self.taken:.3g} clips/s: {model.size}, {model.mask_ratio:.0%} hidden, batches of {count}, {precision}"
 
     def verdict(self) -> str:

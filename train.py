@@ -156,4 +156,4 @@ def train_step(
 
 
 if __name__ == "__main__":
-    run_command(lambda: train(configured(sys.argv[1:])), goes_on=True)
+    run_command(lambda: train(configured(sys.argv[1:])), resumable=True)

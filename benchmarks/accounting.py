@@ -271,6 +271,6 @@ def _as_on_gpu() -> Iterator[None]:
     runs_triton = not triton.knobs.runtime.interpret  # an interpreter would read what is not there
     with (
         patch.object(Tensor, "is_cuda", runs_triton),
-        patch.object(devices, "usable_precision", lambda _, wanted: wanted),
+        patch.object(devices, "choose_precision", lambda _, wanted: wanted),
     ):
         yield

@@ -35,7 +35,7 @@ from benchmarks.harness import (
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
 from common.atomic_io import atomic_write
-from common.devices import choose_device, explain_out_of_memory, usable_precision
+from common.devices import choose_device, explain_out_of_memory, choose_precision
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
     about = describe_machine(device, PACKAGES)
     about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile}
-    about["precision"] = usable_precision(device, TrainConfig.precision)
+    about["precision"] = choose_precision(device, TrainConfig.precision)
     about |= {"steps_a_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
     folder = options.output or results_folder(device)
     found: dict[Source, list[Row]] = {source: [] for source in sources}

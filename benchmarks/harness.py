@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from common.atomic_io import write_json
-from common.devices import Precision, device_name
+from common.devices import Precision, get_device_name
 from common.errors import InputError
 from common.progress import progress_bar
 
@@ -151,7 +151,7 @@ def describe_machine(device: torch.device, packages: Sequence[str] = ("timm", "t
     """Return what a result depends on: command, device, versions of `packages` besides PyTorch and Triton, commit."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "device": device_name(device),
+        "device": get_device_name(device),
         "cpu_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "packages": {name: find_version(name) for name in ("torch", "triton", *packages)},
@@ -162,7 +162,7 @@ def describe_machine(device: torch.device, packages: Sequence[str] = ("timm", "t
 
 def results_folder(device: torch.device) -> Path:
     """Return `benchmarks/results/<gpu>` or `.../cpu`."""
-    name = device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
+    name = get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
     return RESULTS / name
 
 

@@ -159,4 +159,4 @@ def panel(axes: Axes, rows: Sequence[Row], measure: str) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, goes_on=True)
+    run_command(main, resumable=True)

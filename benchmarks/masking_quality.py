@@ -82,4 +82,4 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main, goes_on=True)
+    run_command(main, resumable=True)

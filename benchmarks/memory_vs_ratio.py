@@ -40,7 +40,7 @@ from benchmarks.harness import (
 )
 from benchmarks.reports.memory_plot import draw
 from benchmarks.step import PretrainingStep, noise_clip
-from common.devices import choose_device, usable_precision
+from common.devices import choose_device, choose_precision
 from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
@@ -305,7 +305,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device()
     on_gpu = device.type == "cuda"
     about = describe_machine(device)
-    about["precision"] = usable_precision(device, "bf16")
+    about["precision"] = choose_precision(device, "bf16")
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
     table = points(options.size, options.all)
     folder = options.output or results_folder(device)

@@ -34,7 +34,7 @@ from benchmarks.harness import (
 )
 from benchmarks.peers import steps
 from benchmarks.step import PretrainingStep, noise_clip
-from common.devices import choose_device, usable_precision
+from common.devices import choose_device, choose_precision
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.adamae import AdaMAE
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     about = describe_machine(device)
     check_losses(options.size, device)
     about["checked"] = f"losses of all contenders equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
-    about["precision"] = usable_precision(device, "bf16")
+    about["precision"] = choose_precision(device, "bf16")
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
 
     base = ModelConfig(size=options.size)

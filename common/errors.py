@@ -1,4 +1,4 @@
-"""How every command of this project ends when its input is bad: one sentence, non-zero exit, no traceback."""
+"""How every command ends on bad input: one sentence on stderr, a non-zero exit code, no traceback."""
 
 import errno
 import json
@@ -12,27 +12,28 @@ from pathlib import Path
 
 from common.logging import escape, log
 
-# Packages that only some commands need, as pip knows them: without one, the others work.
-PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
-FULL = (errno.ENOSPC, errno.EDQUOT)
-# A file for a folder, and such.
-OTHER_KIND = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
-DISK_ERRORS = (*FULL, *OTHER_KIND, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+# Import name -> pip name of packages that only some commands need; the others work without them.
+OPTIONAL_PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (
+    *DISK_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
+    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
 
 class InputError(Exception):
-    """Something the user gave cannot be used: the message is one sentence on what is wrong, where, and what to do."""
+    """The user's input cannot be used. The message is one sentence: what is wrong, where, and what to do."""
 
 
 class PeerLostError(InputError):
-    """Another process of the run has failed, and says why; this one only cannot go on without it."""
+    """Another rank of the run failed and reports the cause; this rank only cannot continue without it."""
 
 
-def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> None:
-    """Run a command's `main` and exit: 0 or its return value, 2 on bad input or where a package that it needs is not
-    installed, 130 on Ctrl-C, 74 on a failing disk.
+def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> None:
+    """Run a command's `main` and exit.
 
-    `goes_on`: whether the command, started again, does only what is missing.
+    Exit codes: `main`'s return value or 0, 2 on bad input or a missing optional package, 74 on disk errors, 130 on
+    Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
     try:
         sys.exit(main() or 0)
@@ -40,15 +41,13 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, PeerLostError))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in PACKAGES:
+        if module not in OPTIONAL_PACKAGES:
             raise
-        _exit(f"error: this needs the package {module}, which is not installed: pip install {PACKAGES[module]}", 2)
+        _exit(f"error: the package {module} is not installed: pip install {OPTIONAL_PACKAGES[module]}", 2)
     except KeyboardInterrupt:
-        _exit(
-            f"interrupted{': what was finished is kept; the same command goes on from there' if goes_on else ''}", 130
-        )
+        _exit(f"interrupted{'; progress is saved, re-run the same command to resume' if resumable else ''}", 130)
     except BrokenPipeError:
-        # The reader of our output went away (`… | head`): not an error, but stdout must not be flushed again at exit.
+        # The reader of our output has exited (`… | head`): not an error, but stdout must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
@@ -58,16 +57,21 @@ def run_command(main: Callable[[], int | None], *, goes_on: bool = False) -> Non
 
 
 def describe_error(error: InputError | OSError) -> str:
-    """What is wrong, where, and what to do."""
+    """Return the sentence for an error: what is wrong, where, and how much space is left on a full disk."""
     if isinstance(error, InputError):
         return str(error)
-    where = error.filename2 or error.filename or "the output"  # of a rename, the name that it should have had
-    return f"cannot use {where}: {error.strerror}{_room(where) if error.errno in FULL else ''}"
+    path = error.filename2 or error.filename or "the output"  # of a rename, the target
+    sentence = f"cannot use {path}: {error.strerror}"
+    if error.errno in DISK_FULL:
+        with suppress(OSError):
+            folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
+            sentence += f" ({shutil.disk_usage(folder).free // 2**20} MiB free)"
+    return sentence
 
 
 @contextmanager
 def name_disk_errors(path: Path) -> Iterator[None]:
-    """Name the file in what the disk says of one that is open: Python names only those that it opens."""
+    """Add `path` to disk errors of an open file: Python names only the files that it fails to open."""
     try:
         yield
     except OSError as error:
@@ -76,18 +80,11 @@ def name_disk_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _room(where: str) -> str:
-    for folder in Path(where).absolute().parents:
-        with suppress(OSError):
-            return f" ({shutil.disk_usage(folder).free // 2**20} MiB are free there)"
-    return ""
-
-
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
     log(sentence, sys.stderr)
-    # torchrun ends with the failure that was first, in whole seconds: what came of it must not look as early.
+    # torchrun reports the failure with the earliest timestamp, in whole seconds; a consequence must not look earlier.
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": escape(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
-        with suppress(OSError):  # the disk may be what is wrong
-            Path(error_file).write_text(json.dumps(said), encoding="utf-8")
+        report = {"message": escape(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
+        with suppress(OSError):  # the disk may be what failed
+            Path(error_file).write_text(json.dumps(report), encoding="utf-8")
     sys.exit(code)

@@ -1,8 +1,8 @@
-"""How PyTorch's threads wait for each other on a CPU; imported before torch, as OpenMP looks only when it is loaded.
+"""Let idle OpenMP threads sleep on a CPU. Import before torch: OpenMP reads the variable when it is loaded.
 
-GNU OpenMP's threads spin at every barrier, hundreds of them a step: where other processes want the cores too, the one
-that is waited for gets none. On two cores that three other processes use, a tiny model's step took 1.3 s (1.2 s of CPU)
-with threads that sleep, 2.3 s (2.5 s of CPU) with threads that spin.
+GNU OpenMP's threads spin at every barrier, hundreds per step, and take the cores from other processes. On 2 cores
+shared with three other processes, a tiny model's step took 1.3 s (1.2 s of CPU time) with PASSIVE and 2.3 s (2.5 s)
+with spinning threads.
 """
 
 import os

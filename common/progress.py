@@ -1,4 +1,4 @@
-"""Progress bars, alike in all commands."""
+"""Progress bars, the same in all commands."""
 
 import sys
 from collections.abc import Iterable
@@ -10,6 +10,6 @@ T = TypeVar("T")
 
 
 def progress_bar(values: Iterable[T] | None = None, *, unit: str, **options: Any) -> "tqdm[T]":
-    """The values, with a bar on stderr; without values, a bar to be moved. `options` are tqdm's."""
-    often = sys.stderr.isatty()  # a log file needs a line now and then, not ten a second
-    return tqdm(values, unit=unit, file=sys.stderr, mininterval=0.1 if often else 30, dynamic_ncols=True, **options)
+    """Wrap `values` in a bar on stderr; without values, return a bar to update by hand. `options` are tqdm's."""
+    interval = 0.1 if sys.stderr.isatty() else 30  # seconds; a log file needs few lines
+    return tqdm(values, unit=unit, file=sys.stderr, mininterval=interval, dynamic_ncols=True, **options)

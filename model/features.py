@@ -122,4 +122,4 @@ def features_of(encoder: VideoEncoder, batch: Batch, with_tokens: bool) -> dict[
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]), goes_on=True)
+    run_command(lambda: main(sys.argv[1:]), resumable=True)

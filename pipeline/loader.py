@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from common.devices import numbered, to_device
+from common.devices import add_device_index, to_device
 from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.dali import Dali, Part
@@ -80,7 +80,7 @@ class ClipLoader:
 
         Raises InputError if data.decoder is dali and the shards hold a codec that DALI does not know on this device.
         """
-        device = numbered(device)
+        device = add_device_index(device)
         self._dataset, self._plan, self._device, self._config = dataset, plan, device, config
         self._maker = ClipDecoder(dataset, plan, device, config, quarantine)
         self._channels = dataset.channels

@@ -268,4 +268,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main, goes_on=True)
+    run_command(main, resumable=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.devices import usable_precision
+from common.devices import choose_precision
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
@@ -84,7 +84,7 @@ def check_memory(
 
 def estimated(model: AdaMAE | VideoClassifier, precision: str, device: torch.device) -> Need:
     config, parameters = model.config, sum(p.numel() for p in model.parameters())
-    in_fp32 = usable_precision(device, precision) == "fp32"  # type: ignore[arg-type]
+    in_fp32 = choose_precision(device, precision) == "fp32"  # type: ignore[arg-type]
     clip = config.num_frames * math.prod(config.frame_size) * config.in_channels
     if isinstance(model, AdaMAE):
         kept = _kept_by_pretraining(config, on_cpu=device.type == "cpu")

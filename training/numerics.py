@@ -14,7 +14,7 @@ import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.devices import choose_device, device_name, usable_precision
+from common.devices import choose_device, get_device_name, choose_precision
 from common.errors import InputError
 from training.config import DETERMINISTIC_ATTENTION, Attention, TrainConfig
 
@@ -89,7 +89,7 @@ def execution(config: TrainConfig, process: "Distributed") -> str:
         "decoder": config.data.decoder,
     }
     described = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return f"{process.world_size} × {device_name(process.device)}{threads}, {described}"
+    return f"{process.world_size} × {get_device_name(process.device)}{threads}, {described}"
 
 
 def described(config: TrainConfig, device: torch.device) -> str:
@@ -97,7 +97,7 @@ def described(config: TrainConfig, device: torch.device) -> str:
     alike = "the same bits every time" if config.deterministic else ""
     if device.type == "cpu":
         return alike
-    dtype = torch.bfloat16 if usable_precision(device, config.precision) == "bf16" else torch.float32
+    dtype = torch.bfloat16 if choose_precision(device, config.precision) == "bf16" else torch.float32
     size = config.model.dimensions
     kernel = attention_kernel(size.encoder_heads, size.encoder_width // size.encoder_heads, dtype, device)
     return f"attention by {kernel}" + (f"; {alike}" if alike else "")

@@ -27,7 +27,7 @@ from benchmarks.harness import (
     time_calls,
     write_results,
 )
-from common.devices import choose_device, usable_precision
+from common.devices import choose_device, choose_precision
 from common.errors import run_command
 from pipeline.decoding.nvdec import NvdecError, read_limits
 from training.numerics import KERNELS
@@ -79,7 +79,7 @@ def rates(device: torch.device) -> list[Row]:
         place = target[: len(pinned)]
         up = time_calls(lambda: place.copy_(pinned, non_blocking=True), device, warmup=3, repetitions=20)
         found.append(row("copy from pinned memory", round(pinned.nbytes / up.median_ms / 1e6, 1), "GB/s"))
-    precision = usable_precision(device, "bf16")
+    precision = choose_precision(device, "bf16")
     return [*found, row(f"large matrix product, {precision}", round(matmul_tflops(device, precision), 2), "TFLOP/s")]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from common.devices import device_name
+from common.devices import get_device_name
 from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.policy import DecoderPolicy, notice
 from pipeline.jsonl import JsonlFile
@@ -174,7 +174,7 @@ class RunDecoders:
         self._rank = int(os.environ.get("RANK", "0"))
         # Speeds that were found under other conditions do not count.
         self._conditions = {
-            "device": device_name(device),
+            "device": get_device_name(device),
             "threads": config.threads,
             "dali_threads": choice.dali_threads,
             "clip": [plan.num_frames, *plan.frame_size, plan.views],

@@ -13,7 +13,7 @@ from benchmarks.harness import Timing
 from benchmarks.masking_quality import main, parse_arguments
 from benchmarks.masking_study import PRETRAIN, Point, Stage, draw_synthetic_motion, grid, steps_of_equal_time
 from benchmarks.reports.masking_tables import TABLE, earlier_rows, paired, plot, summarise
-from common.devices import choose_device, device_name
+from common.devices import choose_device, get_device_name
 from common.errors import InputError
 from training.config import parse
 
@@ -115,7 +115,7 @@ def test_other_points_are_added_to_the_table_and_the_same_ones_take_their_place(
     tables = ("points", "masking_quality")
     kept = {file: file.read_bytes() for name in tables for file in folder.glob(f"{name}.*")}
     earlier = json.loads((folder / "points.json").read_text())["rows"]
-    assert {(row["device"], bool(row["commit"])) for row in earlier} == {(device_name(choose_device()), True)}
+    assert {(row["device"], bool(row["commit"])) for row in earlier} == {(get_device_name(choose_device()), True)}
 
     def made(study: masking_study.Study) -> list[dict]:
         return [

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.devices import autocast_to, choose_device, device_name, explain_out_of_memory, numbered, usable_precision
+from common.devices import (
+    add_device_index,
+    autocast_to,
+    choose_device,
+    choose_precision,
+    explain_out_of_memory,
+    get_device_name,
+)
 from common.errors import InputError
 from training.failures import failures_explained
 
@@ -30,7 +38,7 @@ def pretend_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
     assert choose_device() == torch.device("cpu")
-    assert device_name(choose_device()) in Path("/proc/cpuinfo").read_text()
+    assert get_device_name(choose_device()) in Path("/proc/cpuinfo").read_text()
     pretend_gpus(monkeypatch, 4)
     assert choose_device(index=3) == torch.device("cuda", 3)
     assert choose_device("cpu", index=3) == torch.device("cpu")
@@ -39,17 +47,17 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.cuda.set_device takes none without, and in another thread the current one is the first."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    assert numbered(torch.device("cuda")) == torch.device("cuda", 2)
-    assert numbered(torch.device("cuda", 1)) == torch.device("cuda", 1)
-    assert numbered(torch.device("cpu")) == torch.device("cpu")
+    assert add_device_index(torch.device("cuda")) == torch.device("cuda", 2)
+    assert add_device_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert add_device_index(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
-    with pytest.raises(InputError, match=r"device is cuda, but PyTorch finds no GPU here.*set device to cpu or auto"):
+    with pytest.raises(InputError, match=r"device is cuda, but PyTorch finds no GPU.*set device to cpu or auto"):
         choose_device("cuda")
     pretend_gpus(monkeypatch, 4)
-    with pytest.raises(InputError, match="has 4 GPUs for PyTorch, and process 5 has none"):
+    with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
         choose_device("auto", index=4)
 
 
@@ -87,32 +95,29 @@ def test_other_errors_pass() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
-def in_a_new_process(program: str, **settings: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=kept | settings, cwd=ROOT)
-    return done.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({}, "expandable_segments:True"),
         ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "None"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
     ],
 )
-def test_segments_of_gpu_memory_can_grow_unless_the_user_says_otherwise(
-    settings: dict[str, str], expected: str
-) -> None:
-    program = "import os, common.devices; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
-    assert in_a_new_process(program, **settings) == expected
+def test_expandable_segments_are_the_default(settings: dict[str, str], expected: str | None, monkeypatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    runpy.run_path(str(ROOT / "common/devices.py"))
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 
 @pytest.mark.gpu
-def test_pytorch_has_heard_of_it() -> None:
-    program = "import torch, common.devices; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
-    assert "'expandable_segments': True" in in_a_new_process(program)
+def test_pytorch_uses_expandable_segments() -> None:
+    program = "import common.devices, torch; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "'expandable_segments': True" in done.stdout
 
 
 @pytest.mark.gpu
@@ -129,8 +134,8 @@ def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     cpu = torch.device("cpu")
-    assert usable_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
-    assert usable_precision(torch.device("cuda"), "bf16") == "bf16"
+    assert choose_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
+    assert choose_precision(torch.device("cuda"), "bf16") == "bf16"
     x = torch.randn(3, 8)
     with autocast_to(cpu, "bf16"):
         assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)

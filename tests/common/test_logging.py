@@ -11,7 +11,7 @@ import pytest
 
 import evaluate
 from common.errors import InputError, run_command
-from common.logging import MOST_CHARACTERS, format_bytes, format_duration, format_number, log, printable
+from common.logging import MAX_NAME_LENGTH, format_bytes, format_duration, format_number, log, printable
 from figures.drawing import Row
 from figures.report import Sheet, page
 from shard_tools import make_shards
@@ -43,7 +43,7 @@ def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFi
 def test_what_people_can_read_stays_as_it_is() -> None:
     for name in ("with spaces/日本語 видео ñ 🎬.mp4", 'it\'s "so" 100% $HOME \\ <b>', "ρ × …"):
         assert printable(name) == name
-    assert len(printable("x" * 10**6)) == MOST_CHARACTERS + 1
+    assert len(printable("x" * 10**6)) == MAX_NAME_LENGTH + 1
 
 
 def test_no_name_of_an_input_reaches_the_terminal_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

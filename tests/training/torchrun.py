@@ -152,7 +152,7 @@ def _worker(arguments: list[str], before: Callable[[], None], pids: str) -> None
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
     before()
-    run_command(lambda: train(parse(arguments)), goes_on=True)
+    run_command(lambda: train(parse(arguments)), resumable=True)
 
 
 def is_alive(pid: int) -> bool:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from common.atomic_io import atomic_write
-from common.devices import device_name, usable_precision
+from common.devices import get_device_name, choose_precision
 from common.errors import DISK_ERRORS, name_disk_errors
 from common.logging import log
 from common.progress import progress_bar
@@ -67,9 +67,9 @@ class Metrics:
             log(self.horizon.describe(config, self.first_step), sys.stderr)
             for sentence in filter(None, cautions):
                 log(sentence, sys.stderr)
-            device, used = self.process.device, usable_precision(self.process.device, config.precision)
+            device, used = self.process.device, choose_precision(self.process.device, config.precision)
             why = "" if used == config.precision else f", because this CPU has no units for {config.precision}"
-            log(f"{self.process.world_size} × {device_name(device)} in {used}{why}", sys.stderr)
+            log(f"{self.process.world_size} × {get_device_name(device)} in {used}{why}", sys.stderr)
 
     def watch(self, model: nn.Module) -> None:
         """Time the forward passes of the model that the loop calls, for the comparison of processes."""
