@@ -35,7 +35,7 @@ from benchmarks.harness import (
 from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
 from benchmarks.step import noise_clip
 from common.atomic_io import atomic_write
-from common.devices import choose_device, explain_out_of_memory, choose_precision
+from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.config import SIZES, ModelConfig

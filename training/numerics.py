@@ -14,7 +14,7 @@ import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.devices import choose_device, get_device_name, choose_precision
+from common.devices import choose_device, choose_precision, get_device_name
 from common.errors import InputError
 from training.config import DETERMINISTIC_ATTENTION, Attention, TrainConfig
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from common.atomic_io import atomic_write
-from common.devices import get_device_name, choose_precision
+from common.devices import choose_precision, get_device_name
 from common.errors import DISK_ERRORS, name_disk_errors
 from common.logging import log
 from common.progress import progress_bar
