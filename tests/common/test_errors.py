@@ -60,11 +60,14 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys) -> Non
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"old": 1})
-    temporary = atomic_write(tmp_path / "a.json")
-    temporary.__enter__().write_text("half")
-    error = RuntimeError()
+
+    def fail_halfway() -> None:
+        with atomic_write(tmp_path / "a.json") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
     with pytest.raises(RuntimeError):
-        temporary.__exit__(RuntimeError, error, None)
+        fail_halfway()
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
 
