@@ -138,7 +138,7 @@ class Trial:
     def content(self) -> str:
         from pipeline.shards.dataset import ShardDataset
 
-        dataset = self.dataset = ShardDataset.of(self.config.data)
+        dataset = self.dataset = ShardDataset.open(self.config.data)
         info = dataset.info
         codecs = ", ".join(f"{name} up to {s.max_width}×{s.max_height}" for name, s in sorted(info.codecs.items()))
         return (
@@ -147,7 +147,7 @@ class Trial:
         )
 
     def read_speed(self) -> str:
-        from pipeline.reading.store import is_remote
+        from pipeline.reading.storage import is_remote
 
         assert self.dataset is not None
         shards = [str(shard) for shard in self.dataset.shards[:64]]
@@ -156,11 +156,11 @@ class Trial:
     def decoder_speed(self, decoder: "Decoder") -> str:
         """Clips a second of a loader with one decoder, as the run would be fed."""
         from pipeline.loader import ClipLoader
-        from pipeline.planning.plan import Plan
+        from pipeline.planning.plan import TrainingPlan
 
         assert self.dataset is not None
         data, model = replace(self.config.data, decoder=decoder, canonical_nodes=1), self.config.model
-        plan = Plan(
+        plan = TrainingPlan(
             self.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=self.config.seed,
             batch_size=self.batch_size * data.repeats,
         )  # fmt: skip

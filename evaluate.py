@@ -29,7 +29,7 @@ from model.config import ModelConfig
 from model.probe import classifier_of
 from model.weights import pretrained
 from pipeline.reading.reader import Reader
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training import distributed
@@ -63,7 +63,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     weights = _weights(arguments.checkpoint)
     config = _config(weights, arguments)
     process = distributed.join(config.device)
-    dataset = ShardDataset.of(config.data)
+    dataset = ShardDataset.open(config.data)
     model, shape, classes = _model(weights, config, arguments.config is not None)
     check_classes(classes or _same_number(model, dataset), dataset)
     if process.is_main and (caution := _caution(weights, config, dataset)):
@@ -90,7 +90,7 @@ def _caution(weights: Path, config: TrainConfig, dataset: ShardDataset) -> str:
     chosen_on = config.evaluation.shards
     if weights.parent.name != BEST or not chosen_on or not (is_remote(chosen_on) or Path(chosen_on).exists()):
         return ""
-    both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data.shard_cache))
+    both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data))
     judged = f"warning: on {both} of these {len(dataset.samples)} videos, the run chose its best weights"
     return f"{judged} (evaluation.shards): the accuracy is on the kind side" if both else ""
 
@@ -241,7 +241,7 @@ def _strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
 
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, FRAMES_SHOWN).round().astype(int).tolist()
     frames = decode_frames(Reader(dataset).read(sample), numbers)
-    return np.concatenate(arrays.shown(frames), axis=1)
+    return np.concatenate(arrays.to_rgb(frames), axis=1)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -21,7 +21,7 @@ from common.logging import log, printable
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError, decode_frames
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan, PlanRow
+from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
@@ -35,8 +35,8 @@ BOX, INK, PAPER = (255, 64, 32), (40, 40, 40), (250, 250, 250)
 def main() -> None:
     options = parse(sys.argv[1:])
     config = options.data
-    dataset = ShardDataset.of(config)
-    plan = Plan(
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(
         dataset, config, num_frames=options.num_frames, image_size=options.image_size, seed=options.seed,
         batch_size=options.num_clips * config.repeats,
     )  # fmt: skip
@@ -100,10 +100,10 @@ def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.nd
     )
     x, y, width, height = row.crop
     line = max(2, round(max(sample.width, sample.height) / CELL))  # still there when the frame is made smaller
-    sources = [Image.fromarray(frame) for frame in arrays.shown(frames)]
+    sources = [Image.fromarray(frame) for frame in arrays.to_rgb(frames)]
     for source in sources:
         ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX, width=line)
-    return caption, sources, [Image.fromarray(frame) for frame in arrays.shown(clip)]
+    return caption, sources, [Image.fromarray(frame) for frame in arrays.to_rgb(clip)]
 
 
 def sheet(strips: list[Strip]) -> Image.Image:

@@ -4,7 +4,6 @@ The run folder can always be started again with the same command: it goes on fro
 """
 
 import sys
-from dataclasses import replace
 
 import common.openmp  # noqa: F401
 
@@ -16,7 +15,7 @@ from common.devices import autocast_to
 from common.errors import run_command
 from model.channels import check_channels
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.ahead import check_cache
 from pipeline.shards.dataset import ShardDataset
 from training import checkpoint, distributed
@@ -47,7 +46,7 @@ from training.tasks.pretraining import Objective, Pretraining
 @as_asked
 def train(config: TrainConfig) -> None:
     process = distributed.join(config.device, config.distributed.timeout_s)
-    dataset = ShardDataset.of(config.data)
+    dataset = ShardDataset.open(config.data)
     torch.manual_seed(config.seed)
     objective = make_objective(config, dataset, process)
     optimizer = objective.optimizer()
@@ -64,7 +63,6 @@ def train(config: TrainConfig) -> None:
         resumed = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
         begun = resumed if resumed.step else branched
         first_step = begun.step
-        plan.keep_order(begun.order)
         model = wrapped(objective.model, config, process)
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
@@ -74,7 +72,6 @@ def train(config: TrainConfig) -> None:
             StepProfiler(folder.profile if config.profile and process.is_main else None, process.device) as profiler,
         ):
             metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])
-            start = replace(start, order=begun.order)
             milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
             milestones.going_on(resumed.step)
             batches = loader.batches(first_step * plan.passes)
@@ -104,8 +101,8 @@ def make_objective(config: TrainConfig, dataset: ShardDataset, process: distribu
 
 def make_plan(
     config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Distributed
-) -> Plan:
-    plan = Plan(
+) -> TrainingPlan:
+    plan = TrainingPlan(
         dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
         batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
         together=objective.together, rank=process.rank, world_size=process.world_size,

@@ -41,7 +41,7 @@ from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train_step
 from training.compiling import compile_in_place
@@ -178,7 +178,9 @@ def batches_of(
         yield repeat(Batch(clip, labels, [""] * size, list(range(size)))), None
         return
     dataset, shape = ShardDataset.open(config.data.shards), config.model
-    plan = Plan(dataset, config.data, num_frames=shape.num_frames, image_size=shape.image_size, seed=0, batch_size=size)
+    plan = TrainingPlan(
+        dataset, config.data, num_frames=shape.num_frames, image_size=shape.image_size, seed=0, batch_size=size
+    )
     with ClipLoader(dataset, plan, device, config.data, None, sharing=None) as loader:
         batches = loader.batches(0)
         check(dataset, plan, next(batches).clip.permute(0, 2, 3, 4, 1).cpu().numpy())

@@ -48,7 +48,7 @@ from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
 from pipeline.decoding.nvdec import NvdecError, read_limits
 from pipeline.decoding.video import decode_frames
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from shard_tools.layout import make_key
@@ -247,13 +247,13 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
         frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats, num_threads=threads  # type: ignore[arg-type]
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
-    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
+    plan = TrainingPlan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
     with ClipLoader(dataset, plan, device, config, None, sharing=None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 
 
-def check(dataset: ShardDataset, plan: Plan, clips: np.ndarray) -> None:
+def check(dataset: ShardDataset, plan: TrainingPlan, clips: np.ndarray) -> None:
     """The clips are what the plan says: against whole frames, cropped and scaled with PIL."""
     reader = Reader(dataset)
     most = 16 if dataset.holds_copies else 4  # grey levels; colours of copied HD videos are read as BT.601

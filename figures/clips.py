@@ -18,8 +18,8 @@ from common.logging import log, printable
 from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import FrameSize
 from pipeline.reading.reader import Reader
-from pipeline.reading.store import is_remote
-from pipeline.shards.arrays import FPS, frames_of, is_array
+from pipeline.reading.storage import is_remote
+from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
 
@@ -152,7 +152,7 @@ def _count_frames(video: bytes | Path) -> tuple[int, float]:
     from pipeline.decoding.containers import main_stream, open_video
 
     if is_array(video):
-        return len(frames_of(video)), FPS
+        return len(map_frames(video)), FPS
     try:
         with open_video(video) as container:
             stream = main_stream(container)

@@ -25,7 +25,7 @@ from model.weights.pretrained import find_file, trained_stride
 from model.weights.weight_files import save_tensors
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import ViewPlan
+from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     dataset = ShardDataset.open(options.shards)
     stride = options.frame_stride or trained_stride(Path(options.model))
     data = DataConfig(shards=options.shards, frame_stride=stride)
-    plan = ViewPlan(
+    plan = EvaluationPlan(
         dataset, data, num_frames=encoder.config.num_frames, image_size=encoder.config.image_size,
         batch_size=options.batch_size,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from common.devices import to_device
-from pipeline.planning.changes import Box, Change
+from pipeline.planning.augmentations import AugmentOp, EraseBox
 
 GREY = 128.0  # what is shown where a shifted or turned frame has nothing
 AT_ONCE = 8  # clips, of which an operation makes 37 MiB each in fp32 (16 frames of 224×224)
@@ -147,8 +147,8 @@ class Group(NamedTuple):
 
 def augmented(
     clips: UInt8[Tensor, "B T H W C"],
-    changes: Sequence[tuple[Change, ...]],
-    boxes: Sequence[Box | None],
+    changes: Sequence[tuple[AugmentOp, ...]],
+    boxes: Sequence[EraseBox | None],
     seeds: Sequence[int],
 ) -> UInt8[Tensor, "B T H W C"]:
     """Each clip with its `changes` made one after the other, and noise of ImageNet's colours in its box."""
@@ -167,7 +167,7 @@ def augmented(
     return torch.stack([clip.permute(0, 2, 3, 1) for clip in frames])
 
 
-def grouped(changes: Sequence[tuple[Change, ...]], height: int, width: int) -> list[Group]:
+def grouped(changes: Sequence[tuple[AugmentOp, ...]], height: int, width: int) -> list[Group]:
     """All operations, those that are alike together: first the first one of every clip, then the second one, ..."""
     groups: list[Group] = []
     for place in range(max(map(len, changes), default=0)):
@@ -186,7 +186,7 @@ def grouped(changes: Sequence[tuple[Change, ...]], height: int, width: int) -> l
     return groups
 
 
-def _erased(frames: UInt8[Tensor, "T C H W"], box: Box, seed: int) -> UInt8[Tensor, "T C H W"]:
+def _erased(frames: UInt8[Tensor, "T C H W"], box: EraseBox, seed: int) -> UInt8[Tensor, "T C H W"]:
     frames = frames.clone()
     side_y, side_x = frames.shape[-2:]
     top, left = int(box.top * side_y), int(box.left * side_x)

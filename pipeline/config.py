@@ -3,12 +3,10 @@
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from common.config_fields import check_ranges, option
 from common.errors import InputError
-from pipeline.reading.store import Cache
 
 Decoder = Literal["auto", "hybrid", "dali", "pyav"]
 
@@ -79,10 +77,6 @@ class DataConfig:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             if not fits or not all(0 < weight < math.inf for weight in self.weights):
                 raise InputError(f"data.weights is {self.weights}: must be one number above 0 for each of data.shards")
-
-    @property
-    def shard_cache(self) -> Cache:
-        return Cache(Path(self.cache_dir) if self.cache_dir else None, self.cache_gib, self.download_timeout_s)
 
     @property
     def threads(self) -> int:

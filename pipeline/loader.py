@@ -208,12 +208,12 @@ class ClipLoader:
 
     def _augmented(self, job: _Job, clips: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
         rows = job.rows
-        if not any(row.changes or row.erased for row in rows):
+        if not any(row.augment_ops or row.erase_box for row in rows):
             return clips
         from pipeline.augment import augmented  # torchvision takes a second to import, and only fine-tuning needs it
 
         return augmented(
-            clips, [row.changes for row in rows], [row.erased for row in rows], [row.position for row in rows]
+            clips, [row.augment_ops for row in rows], [row.erase_box for row in rows], [row.position for row in rows]
         )
 
     def _take(self, part: Part) -> UInt8[Tensor, "B T H W C"]:

@@ -36,9 +36,9 @@ from pipeline.shards.format import (
     read_samples,
     read_table,
 )
-from pipeline.shards.groups import read_groups
+from pipeline.shards.gops import index_gops
 from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowMaker, ShardRows, groups_text
+from pipeline.shards.rows import RowWriter, ShardRows, encode_gops
 from shard_tools.build import locked_folder
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source
@@ -69,13 +69,13 @@ class DatasetCheck:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.info = folder, read_dataset_info(folder)
-        self._maker = RowMaker()
+        self._maker = RowWriter()
         self._num_frames = self._num_bytes = 0
         self._is_complete = True  # all samples.jsonl could be read
         self._has_tables = self.info.schema_version > 1
         if self._has_tables:
             self._tables = Tables.open(self.info, folder, lambda table: folder / table.file)
-            self._groups = read_table("groups", self.info, lambda table: folder / table.file)
+            self._gops = read_table("gops", self.info, lambda table: folder / table.file)
 
     def shards(self) -> Iterator[tuple[list[str], list[Video]]]:
         """What is wrong with each shard, and the videos that it holds."""
@@ -126,7 +126,7 @@ class DatasetCheck:
         self._is_complete = False
         if self._has_tables and number + 1 < len(self.info.shards):
             row = self._tables.rows[int(self._tables.first_of_shard[number + 1])]
-            self._maker.go_on_at(number + 1, int(row["group"]), int(row["name"]))
+            self._maker.continue_at(number + 1, int(row["first_gop"]), int(row["name"]))
 
     def _compare(self, number: int, shard: ShardInfo, samples: list[Sample], made: ShardRows) -> Iterator[str]:
         """Where the tables of the dataset say something else than the shard's own."""
@@ -148,9 +148,9 @@ class DatasetCheck:
                 sample.source,
             ):
                 yield f"{shard.name}: {sample.key} has another name in the table of names"
-        start = self._maker.num_groups - len(made.groups)
-        if not np.array_equal(self._groups[start : self._maker.num_groups], made.groups):
-            yield f"{shard.name}: the table of groups has other rows than {shard.samples_name}"
+        start = self._maker.num_gops - len(made.gops)
+        if not np.array_equal(self._gops[start : self._maker.num_gops], made.gops):
+            yield f"{shard.name}: the GOP table has other rows than {shard.samples_name}"
 
 
 def check_shard(
@@ -197,8 +197,8 @@ def check_sample(file: BinaryIO, sample: Sample, members: Members, num_classes: 
     video = file.read(sample.size)
     if hashlib.sha256(video).hexdigest() != sample.sha256:
         yield ": the video's bytes have changed"
-    elif sample.groups and sample.groups != groups_text(read_groups(video, sample.num_frames)):
-        yield ": its groups of pictures are others than its shard's table says"
+    elif sample.gops and sample.gops != encode_gops(index_gops(video, sample.num_frames)):
+        yield ": its GOPs differ from what its shard's table says"
     yield from _check_description(file, sample, members)
 
 
@@ -277,10 +277,10 @@ def _differences(path: Path, said: Sample | None) -> Iterator[str]:
 
 def _differences_of_array(path: Path, said: Sample | None) -> Iterator[str]:
     try:
-        frames = arrays.frames_of(path)
+        frames = arrays.map_frames(path)
     except VideoError as error:
         raise UnusableError(str(error)) from error
-    shape = said and (said.num_frames, said.height, said.width, arrays.channels_of([said.codec]))
+    shape = said and (said.num_frames, said.height, said.width, arrays.count_channels([said.codec]))
     if shape and frames.shape != shape:
         yield f"its shape is {frames.shape} instead of {shape}"
 

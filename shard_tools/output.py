@@ -14,8 +14,8 @@ from threading import BoundedSemaphore
 
 from common.atomic_io import hash_file
 from common.errors import InputError
-from pipeline.reading.bucket import Bucket
-from pipeline.reading.store import default_cache
+from pipeline.reading.cache import user_cache_dir
+from pipeline.reading.storage import ObjectStore
 from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, TableInfo, read_dataset_info
 
 WORK_FOLDER = ".work"
@@ -60,9 +60,9 @@ class RemoteOutput(LocalOutput):
         """Have here what is there, but for the tars. Raises InputError if that cannot be read, or not be written to."""
         self.url = url.rstrip("/")
         self._is_ours = staging is None
-        self._bucket = Bucket(self.url)
+        self._bucket = ObjectStore(self.url)
         # Not in the cache of downloads, which makes room by removing tars.
-        within = default_cache("adamae-shards", "--staging") if staging is None else staging
+        within = user_cache_dir("adamae-shards", "--staging") if staging is None else staging
         super().__init__(within / hashlib.sha256(self.url.encode()).hexdigest()[:16] / self.url.rsplit("/", 1)[1])
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -141,7 +141,7 @@ def middle_frame(shard: Path, sample: Sample) -> Image.Image:
     place = TarMember(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")
     with local_copy(place, None) as path:
         if sample.container == arrays.CONTAINER:
-            return Image.fromarray(arrays.shown(arrays.read_array(path, [sample.num_frames // 2])[0]))
+            return Image.fromarray(arrays.to_rgb(arrays.read_array(path, [sample.num_frames // 2])[0]))
         return _decoded_frame(path, sample, sample.num_frames // 2)
 
 

@@ -29,7 +29,7 @@ from pipeline.shards.format import (
     read_samples,
 )
 from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowMaker
+from pipeline.shards.rows import RowWriter
 
 KINDS = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
 
@@ -40,7 +40,7 @@ def publish(folder: Path, info: DatasetInfo) -> DatasetInfo:
     Raises InputError if the `samples.jsonl` of a
     shard is missing or broken.
     """
-    maker = RowMaker()
+    maker = RowWriter()
     with ExitStack() as stack:
         writers = {name: stack.enter_context(_Writer.of(folder, name)) for name in KINDS}
         shards = []
@@ -57,7 +57,7 @@ def publish(folder: Path, info: DatasetInfo) -> DatasetInfo:
                     f"{folder / shard.samples_name} cannot be used ({error}): make the shard again"
                 ) from error
             writers["samples"].rows(made.samples)
-            writers["groups"].rows(made.groups)
+            writers["gops"].rows(made.gops)
             writers["names"].bytes(made.names, len(made.samples))
         tables = {name: writer.finish() for name, writer in writers.items()}
     new = replace(

@@ -15,11 +15,11 @@ import numpy as np
 from common.atomic_io import atomic_write, write_text
 from pipeline.shards.arrays import CONTAINER
 from pipeline.shards.format import Sample, ShardInfo, sample_line
-from pipeline.shards.groups import GROUP, read_groups
-from pipeline.shards.rows import groups_text
+from pipeline.shards.gops import GOP, index_gops
+from pipeline.shards.rows import encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
-PLACE = ("offset", "size", "groups")  # what of a Sample follows from the tar
+PLACE = ("offset", "size", "gops")  # what of a Sample follows from the tar
 
 
 class ChangedError(Exception):
@@ -77,7 +77,7 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
             sample,
             offset=members[f"{sample.key}.{sample.container}"][0],
             size=path.stat().st_size,
-            groups=groups_text(groups_in(sample, path)),
+            gops=encode_gops(index_stored_gops(sample, path)),
         )
         for sample, path in samples
     ]
@@ -88,20 +88,20 @@ def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]])
     return info
 
 
-def groups_in(sample: Sample, path: Path) -> np.ndarray:
-    """The group table's rows of a video that we have encoded.
+def index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
+    """The rows of the GOP table of a video that we have encoded.
 
     One that was copied may be cut into groups too, but whether these need each other only its encoder knows; frames of
     an array never do.
     """
     if sample.sha256 == sample.source_sha256 and sample.container != CONTAINER:
-        return np.empty(0, GROUP)
+        return np.empty(0, GOP)
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as video,
         memoryview(video) as view,
     ):
-        return read_groups(view, sample.num_frames)
+        return index_gops(view, sample.num_frames)
 
 
 def _add_video(tar: tarfile.TarFile, sample: Sample, path: Path) -> None:

@@ -21,7 +21,7 @@ from model.weights.layouts import to_huggingface
 from model.weights.pretrained import about, load, save
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import ViewPlan
+from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
@@ -121,7 +121,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     assert model.training
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(16))
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
-    plan = ViewPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
+    plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
     with ClipLoader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
         one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
     by_hand = torch.cat(one_by_one).view(16, 6, 2)

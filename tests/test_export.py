@@ -21,7 +21,7 @@ from model.encoder import VideoEncoder
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_adamae
 from pipeline.decoding.scaling import Scaler
-from pipeline.planning.crops import across
+from pipeline.planning.crops import view_crop
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
@@ -109,7 +109,7 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
     theirs = VideoMAEForPreTraining.from_pretrained(tmp_path / "hub").eval()
     with torch.no_grad():
         features = theirs.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
-    scaler = Scaler(across(width, height, 0, 1), False, 32, (width, height))
+    scaler = Scaler(view_crop(width, height, 0, 1), False, 32, (width, height))
     clip = torch.stack([torch.from_numpy(scaler(VideoFrame.from_ndarray(frame, "rgb24"))) for frame in frames])
     ours = model.encode(clip.permute(3, 0, 1, 2)[None]).tokens
     torch.testing.assert_close(features, ours, rtol=0, atol=atol * ours.abs().max().item())

@@ -278,7 +278,7 @@ def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
 
 def test_clips_come_out_of_a_url_of_shards_too(synthetic_shards, tmp_path, monkeypatch):
     """As the panel of a run needs them that trains from an object store."""
-    monkeypatch.setattr("pipeline.reading.store.default_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("pipeline.reading.cache.user_cache_dir", lambda: tmp_path / "cache")
     near, far = (
         list(read_clips([place], num_frames=4, image_size=32, frame_stride=2, limit=2))
         for place in (synthetic_shards, f"file://{synthetic_shards}")

@@ -7,7 +7,7 @@ import time
 
 from common.errors import InputError
 from common.logging import log
-from pipeline.reading.bucket import Bucket
+from pipeline.reading.storage import ObjectStore
 
 RENEW_S = 10.0
 PATIENCE_S = 40.0  # after which a lease that nobody has renewed is nobody's: all of it by the clock of who waits
@@ -23,7 +23,7 @@ class Lease:
 
     NAME = "lease.txt"
 
-    def __init__(self, bucket: Bucket, me: str) -> None:
+    def __init__(self, bucket: ObjectStore, me: str) -> None:
         self._bucket, self._me, self._beat = bucket, me, 0
         self._released = threading.Event()
         self._thread: threading.Thread | None = None

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.planning.order import VERSION
-
 FILE = "train_state.json"
 MAX_BYTES = 2**20  # ours have some hundred
 
@@ -19,7 +17,6 @@ class TrainState:
     step: int  # optimizer steps done
     global_batch: int  # clips of the global stream per step
     videos: str  # ShardDataset.digest
-    order: int = VERSION  # of the stream of clips, which a run keeps as it began
     execution: str = ""  # of a deterministic run, what decides about the last bits (training/numerics.py)
 
 
@@ -58,10 +55,7 @@ class Manifest:
             if count < 1:
                 raise ValueError(f"{name} in its train_state.json is {count}")
         execution = _field(place, "execution", str) if "execution" in place else ""  # before there was such a thing
-        order = _field(place, "order", int) if "order" in place else 1  # before it was written down
-        if not 1 <= order <= VERSION:
-            raise ValueError(f"its clips stand in order {order}, and this code knows 1 to {VERSION}")
-        return cls(TrainState(**counts, videos=_field(place, "videos", str), order=order, execution=execution), digests)
+        return cls(TrainState(**counts, videos=_field(place, "videos", str), execution=execution), digests)
 
 
 def _field(values: Any, name: str, kind: type) -> Any:

@@ -14,8 +14,8 @@ from uuid import uuid4
 from common.atomic_io import sync
 from common.errors import InputError
 from common.logging import log
-from pipeline.reading.bucket import Bucket
-from pipeline.reading.store import default_cache, is_remote
+from pipeline.reading.cache import user_cache_dir
+from pipeline.reading.storage import ObjectStore, is_remote
 from training import checkpoint
 from training.lease import Lease
 from training.manifest import FILE as MANIFEST
@@ -28,7 +28,7 @@ LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "decoders.jsonl", "r
 def staging(url: str) -> Path:
     """The folder on this machine of a run in a store."""
     url = url.rstrip("/")
-    return default_cache() / "runs" / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[1]
+    return user_cache_dir() / "runs" / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[1]
 
 
 def local_run(path: str) -> Path:
@@ -37,7 +37,7 @@ def local_run(path: str) -> Path:
         return Path(path)
     here = staging(path)
     copy = here.parent / "read" / here.name  # the run's own folder on this machine may be in use
-    if (copy / "config.yaml").exists() and Bucket(path).read("config.yaml") != (copy / "config.yaml").read_bytes():
+    if (copy / "config.yaml").exists() and ObjectStore(path).read("config.yaml") != (copy / "config.yaml").read_bytes():
         shutil.rmtree(copy)
     RemoteRun(path, copy).fetch()
     return copy
@@ -48,7 +48,7 @@ class RemoteRun:
 
     def __init__(self, url: str, local: Path) -> None:
         self.url, self.local = url, local
-        self._bucket = Bucket(url)
+        self._bucket = ObjectStore(url)
         self._lease: Lease | None = None
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of each file when it was uploaded
 

@@ -12,7 +12,7 @@ from typing import IO
 from common.atomic_io import write_text
 from common.errors import InputError
 from model.weights.pretrained import run_config
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from training.config import TrainConfig, differences, to_yaml
 from training.distributed import is_node_main
 from training.remote_run import RemoteRun, staging

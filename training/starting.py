@@ -21,7 +21,7 @@ from model.weights import pretrained
 from model.weights.loading import load_weights
 from model.weights.warm_start import CLIP, ENCODER, warm_start
 from model.weights.weight_files import read_state_dict
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from training import checkpoint, distributed
 from training.checkpoint import Contents
 from training.config import TrainConfig, parse

@@ -56,7 +56,7 @@ def with_pyav(source: str | bytes, stride: int) -> Sequence[np.ndarray]:
 def transformed(frames: Sequence[np.ndarray]) -> Tensor:
     """float32 [16, 3, 224, 224]"""
     height, width = frames[0].shape[:2]
-    x, y, w, h = crops.multiscale(width, height, [random.random(), random.random()])
+    x, y, w, h = crops.multiscale_crop(width, height, [random.random(), random.random()])
     box, flip = (x, y, x + w, y + h), random.random() < 0.5
     images = [Image.fromarray(frame).crop(box).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for frame in frames]
     if flip:

@@ -21,7 +21,7 @@ from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 
 Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
 MAX_ATTEMPTS = 100  # videos tried in a row for one clip
@@ -36,7 +36,7 @@ class DecodeJob:
     batch: int  # its number
     may_use_dali: bool  # as DecoderPolicy says
     attempt: int = 0  # how many videos before this one could not be decoded
-    for_dali: Cut | None = None  # what it is to decode, kept until the clips are out
+    for_dali: VideoSlice | None = None  # what it is to decode, kept until the clips are out
     way: Way | None = None  # how DALI is to decode that
 
 
@@ -103,7 +103,7 @@ class ClipDecoder:
         self._quarantine.delivered(clips)
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
 
-    def _cut(self, task: Task, group: DecodeJob, cut: Cut, clips: UInt8[Tensor, "B T H W C"]) -> None:
+    def _cut(self, task: Task, group: DecodeJob, cut: VideoSlice, clips: UInt8[Tensor, "B T H W C"]) -> None:
         from pipeline.decoding.scaling import cut_views  # PyAV, which may be missing where DALI takes all
 
         images = clips.numpy()

@@ -15,11 +15,11 @@ from torch import Tensor
 from common.devices import to_device
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 
 # What fn.decoders.video takes on the CPU in DALI 2.4, as FFmpeg names codecs; nvdec.py has the GPU's.
 CPU_CODECS = {"vp8", "vp9", "mjpeg"}
-Encoded = list[tuple[Cut, list[PlanRow]]]  # videos, each with the clips to cut from it, which share its frames
+Encoded = list[tuple[VideoSlice, list[PlanRow]]]  # videos, each with the clips to cut from it, which share its frames
 
 
 class Graph(Protocol):
@@ -42,7 +42,7 @@ class Graph(Protocol):
     def arranged(self, taken: Tensor, rows: list[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
         """What `take` gave as the plan has it; a copy only where that is needed."""
 
-    def frames_decoded(self, cut: Cut) -> int:
+    def frames_decoded(self, cut: VideoSlice) -> int:
         """How many frames it decodes for the wanted ones of a video."""
 
 
@@ -87,7 +87,7 @@ class VideoGraph:
         places = [[frames.index(number) for number in row.frames] for row, frames in zip(rows, decoded, strict=True)]
         return taken[torch.arange(len(rows), device=taken.device)[:, None], to_device(places, taken.device)]
 
-    def frames_decoded(self, cut: Cut) -> int:
+    def frames_decoded(self, cut: VideoSlice) -> int:
         """All up to the last wanted one: DALI begins with the first of a video, and never looks for a key frame."""
         return max(cut.numbers) + 1
 

@@ -12,7 +12,7 @@ from common.devices import to_device
 from pipeline.decoding.graph import Encoded, box_of, decoder_settings, new_pipeline, resized, taken_of
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.shards.groups import Cut, pictures
+from pipeline.shards.gops import VideoSlice, pictures
 
 
 class ImageGraph:
@@ -70,7 +70,7 @@ class ImageGraph:
             return taken[index]
         return taken[index].transpose(1, 2).flatten(0, 1)  # [videos, T, views, …] before
 
-    def frames_decoded(self, cut: Cut) -> int:
+    def frames_decoded(self, cut: VideoSlice) -> int:
         return len(set(cut.numbers))
 
 

@@ -14,7 +14,7 @@ from pipeline.config import DataConfig
 from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
 from pipeline.decoding.nvdec import Limits, NvdecError, read_limits
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.groups import Cut, pictures
+from pipeline.shards.gops import VideoSlice, pictures
 
 Way = Literal["videos", "images"]  # of DALI
 
@@ -56,7 +56,7 @@ class DecoderPolicy:
             return False
         return self._is_dalis(turn, batch) and self.suits(sample) is not None
 
-    def way(self, sample: int, cut: Cut, batch: int) -> Way | None:
+    def way(self, sample: int, cut: VideoSlice, batch: int) -> Way | None:
         """How DALI decodes what has been read of a video; None: PyAV does."""
         if batch >= self._kept_since.get(sample, math.inf):
             return None
@@ -71,7 +71,7 @@ class DecoderPolicy:
         limits = self._limits.get(video.codec)
         if limits is None:
             return None
-        if video.codec == "mjpeg" and self._dataset.groups(sample) is not None:
+        if video.codec == "mjpeg" and self._dataset.gops(sample) is not None:
             return "images"
         return "videos" if limits.admit(video.width, video.height) else None
 
@@ -90,9 +90,9 @@ class DecoderPolicy:
         share = next(share for first, share in reversed(self._shares) if first <= batch)
         return math.floor((turn + 1) * share) > math.floor(turn * share)
 
-    def _numbers_as_dali_does(self, sample: int, cut: Cut) -> bool:
+    def _numbers_as_dali_does(self, sample: int, cut: VideoSlice) -> bool:
         """Shards made by re-encoding hold nothing that decoders disagree about; videos copied into them may."""
-        if not self._dataset.holds_copies or self._dataset.groups(sample) is not None:
+        if not self._dataset.holds_copies or self._dataset.gops(sample) is not None:
             return True
         if sample not in self._is_plain:
             from pipeline.decoding.video import is_plain  # PyAV, which may be missing where DALI takes all
@@ -131,7 +131,7 @@ def _known_to_dali(dataset: ShardDataset, device: torch.device) -> tuple[dict[st
     if device.type == "cpu":
         return dict.fromkeys(CPU_CODECS, Limits()), ""
     # nvJPEG needs no NVDEC, but pictures that are to be had one by one.
-    images = {"mjpeg": Limits()} if "mjpeg" in dataset.info.codecs and dataset.column("num_groups").any() else {}
+    images = {"mjpeg": Limits()} if "mjpeg" in dataset.info.codecs and dataset.column("num_gops").any() else {}
     try:
         return read_limits(device) | images, ""
     except NvdecError as error:

@@ -24,7 +24,7 @@ from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
 from pipeline.shards.format import Sample
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler ends the process, by an assertion (8.1)
@@ -33,7 +33,7 @@ TOGETHER = (3, 4)  # channels that torch scales at once, as bytes and on this th
 Store = Callable[[int, int, UInt8[np.ndarray, "H W C"]], None]
 
 
-def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
+def cut_views(cut: VideoSlice, sample: Sample, views: list[PlanRow], size: int | FrameSize, store: Store) -> int:
     """Call store(view, time, image uint8 [height, width, channels]) for every frame of `views`, which share the frames
     of `cut`.
 
@@ -44,7 +44,7 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
         times.setdefault(number, []).append(time)
     if arrays.is_array(cut.data):
         return _cut_array(cut, sample, views, times, FrameSize.of(size), store)
-    if (channels := arrays.channels_of([sample.codec])) != 3:
+    if (channels := arrays.count_channels([sample.codec])) != 3:
         raise VideoError(f"it is no array, and the table of samples says that it has {channels} channels")
     scalers = [Scaler(view.crop, view.flip, size, (sample.width, sample.height)) for view in views]
     with Video(cut.data, cut.num_frames) as video:
@@ -57,11 +57,11 @@ def cut_views(cut: Cut, sample: Sample, views: list[PlanRow], size: int | FrameS
 
 
 def _cut_array(
-    cut: Cut, sample: Sample, views: list[PlanRow], times: dict[int, list[int]], size: FrameSize, store: Store
+    cut: VideoSlice, sample: Sample, views: list[PlanRow], times: dict[int, list[int]], size: FrameSize, store: Store
 ) -> int:
     """The same of an array: its own pixels, scaled as a video's are, within a grey level of what FFmpeg makes."""
     frames = arrays.read_array(cut.data, list(times), cut.num_frames)
-    said = (sample.height, sample.width, arrays.channels_of([sample.codec]))
+    said = (sample.height, sample.width, arrays.count_channels([sample.codec]))
     if frames.shape[1:] != said:
         found, told = ("x".join(map(str, shape)) for shape in (frames.shape[1:], said))
         raise VideoError(f"it is of {found} (height, width, channels), and the table of samples says {told}")

@@ -124,7 +124,7 @@ class Repeated(ClipPlan):
         self._plan, self._batches = plan, batches
 
     def batch(self, index: int) -> list[PlanRow]:
-        return [replace(row, changes=(), erased=None) for row in self._batches[index % len(self._batches)]]
+        return [replace(row, augment_ops=(), erase_box=None) for row in self._batches[index % len(self._batches)]]
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
         return self._plan.replacement(row, attempt)

@@ -37,21 +37,25 @@ class Crop(NamedTuple):
 SQUARE = FrameSize(1, 1)
 
 
-def largest(width: int, height: int, shape: FrameSize) -> tuple[int, int]:
+def largest_box(width: int, height: int, shape: FrameSize) -> tuple[int, int]:
     """Width and height of the largest box of this shape in a frame; of a square one, twice the shorter side."""
     w, h = width, width * shape.height // shape.width
     return (w, max(1, h)) if h <= height else (max(1, height * shape.width // shape.height), height)
 
 
-def multiscale(width: int, height: int, draws: list[float], shape: FrameSize = SQUARE) -> Crop:
+def multiscale_crop(width: int, height: int, draws: list[float], shape: FrameSize = SQUARE) -> Crop:
     """Sides of 1, .875, .75 or .66 of the largest box of this shape, at most one step apart, at one of 13 places."""
     steps = SIZE_PAIRS[int(draws[0] * len(SIZE_PAIRS))]
-    w, h = (max(1, int(side * SCALES[step])) for side, step in zip(largest(width, height, shape), steps, strict=True))
+    w, h = (
+        max(1, int(side * SCALES[step])) for side, step in zip(largest_box(width, height, shape), steps, strict=True)
+    )
     across, down = OFFSETS[int(draws[1] * len(OFFSETS))]
     return Crop((width - w) // 4 * across, (height - h) // 4 * down, w, h)
 
 
-def random_resized(width: int, height: int, draws: list[float], min_area: float, shape: FrameSize = SQUARE) -> Crop:
+def random_resized_crop(
+    width: int, height: int, draws: list[float], min_area: float, shape: FrameSize = SQUARE
+) -> Crop:
     """`min_area` to 1 of the area, 3:4 to 4:3 as wide as the shape; the largest such box in the centre if none fits."""
     wide = shape.width / shape.height
     for attempt in range(RESIZED_ATTEMPTS):
@@ -64,8 +68,8 @@ def random_resized(width: int, height: int, draws: list[float], min_area: float,
     return Crop((width - w) // 2, (height - h) // 2, w, h)
 
 
-def across(width: int, height: int, index: int, count: int, shape: FrameSize = SQUARE) -> Crop:
+def view_crop(width: int, height: int, index: int, count: int, shape: FrameSize = SQUARE) -> Crop:
     """The largest box of this shape, number `index` of `count` evenly along the frame; the centre if count is 1."""
-    w, h = largest(width, height, shape)
+    w, h = largest_box(width, height, shape)
     share = index / (count - 1) if count > 1 else 0.5
     return Crop(round((width - w) * share), round((height - h) * share), w, h)

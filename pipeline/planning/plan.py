@@ -17,12 +17,12 @@ from jaxtyping import Int
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.planning import changes, crops, draws, order
-from pipeline.planning.changes import Box, Change
+from pipeline.planning import augmentations, crops, rng
+from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.draws import Purpose
-from pipeline.planning.order import Order, subset
-from pipeline.planning.split import passes
+from pipeline.planning.rng import Purpose
+from pipeline.planning.sample_order import SampleOrder, subset
+from pipeline.planning.split_step import passes
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -36,8 +36,8 @@ class PlanRow:
     frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
     crop: Crop  # in stored pixels
     flip: bool  # left to right
-    changes: tuple[Change, ...] = ()  # RandAugment's
-    erased: Box | None = None
+    augment_ops: tuple[AugmentOp, ...] = ()  # RandAugment's
+    erase_box: EraseBox | None = None
 
     @property
     def start_frame(self) -> int:
@@ -73,7 +73,7 @@ class ClipPlan(Protocol):
         """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
 
 
-class Plan(ClipPlan):
+class TrainingPlan(ClipPlan):
     """Endless stream of training clips."""
 
     def __init__(
@@ -114,7 +114,8 @@ class Plan(ClipPlan):
         self.batch_size, self.lanes = max(map(len, self._passes)), config.canonical_nodes
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
-        self._order = self._in_order(order.VERSION)
+        served = len(self._lanes_of(self._passes))
+        self._order = SampleOrder(dataset, config, seed, step=self.global_batch // self.views, served=served)
         node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
         self._lanes_of_node = sorted(self._lanes_of(node))
         self.shards_in_turns = min(len(self._lanes_of_node) * config.shuffle_shards, len(dataset.shards))
@@ -130,16 +131,6 @@ class Plan(ClipPlan):
     def passes(self) -> int:
         """Batches of this rank that make up its part of a step."""
         return len(self._passes)
-
-    def keep_order(self, version: int) -> None:
-        """Go on in the order that a run began with, which its checkpoints name: see order.VERSION."""
-        if version != order.VERSION:
-            self._order = self._in_order(version)
-
-    def _in_order(self, version: int) -> Order:
-        served = len(self._lanes_of(self._passes))
-        step = self.global_batch // self.views
-        return Order(self._dataset, self._config, self._seed, step=step, served=served, version=version)
 
     def _lanes_of(self, parts: list[range]) -> set[int]:
         """Of the clips of a step that a process takes."""
@@ -171,37 +162,39 @@ class Plan(ClipPlan):
         """Another video of the same window, after some attempts of the same dataset, drawn for this position and
         attempt."""
         draw = row.position // self.views
-        share = draws.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
+        share = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
         sample = self._order.other(draw, share, attempt)
         return self._cut(row.position, row.epoch, sample, attempt)
 
     def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
-        when = draws.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
-        where = draws.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
+        when = rng.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
+        where = rng.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
         if config.sampling == "segments":
             frames = segment_frames(video.num_frames, when)
         else:
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
         if config.crop == "multiscale":
-            crop = crops.multiscale(video.width, video.height, where[1:], self.frame_size)
+            crop = crops.multiscale_crop(video.width, video.height, where[1:], self.frame_size)
         else:
-            crop = crops.random_resized(video.width, video.height, where[1:], config.crop_min_area, self.frame_size)
+            crop = crops.random_resized_crop(
+                video.width, video.height, where[1:], config.crop_min_area, self.frame_size
+            )
         flip = config.flip and where[0] < 0.5
         return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
 
-    def _augmentation(self, position: int, attempt: int) -> tuple[tuple[Change, ...], Box | None]:
+    def _augmentation(self, position: int, attempt: int) -> tuple[tuple[AugmentOp, ...], EraseBox | None]:
         count, share = self._config.rand_augment, self._config.random_erasing
         if not count and not share:
             return (), None
-        needed = changes.DRAWS_FOR_ERASING + count * changes.DRAWS_PER_CHANGE
-        numbers = draws.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), needed)
-        box = changes.drawn_box(share, numbers)
-        rest = numbers[changes.DRAWS_FOR_ERASING :]
-        return changes.drawn_changes(count, self._config.rand_augment_magnitude, rest), box
+        needed = augmentations.NUMBERS_FOR_ERASING + count * augmentations.NUMBERS_PER_OP
+        numbers = rng.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), needed)
+        box = augmentations.sample_erase_box(share, numbers)
+        rest = numbers[augmentations.NUMBERS_FOR_ERASING :]
+        return augmentations.sample_ops(count, self._config.rand_augment_magnitude, rest), box
 
 
-class ViewPlan(ClipPlan):
+class EvaluationPlan(ClipPlan):
     """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
 
     As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
@@ -254,7 +247,7 @@ class ViewPlan(ClipPlan):
         else:
             share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
-        crop = crops.across(video.width, video.height, spatial, self.views, self.frame_size)
+        crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
 
     def replacement(self, row: PlanRow, attempt: int) -> None:

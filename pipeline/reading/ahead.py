@@ -15,7 +15,7 @@ from pipeline.decoding.policy import notice
 from pipeline.decoding.workers import Task, Workers
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.ledger import NoRoomError
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 
 FURTHEST = 512  # batches that are looked through beyond the one in use; each costs its share of the plan, once

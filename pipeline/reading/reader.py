@@ -17,10 +17,10 @@ from pipeline.decoding.workers import Task
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.ahead import LookAhead, Piece, Pieces
 from pipeline.reading.ledger import Holder
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 
 OPENS = 5  # tries to open a copy before another process makes room of it
 T = TypeVar("T")
@@ -64,16 +64,16 @@ class Reader:
         piece, video = self._piece(sample), self._usable(sample)
         return self._tried(piece, partial(self._whole, piece, video))
 
-    def clip(self, sample: int, frames: Sequence[int]) -> Cut:
+    def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
         """What of a sample's video these frames take: their groups of pictures where it has such, else all of it.
 
         Raises VideoError if the bytes are not those that were put there.
         """
         piece, video = self._piece(sample), self._usable(sample)
-        groups = self._dataset.groups(sample)
+        groups = self._dataset.gops(sample)
         if groups is None:
-            return Cut(self.read(sample), tuple(frames), video.num_frames)
-        return self._tried(piece, partial(groups.clip_bytes, frames, partial(self._range, piece, video)))
+            return VideoSlice(self.read(sample), tuple(frames), video.num_frames)
+        return self._tried(piece, partial(groups.slice_video, frames, partial(self._range, piece, video)))
 
     def _piece(self, sample: int) -> Piece:
         return self._pieces.of(sample) or Piece(int(self._dataset.shard_of[sample]))

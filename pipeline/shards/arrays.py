@@ -1,7 +1,7 @@
 """Videos that are arrays of numbers, for what no video codec takes: depth, heat, many bands of light.
 
 They are NumPy's .npy files, uint8 [T, H, W, C], stored as they came. Each frame is a group of its own
-(pipeline/shards/groups.py), so a clip reads and checks its own frames alone. Nothing is decoded; they are cropped,
+(pipeline/shards/gops.py), so a clip reads and checks its own frames alone. Nothing is decoded; they are cropped,
 flipped and scaled as videos are (pipeline/decoding/cutting.py), each channel by itself.
 """
 
@@ -80,7 +80,7 @@ def read_shape(data: Buffer) -> Shape:
     return found
 
 
-def frames_of(source: Source, num_frames: int | None = None) -> UInt8[np.ndarray, "T H W C"]:
+def map_frames(source: Source, num_frames: int | None = None) -> UInt8[np.ndarray, "T H W C"]:
     """All frames of a file, or of a cut of one that holds `num_frames` of them; a view of the bytes.
 
     Raises VideoError if there are more or fewer bytes than these take.
@@ -96,18 +96,18 @@ def frames_of(source: Source, num_frames: int | None = None) -> UInt8[np.ndarray
 
 def read_array(source: Source, numbers: Sequence[int], num_frames: int | None = None) -> UInt8[np.ndarray, "T H W C"]:
     """The frames with these numbers, in the order given. Raises VideoError if there are none such."""
-    frames = frames_of(source, num_frames)
+    frames = map_frames(source, num_frames)
     if max(numbers) >= len(frames):
         raise VideoError(f"frame {max(numbers)} is wanted, and there are {len(frames)}")
     return frames[list(numbers)]
 
 
-def codec_of(channels: int) -> str:
+def codec_name(channels: int) -> str:
     """What the tables of a dataset call an array's codec."""
     return f"uint8x{channels}"
 
 
-def channels_of(codecs: Iterable[str]) -> int:
+def count_channels(codecs: Iterable[str]) -> int:
     """Channels of the clips of videos with these codecs: 3 of all but arrays. Raises InputError if they differ."""
     arrays = [re.fullmatch("uint8x([1-9]|1[0-2])", codec) for codec in codecs]
     found = sorted({int(array[1]) if array else 3 for array in arrays}) or [3]
@@ -119,6 +119,6 @@ def channels_of(codecs: Iterable[str]) -> int:
     return found[0]
 
 
-def shown(frames: UInt8[np.ndarray, "... C"]) -> UInt8[np.ndarray, "... 3"]:
+def to_rgb(frames: UInt8[np.ndarray, "... C"]) -> UInt8[np.ndarray, "... 3"]:
     """For people: the first three channels as red, green and blue; of fewer, the first as grey."""
     return frames[..., :3] if frames.shape[-1] >= 3 else np.repeat(frames[..., :1], 3, axis=-1)

@@ -15,8 +15,9 @@ from jaxtyping import Int, Shaped
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.reading.store import Cache, is_remote
-from pipeline.shards.arrays import channels_of
+from pipeline.reading.cache import ShardCache
+from pipeline.reading.storage import is_remote
+from pipeline.shards.arrays import count_channels
 from pipeline.shards.format import (
     DATASET_FILE,
     DatasetInfo,
@@ -27,7 +28,7 @@ from pipeline.shards.format import (
     TableInfo,
     read_dataset_info,
 )
-from pipeline.shards.groups import Groups
+from pipeline.shards.gops import GopIndex
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import merged_sides
 
@@ -64,10 +65,10 @@ class Samples(Sequence[Sample]):
             sample.__dict__["label"] = part.labels[sample.label]  # it has just been made, and nobody else has it
         return sample
 
-    def groups(self, index: int) -> Groups | None:
+    def gops(self, index: int) -> GopIndex | None:
         """The groups of pictures of a sample, None if it can only be read whole."""
         part, number = self._place(index)
-        return part.tables.groups(number)
+        return part.tables.gops(number)
 
     def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
         """A copy of one column of the rows, of all parts, or of the first `most` of each; labels are those of the
@@ -120,18 +121,26 @@ class ShardDataset:
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
-    cache: Cache = field(default_factory=Cache)  # where what lies in an object store is kept
+    cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
     parts: Sequence[Part] = ()
 
     @classmethod
-    def open(cls, folders: str | Path | Sequence[str | Path], cache: Cache | None = None) -> "ShardDataset":
-        """Open the tables (not the videos) of one or several dataset folders or URLs of such.
+    def open(
+        cls, shards: DataConfig | str | Path | Sequence[str | Path], config: DataConfig | None = None
+    ) -> "ShardDataset":
+        """Open the tables (not the videos) of what data.shards names, or of other dataset folders or URLs.
 
-        Class ids of a mix run over the union of the datasets' class names. Raises InputError if a folder is missing,
-        broken or empty.
+        `config` says where remote shards are cached. Class ids of a mix run over the union of the datasets' class
+        names. Raises InputError if a folder is missing, broken or empty.
         """
-        cache = cache or Cache()
-        places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+        if isinstance(shards, DataConfig):
+            config = shards
+            shards = config.shards
+        config = config or DataConfig()
+        cache = ShardCache(
+            Path(config.cache_dir) if config.cache_dir else None, config.cache_gib, config.download_timeout_s
+        )
+        places = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
         if not places or not all(places):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
         found = [_open_tables(place, cache) for place in places]
@@ -159,11 +168,6 @@ class ShardDataset:
             parts=parts,
         )
 
-    @classmethod
-    def of(cls, config: DataConfig) -> "ShardDataset":
-        """What data.shards names, with the cache that data.cache_dir names."""
-        return cls.open(config.shards, config.shard_cache)
-
     @property
     def digest(self) -> str:
         """Which videos, in which order, with which classes, labels, frames and sides: datasets of the same digest give
@@ -187,11 +191,11 @@ class ShardDataset:
     @property
     def channels(self) -> int:
         """Of every clip: 3 of videos, an array's own. Raises InputError where a mix has several."""
-        return channels_of(self.info.codecs)
+        return count_channels(self.info.codecs)
 
-    def groups(self, sample: int) -> Groups | None:
+    def gops(self, sample: int) -> GopIndex | None:
         """The groups of pictures of a sample, None if its video can only be read whole."""
-        return self.samples.groups(sample) if isinstance(self.samples, Samples) else None
+        return self.samples.gops(sample) if isinstance(self.samples, Samples) else None
 
     def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
         """One column of shards.SAMPLE over all samples, or the first `most` of each dataset, as it stands in the
@@ -209,7 +213,7 @@ class ShardDataset:
         return f"{self.shards[int(self.shard_of[sample])]}:{video.offset}:{video.key}"
 
 
-def _open_tables(place: str, cache: Cache) -> tuple[Path, Tables]:
+def _open_tables(place: str, cache: ShardCache) -> tuple[Path, Tables]:
     """Folder with the description of a dataset, its own or a copy of it, and the tables."""
     folder, locate = Path(place), _beside(Path(place))
     if is_remote(place):
@@ -234,7 +238,7 @@ def _beside(folder: Path) -> Locate:
     return lambda table: folder / table.file
 
 
-def _fetched(cache: Cache, url: str, table: TableInfo) -> Path:
+def _fetched(cache: ShardCache, url: str, table: TableInfo) -> Path:
     return cache.fetch(f"{url}/{table.file}", version=table.sha256)
 
 

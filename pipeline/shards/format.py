@@ -12,7 +12,7 @@ and, from schema version 2 on, tables of the whole dataset, whose names end in t
 
     shards-<hash>.npy             a row a shard: SHARD
     samples-<hash>.npy            a row a sample, in the order of shards and tars: SAMPLE
-    groups-<hash>.npy             a row a group of pictures of the videos that can be cut: groups.GROUP
+    gops-<hash>.npy               one row per GOP of the videos that can be read in part: gops.GOP
     names-<hash>.jsonl            [key, source], a line a sample
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from msgspec import Meta
 
 from common.errors import InputError
-from pipeline.shards.groups import GROUP
+from pipeline.shards.gops import GOP
 
 SCHEMA_VERSION = 2
 DATASET_FILE = "dataset.json"
@@ -57,10 +57,10 @@ SAMPLE = np.dtype(
         ("label", "<i4"),  # index into DatasetInfo.classes; -1: none
         ("offset", "<u8"),  # of the video in the tar
         ("size", "<u8"),  # bytes of the video
-        ("group", "<u8"),  # first row in the table of groups
+        ("first_gop", "<u8"),  # row in the GOP table
         ("name", "<u8"),  # first byte in the table of names
         ("fps", "<f8"),
-        ("num_groups", "<u4"),  # rows in the table of groups; 0: the video cannot be cut
+        ("num_gops", "<u4"),  # rows in the GOP table; 0: the video can only be read whole
         ("num_frames", "<u4"),
         ("width", "<u2"),  # as displayed, pixels
         ("height", "<u2"),
@@ -70,7 +70,7 @@ SAMPLE = np.dtype(
         ("sha256", "V32"),  # of the video
     ]
 )
-TABLES = {"shards": SHARD, "samples": SAMPLE, "groups": GROUP}  # besides names
+TABLES = {"shards": SHARD, "samples": SAMPLE, "gops": GOP}  # besides names
 
 Count = Annotated[int, Meta(ge=1, lt=2**32)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -102,7 +102,7 @@ class Sample:
     size: Bytes = 0  # bytes of the video
     source_sha256: str = ""  # of the input file's bytes
     source_size: Bytes = 0  # their number; 0 where an older version did not say it
-    groups: str = ""  # base64 of its rows of the table of groups; empty: it cannot be cut
+    gops: str = ""  # base64 of its rows of the GOP table; empty: it can only be read whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from jaxtyping import Int, Shaped
 from common.errors import InputError
 from common.logging import log
 from pipeline.shards.format import SAMPLE, DatasetInfo, Locate, Sample, read_lines, read_table
-from pipeline.shards.groups import GROUP, Groups
-from pipeline.shards.rows import RowMaker
+from pipeline.shards.gops import GOP, GopIndex
+from pipeline.shards.rows import RowWriter
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
 HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that are hashed at every open
@@ -62,14 +62,14 @@ class Tables:
         tables: Mapping[str, Path | np.ndarray | bytes],
         problems: Mapping[int, str] | None = None,
     ) -> None:
-        """`samples` are rows of SAMPLE; `tables` has "groups" and "names", as files or as what would be in them.
+        """`samples` are rows of SAMPLE; `tables` has "gops" and "names", as files or as what would be in them.
 
         `problems` are known of some samples beforehand.
         """
         self.info, self.first_of_shard, self.rows = info, first_of_shard, samples
         self._tables, self._problems = tables, dict(problems or {})
         self._codecs, self._sides = list(info.codecs), list(info.codecs.values())
-        self._num_groups = info.tables["groups"].num_rows if info.tables else 0
+        self._num_gops = info.tables["gops"].num_rows if info.tables else 0
 
     @classmethod
     def open(cls, info: DatasetInfo, folder: Path, locate: Locate) -> "Tables":
@@ -116,13 +116,13 @@ class Tables:
             size=row["size"],
         )
 
-    def groups(self, number: int) -> Groups | None:
+    def gops(self, number: int) -> GopIndex | None:
         """The groups of pictures of sample `number`, None if it can only be read whole."""
         row = self.rows[number]
-        first, count = int(row["group"]), int(row["num_groups"])
+        first, count = int(row["first_gop"]), int(row["num_gops"])
         if not count:
             return None
-        return Groups(np.asarray(self._groups[first : first + count]), int(row["size"]), int(row["num_frames"]))
+        return GopIndex(np.asarray(self._gops[first : first + count]), int(row["size"]), int(row["num_frames"]))
 
     @cached_property
     def content(self) -> str:
@@ -188,8 +188,8 @@ class Tables:
             return f"its row says every {row['frame_stride']}th frame is kept, as of no video of the dataset"
         if not -1 <= row["label"] < len(info.classes):
             return f"its row says label {row['label']}, and there are {len(info.classes)} classes"
-        if row["num_groups"] and not 2 <= row["num_groups"] <= self._num_groups - row["group"]:
-            return f"its row says {row['num_groups']} rows of the table of groups from {row['group']} on"
+        if row["num_gops"] and not 2 <= row["num_gops"] <= self._num_gops - row["first_gop"]:
+            return f"its row says {row['num_gops']} rows of the GOP table from {row['first_gop']} on"
         return ""
 
     def _stand_in(self, number: int, problem: str) -> Sample:
@@ -236,10 +236,10 @@ class Tables:
         return mapped
 
     @cached_property
-    def _groups(self) -> np.ndarray:
-        groups = self._tables["groups"]
-        assert isinstance(groups, np.ndarray)
-        return groups
+    def _gops(self) -> np.ndarray:
+        gops = self._tables["gops"]
+        assert isinstance(gops, np.ndarray)
+        return gops
 
 
 def _agree(row: Sample, line: Sample | str) -> bool:
@@ -265,7 +265,7 @@ class _Located(Mapping[str, Path | np.ndarray | bytes]):
         return path
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("groups", "names"))
+        return iter(("gops", "names"))
 
     def __len__(self) -> int:
         return 2
@@ -273,7 +273,7 @@ class _Located(Mapping[str, Path | np.ndarray | bytes]):
 
 def _read_version_1(info: DatasetInfo, folder: Path) -> Tables:
     """Tables in memory out of the `samples.jsonl` of the shards."""
-    maker = RowMaker()
+    maker = RowWriter()
     rows, names = [np.empty(0, SAMPLE)], []
     problems: dict[int, str] = {}
     for shard in info.shards:
@@ -288,6 +288,6 @@ def _read_version_1(info: DatasetInfo, folder: Path) -> Tables:
         rows.append(made.samples)
         names.append(made.names)
     counts = np.array([shard.num_samples for shard in info.shards], np.int64)
-    tables: dict[str, Path | np.ndarray | bytes] = {"groups": np.empty(0, GROUP), "names": b"".join(names)}
+    tables: dict[str, Path | np.ndarray | bytes] = {"gops": np.empty(0, GOP), "names": b"".join(names)}
     first = np.array([0, *itertools.accumulate(counts.tolist())][:-1], np.int64)
     return Tables(maker.describe(info), first, np.concatenate(rows), tables, problems)

@@ -9,22 +9,22 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.shards.format import SAMPLE, DatasetInfo, Sample, Sides
-from pipeline.shards.groups import GROUP
+from pipeline.shards.gops import GOP
 
 
 class ShardRows(NamedTuple):
     """What one shard adds to the tables."""
 
     samples: np.ndarray  # of SAMPLE
-    groups: np.ndarray  # of GROUP
+    gops: np.ndarray  # of GOP
     names: bytes
 
 
-class RowMaker:
+class RowWriter:
     """Makes the rows of a dataset; keeps none of them."""
 
     def __init__(self) -> None:
-        self.num_samples = self.num_groups = self.num_name_bytes = self._num_shards = self._num_unlabelled = 0
+        self.num_samples = self.num_gops = self.num_name_bytes = self._num_shards = self._num_unlabelled = 0
         self._codecs: dict[str, int] = {}
         self._containers: dict[str, int] = {}
         self._strides: set[int] = set()
@@ -34,25 +34,25 @@ class RowMaker:
     def rows_of(self, samples: Sequence[Sample | str]) -> ShardRows:
         """Rows of the next shard's samples, in tar order; one that is broken, and only its problem known, is zero."""
         names = [name_line(sample) for sample in samples]
-        groups = [groups_of(sample) for sample in samples]
+        groups = [decode_gops(sample) for sample in samples]
         rows = np.zeros(len(samples), SAMPLE)
         good = [place for place, sample in enumerate(samples) if isinstance(sample, Sample)]
         rows[good] = [self._row(sample) for sample in samples if isinstance(sample, Sample)]
         rows["shard"] = self._num_shards
         rows["name"] = self.num_name_bytes + _starts(names)
-        rows["group"] = self.num_groups + _starts(groups)
-        rows["num_groups"] = [len(part) for part in groups]
+        rows["first_gop"] = self.num_gops + _starts(groups)
+        rows["num_gops"] = [len(part) for part in groups]
         self._count(rows[good])
         self._num_shards += 1
         self.num_samples += len(samples)
-        self.num_groups += sum(map(len, groups))
+        self.num_gops += sum(map(len, groups))
         self.num_name_bytes += sum(map(len, names))
         held = [part for part in groups if len(part)]
-        return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GROUP), b"".join(names))
+        return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GOP), b"".join(names))
 
-    def go_on_at(self, shard: int, group: int, name_byte: int) -> None:
+    def continue_at(self, shard: int, group: int, name_byte: int) -> None:
         """Make the next rows those of this shard, though the samples before it are not known."""
-        self._num_shards, self.num_groups, self.num_name_bytes = shard, group, name_byte
+        self._num_shards, self.num_gops, self.num_name_bytes = shard, group, name_byte
 
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """`info` with what is known of all samples."""
@@ -116,15 +116,15 @@ def name_line(sample: Sample | str) -> bytes:
     return json.dumps([sample.key, sample.source]).encode() + b"\n"
 
 
-def groups_of(sample: Sample | str) -> np.ndarray:
+def decode_gops(sample: Sample | str) -> np.ndarray:
     """A sample's rows of the table of groups."""
-    if isinstance(sample, str) or not sample.groups:
-        return np.empty(0, GROUP)
-    return np.frombuffer(base64.b64decode(sample.groups), GROUP)
+    if isinstance(sample, str) or not sample.gops:
+        return np.empty(0, GOP)
+    return np.frombuffer(base64.b64decode(sample.gops), GOP)
 
 
-def groups_text(rows: np.ndarray) -> str:
-    """`groups_of` the other way round."""
+def encode_gops(rows: np.ndarray) -> str:
+    """`decode_gops` the other way round."""
     return base64.b64encode(rows.tobytes()).decode("ascii")
 
 

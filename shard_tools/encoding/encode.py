@@ -30,7 +30,7 @@ from shard_tools.encoding.source import (
 from shard_tools.encoding.timing import Timing, read_timing
 from shard_tools.settings import COPY, Settings
 
-# A fragment a group of pictures, each decodable behind the first bytes of the file alone (pipeline/shards/groups.py).
+# A fragment a group of pictures, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py).
 # The trailer, a table of the fragments, would be of no use to a clip.
 FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
@@ -120,10 +120,10 @@ def _stored(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
 def _array(source: Path) -> StoredVideo:
     """An array as it is, whatever the settings say of videos."""
     try:
-        num_frames, height, width, channels = arrays.frames_of(source).shape
+        num_frames, height, width, channels = arrays.map_frames(source).shape
     except VideoError as error:
         raise UnusableError(str(error)) from error
-    return StoredVideo(source, arrays.CONTAINER, arrays.codec_of(channels), num_frames, arrays.FPS, 1, width, height)
+    return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
 
 
 def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:

@@ -15,7 +15,7 @@ from benchmarks.reports.pipeline_plot import draw
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.nvdec import Limits, NvdecError
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -35,7 +35,7 @@ def test_a_line_of_the_table(tmp_path: Path) -> None:
 def test_wrong_clips_stop_the_benchmark(tmp_path: Path) -> None:
     video = encode(80, width=320, height=240, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
-    plan = Plan(dataset, DataConfig(), num_frames=16, image_size=224, seed=0, batch_size=1)
+    plan = TrainingPlan(dataset, DataConfig(), num_frames=16, image_size=224, seed=0, batch_size=1)
     with pytest.raises(InputError, match="clips show what the plan says"):
         check(dataset, plan, np.zeros((1, 16, 224, 224, 3), np.uint8))
 

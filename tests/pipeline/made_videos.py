@@ -155,11 +155,11 @@ def as_version_1(folder: Path) -> Path:
     """The same dataset as it was before there were tables of all its shards."""
     info = read_dataset_info(folder)
     for path in folder.iterdir():
-        if path.name.split("-")[0] in ("shards", "samples", "groups", "names"):
+        if path.name.split("-")[0] in ("shards", "samples", "gops", "names"):
             path.unlink()
     for path in folder.glob("*.samples.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "groups"}) + "\n" for line in lines))
+        path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "gops"}) + "\n" for line in lines))
     shards = [
         {"name": shard.name, "num_samples": shard.num_samples, "num_bytes": shard.num_bytes, "sha256": shard.sha256}
         for shard in info.shards

@@ -15,12 +15,12 @@ from listed import Listed
 from pipeline.config import DataConfig
 from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan, ViewPlan
+from pipeline.planning.plan import EvaluationPlan, TrainingPlan
 from pipeline.reading import reader as reading
 from pipeline.reading.ahead import LookAhead, Piece, Pieces, check_cache
+from pipeline.reading.cache import ShardCache
 from pipeline.reading.ledger import NoRoomError
 from pipeline.reading.reader import OpenFiles, Reader
-from pipeline.reading.store import Cache
 from pipeline.shards.dataset import ShardDataset
 from tests.pipeline.test_plan import plan_of, table
 
@@ -133,7 +133,7 @@ def bucket(short_shards: Path) -> str:
 
 
 def test_files_that_have_been_removed_do_not_stay_open(bucket: str, tmp_path: Path) -> None:
-    dataset = ShardDataset.open(bucket, Cache(tmp_path))
+    dataset = ShardDataset.open(bucket, ShardCache(tmp_path))
     reader = Reader(dataset)
     expected = [reader.read(sample) for sample in (0, 5, 9)]
     assert len(reader._files) == 3
@@ -180,8 +180,8 @@ def test_a_disk_that_is_far_away_is_cached_by_its_url(short_shards: Path, tmp_pa
         config = DataConfig(
             place, frame_stride=1, cache_dir=str(tmp_path / "nvme"), cache_gib=2.5 * size / 2**30, shuffle_shards=1
         )
-        dataset = ShardDataset.of(config)
-        plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+        dataset = ShardDataset.open(config)
+        plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
         with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(8), strict=False)]))
             kept = [path for path in (tmp_path / "nvme").rglob("*.tar") if path.is_file()]
@@ -200,8 +200,8 @@ def test_a_cache_that_is_too_small_for_the_order_is_said(
         bucket, frame_stride=1, cache_dir=str(tmp_path), cache_gib=2 * size / 2**30, canonical_nodes=lanes,
         shuffle_shards=shuffle_shards,
     )  # fmt: skip
-    dataset = ShardDataset.of(config)
-    check_cache(dataset, Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4))
+    dataset = ShardDataset.open(config)
+    check_cache(dataset, TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4))
     notes = capfd.readouterr().err
     assert (f"takes clips from {said} in turns" in notes) if said else not notes
 
@@ -212,7 +212,7 @@ def test_what_is_removed_is_closed_when_it_is_behind(
 ) -> None:
     """Of a cache for one shard; what will be read yet is not downloaded again for every clip."""
     size = max(path.stat().st_size for path in short.folder.glob("*.tar"))
-    dataset = ShardDataset.open(bucket, Cache(tmp_path, max_gib=1.5 * size / 2**30))
+    dataset = ShardDataset.open(bucket, ShardCache(tmp_path, max_gib=1.5 * size / 2**30))
     reader, expected = Reader(dataset, Listed(batches)), Reader(short)
     for number, sample in enumerate((0, 5, 9)):
         reader.reach(number)
@@ -236,8 +236,8 @@ def test_few_videos_of_a_shard_come_one_by_one(
     clips = []
     for place in (str(short.folder), bucket):
         config = DataConfig(place, frame_stride=1, cache_dir=str(tmp_path), subset=5 if nodes == 1 else None)
-        dataset = ShardDataset.of(config)
-        plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=2, world_size=nodes)
+        dataset = ShardDataset.open(config)
+        plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=2, world_size=nodes)
         with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
@@ -263,7 +263,7 @@ def test_a_video_that_is_another_one_in_the_store_is_a_bad_video(
     bucket: str, short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.reading.ahead.REQUEST", 0)
-    dataset, plan = ShardDataset.open(bucket, Cache(tmp_path)), Listed([[0, 1]])
+    dataset, plan = ShardDataset.open(bucket, ShardCache(tmp_path)), Listed([[0, 1]])
     monkeypatch.setattr(plan, "share", lambda _: 0.5)
     content = fsspec.filesystem("memory").store["/bucket/data/shard-000000.tar"].getbuffer()
     content[short.samples[1].offset + 100] ^= 1
@@ -286,5 +286,5 @@ def test_how_much_of_a_shard_a_node_reads(monkeypatch: pytest.MonkeyPatch) -> No
     subset = DataConfig(frame_stride=1, subset=6)
     shares = [plan_of(dataset, subset, **shape).share(shard) for shard in range(4)]
     assert sum(shares) == pytest.approx(6 / 6 / 3)
-    views = ViewPlan(dataset, subset, num_frames=2, image_size=8, batch_size=1, rank=3, world_size=6)
+    views = EvaluationPlan(dataset, subset, num_frames=2, image_size=8, batch_size=1, rank=3, world_size=6)
     assert [views.share(shard) for shard in range(4)] == shares

@@ -16,12 +16,12 @@ from pipeline.decoding.video import decode_frames
 from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
-from pipeline.planning.plan import Plan, PlanRow
+from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
-from pipeline.shards.groups import Cut, read_groups
+from pipeline.shards.gops import VideoSlice, index_gops
 from shard_tools import check_shards, make_shards
 
 T, H, W = 12, 40, 56
@@ -49,10 +49,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def batches(shards: Path | list[Path], **settings: object) -> tuple[Plan, torch.Tensor]:
+def batches(shards: Path | list[Path], **settings: object) -> tuple[TrainingPlan, torch.Tensor]:
     config = DataConfig(str(shards), frame_stride=2, num_threads=1, decoder="pyav", **settings)  # type: ignore[arg-type]
-    dataset = ShardDataset.of(config)
-    plan = Plan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         return plan, next(iter(loader.batches(0))).clip.clone()
 
@@ -80,10 +80,10 @@ def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp
     whole = decode_frames(Reader(dataset).read(0), [3, 9])
     assert np.array_equal(arrays.read_array(cut.data, [0, 1], 2), whole)
     data = bytearray(npy_bytes(smooth(2), tmp_path))
-    rows = read_groups(bytes(data), T)
+    rows = index_gops(bytes(data), T)
     assert len(rows) == T + 1
     data[-1] ^= 1
-    assert (read_groups(bytes(data), T)["checksum"] != rows["checksum"]).tolist() == [False] * T + [True]
+    assert (index_gops(bytes(data), T)["checksum"] != rows["checksum"]).tolist() == [False] * T + [True]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -101,7 +101,7 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         out.mux(stream.encode(None))
     found = []
     for container, data in (("mkv", (tmp_path / "v.mkv").read_bytes()), ("npy", npy_bytes(pictures, tmp_path))):
-        codec = arrays.codec_of(channels) if container == "npy" else "ffv1"
+        codec = arrays.codec_name(channels) if container == "npy" else "ffv1"
         sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
 
         row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(7, 5, 33, 31), True)
@@ -110,7 +110,7 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         def store(view: int, time: int, image: np.ndarray, clip: np.ndarray = clip) -> None:
             clip[time] = image[..., :channels]
 
-        cut_views(Cut(data, row.frames, T), sample, [row], 16, store)
+        cut_views(VideoSlice(data, row.frames, T), sample, [row], 16, store)
         found.append(clip.astype(int))
     assert np.abs(found[0] - found[1]).max() <= 1
 
@@ -164,7 +164,7 @@ def test_arrays_beside_videos_are_none(tmp_path: Path) -> None:
 
 def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) -> None:
     with pytest.raises(InputError, match="clips of 3 and 5 channels, which no model takes together"):
-        arrays.channels_of(["h264", "uint8x5"])
+        arrays.count_channels(["h264", "uint8x5"])
     with pytest.raises(InputError, match="changes colours, and these clips have 5 channels"):
         batches(shards, rand_augment=2)
 
@@ -180,7 +180,7 @@ def test_a_table_that_is_wrong_about_an_array_costs_the_video(
     sample = Sample("k", "npy", codec, T, 25.0, 1, width, H, None, "s", "0" * 64, 0, len(data))
     row = PlanRow(0, 0, 0, (0, 1), Crop(0, 0, 32, 32), False)
     with pytest.raises(VideoError, match="channels"):
-        cut_views(Cut(data, row.frames, T), sample, [row], 16, lambda *_: None)
+        cut_views(VideoSlice(data, row.frames, T), sample, [row], 16, lambda *_: None)
 
 
 def test_shards_of_arrays_are_an_input_too(shards: Path, tmp_path: Path) -> None:

@@ -15,8 +15,15 @@ from common.errors import InputError
 from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.changes import DRAWS_FOR_ERASING, NAMES, Box, Change, drawn_box, drawn_changes
-from pipeline.planning.plan import Plan
+from pipeline.planning.augmentations import (
+    NAMES,
+    NUMBERS_FOR_ERASING,
+    AugmentOp,
+    EraseBox,
+    sample_erase_box,
+    sample_ops,
+)
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 # timm's function and the argument it gets for strength 0.5, of what needs no resampling.
@@ -37,7 +44,7 @@ TIMM = {
 }
 
 
-def alone(clip: Tensor, changes: tuple[Change, ...], box: Box | None = None, seed: int = 0) -> Tensor:
+def alone(clip: Tensor, augment_ops: tuple[AugmentOp, ...], box: EraseBox | None = None, seed: int = 0) -> Tensor:
     """Of a batch of one clip [T, H, W, C]."""
     return augmented(clip[None], [changes], [box], [seed])[0]
 
@@ -57,7 +64,7 @@ def test_operations_are_timms(name: str) -> None:
     options |= {"fillcolor": (128,) * 3} if name.startswith("translate") else {}
     expected = np.asarray(function(Image.fromarray(picture()), *arguments, **options)).astype(int)
     clip = torch.from_numpy(picture()).expand(2, 64, 64, 3)
-    ours = alone(clip, (Change(name, 0.5),))
+    ours = alone(clip, (AugmentOp(name, 0.5),))
     assert torch.equal(ours[0], ours[1]), "all frames alike"
     difference = np.abs(ours[0].numpy() - expected)
     assert np.median(difference) <= 2
@@ -68,7 +75,7 @@ def test_operations_are_timms(name: str) -> None:
 @pytest.mark.parametrize("strength", [-1.0, 0.0, 0.55, 1.0])
 def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
     clip = torch.from_numpy(picture()).repeat(3, 1, 1, 1)
-    result = alone(clip, (Change(name, strength),))
+    result = alone(clip, (AugmentOp(name, strength),))
     assert result.shape == clip.shape
     assert result.dtype == torch.uint8
     if strength == 0 and name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast"):
@@ -78,7 +85,7 @@ def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
     assert torch.equal(clip[0], torch.from_numpy(picture())), "the loader's memory is left alone"
 
 
-def by_torchvision(clip: Tensor, changes: tuple[Change, ...]) -> Tensor:
+def by_torchvision(clip: Tensor, augment_ops: tuple[AugmentOp, ...]) -> Tensor:
     """One clip [T, H, W, C], by what torchvision does to one clip."""
 
     def moved(angle: float = 0, x: float = 0, y: float = 0, shear: tuple[float, float] = (0, 0)) -> Tensor:
@@ -108,7 +115,7 @@ def by_torchvision(clip: Tensor, changes: tuple[Change, ...]) -> Tensor:
 
 def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
     rng = np.random.default_rng(0)
-    drawn = [drawn_changes(8, 9, rng.random(40).tolist()) for _ in range(2 * AT_ONCE)]
+    drawn = [sample_ops(8, 9, rng.random(40).tolist()) for _ in range(2 * AT_ONCE)]
     assert {change.name for changes in drawn for change in changes} == set(NAMES)
     noise = torch.from_numpy(rng.integers(0, 256, (len(drawn), 3, 6, 5, 3), np.uint8)).float()
     clips = torch.nn.functional.interpolate(noise.permute(0, 4, 1, 2, 3), (3, 48, 40)).permute(0, 2, 3, 4, 1).byte()
@@ -119,17 +126,22 @@ def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
 
 
 def test_what_is_alike_is_done_together_and_in_order() -> None:
-    changes = [(Change("rotate", 1), Change("invert", 1)), (Change("shear_x", 0.5),), (), (Change("invert", 1),)]
+    changes = [
+        (AugmentOp("rotate", 1), AugmentOp("invert", 1)),
+        (AugmentOp("shear_x", 0.5),),
+        (),
+        (AugmentOp("invert", 1),),
+    ]
     groups = grouped(changes, 40, 60)
     assert [group.clips for group in groups] == [[0, 1], [3], [0]]
     assert [len(group.numbers[0]) for group in groups] == [6, 0, 0]
-    many = grouped([(Change("invert", 1),)] * (AT_ONCE + 1), 40, 60)
+    many = grouped([(AugmentOp("invert", 1),)] * (AT_ONCE + 1), 40, 60)
     assert [len(group.clips) for group in many] == [AT_ONCE, 1]
 
 
 def test_draws_follow_magnitude_and_share() -> None:
     rng = np.random.default_rng(0)
-    drawn = [drawn_changes(4, 9, rng.random(20).tolist()) for _ in range(2000)]
+    drawn = [sample_ops(4, 9, rng.random(20).tolist()) for _ in range(2000)]
     changes = [change for row in drawn for change in row]
     assert 3800 < len(changes) < 4200, "half of four"
     assert set(Counter(change.name for change in changes)) == set(NAMES) == set(OPERATIONS)
@@ -141,7 +153,7 @@ def test_draws_follow_magnitude_and_share() -> None:
 
 def test_erased_boxes_have_area_and_ratio() -> None:
     rng = np.random.default_rng(0)
-    boxes = [drawn_box(0.25, rng.random(DRAWS_FOR_ERASING).tolist()) for _ in range(4000)]
+    boxes = [sample_erase_box(0.25, rng.random(NUMBERS_FOR_ERASING).tolist()) for _ in range(4000)]
     found = [box for box in boxes if box is not None]
     assert 900 < len(found) < 1100
     assert all(0 <= b.top <= 1 - b.height and 0 <= b.left <= 1 - b.width for b in found)
@@ -154,7 +166,7 @@ def test_erased_boxes_have_area_and_ratio() -> None:
 
 def test_erasing_fills_the_box_with_noise_and_nothing_else() -> None:
     clip = torch.full((2, 40, 40, 3), 7, dtype=torch.uint8)
-    box = Box(0.25, 0.5, 0.5, 0.25)
+    box = EraseBox(0.25, 0.5, 0.5, 0.25)
     result = alone(clip, (), box, seed=3)
     inside = result[:, 10:30, 20:30]
     assert 110 < inside.float().mean() < 122
@@ -166,19 +178,19 @@ def test_erasing_fills_the_box_with_noise_and_nothing_else() -> None:
 
 def test_the_loader_does_what_the_plan_says(short: ShardDataset) -> None:
     def batches(config: DataConfig) -> list[torch.Tensor]:
-        plan = Plan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+        plan = TrainingPlan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
         with ClipLoader(short, plan, torch.device("cpu"), config, None) as loader:
             return [batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)]
 
     config = DataConfig(frame_stride=1, rand_augment=3, random_erasing=0.5)
     plain, changed, again = batches(DataConfig(frame_stride=1)), batches(config), batches(config)
     assert all(torch.equal(a, b) for a, b in zip(changed, again, strict=True))
-    plan = Plan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+    plan = TrainingPlan(short, config, num_frames=8, image_size=32, seed=0, batch_size=4)
     rows = [row for index in range(3) for row in plan.batch(index)]
     clips = zip(torch.cat(plain), torch.cat(changed), rows, strict=True)
     for before, after, row in clips:
-        expected = alone(before.permute(1, 2, 3, 0), row.changes, row.erased, row.position)
+        expected = alone(before.permute(1, 2, 3, 0), row.augment_ops, row.erase_box, row.position)
         assert torch.equal(after.permute(1, 2, 3, 0), expected)
-    assert 0 < sum(row.erased is not None for row in rows) < 12
+    assert 0 < sum(row.erase_box is not None for row in rows) < 12
     with pytest.raises(InputError, match=r"data\.random_erasing is 2"):
         DataConfig(random_erasing=2)

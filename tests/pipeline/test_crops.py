@@ -14,7 +14,7 @@ draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_si
 
 
 @pytest.mark.parametrize("shape", [crops.SQUARE, crops.FrameSize(2, 3), crops.FrameSize(500, 1)], ids=str)
-@pytest.mark.parametrize("cut", [crops.multiscale, partial(crops.random_resized, min_area=0.5)])
+@pytest.mark.parametrize("cut", [crops.multiscale_crop, partial(crops.random_resized_crop, min_area=0.5)])
 @given(width=sides, height=sides, numbers=draws)
 def test_boxes_lie_in_the_frame(
     cut: Callable[..., crops.Crop], shape: crops.FrameSize, width: int, height: int, numbers: list[float]
@@ -29,7 +29,7 @@ def test_boxes_lie_in_the_frame(
 def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
     """By hand for 340×256: scales of 256, neighbours at most one step apart, offsets in quarters."""
     rng = np.random.default_rng(0)
-    boxes = [crops.multiscale(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
+    boxes = [crops.multiscale_crop(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
     steps = [256, 224, 192, 168]
     sizes = Counter((box.width, box.height) for box in boxes)
     assert set(sizes) == {(w, h) for i, w in enumerate(steps) for j, h in enumerate(steps) if abs(i - j) <= 1}
@@ -46,38 +46,38 @@ def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
 
 def test_random_resized_keeps_area_and_ratio() -> None:
     rng = np.random.default_rng(0)
-    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.5) for _ in range(2000)]
+    boxes = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.5) for _ in range(2000)]
     areas = [box.width * box.height / 120000 for box in boxes]
     ratios = [box.width / box.height for box in boxes]
     assert 0.49 < min(areas) < 0.51
     assert max(areas) > 0.98
-    smaller = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.08) for _ in range(2000)]
+    smaller = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.08) for _ in range(2000)]
     assert 0.08 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
-    assert crops.random_resized(1000, 10, [0.5] * crops.DRAWS, 0.5) == (493, 0, 13, 10), "none fits: the centre"
+    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (493, 0, 13, 10), "none fits: the centre"
 
 
 def test_across_covers_the_longer_side() -> None:
-    assert [crops.across(100, 60, i, 3) for i in range(3)] == [(0, 0, 60, 60), (20, 0, 60, 60), (40, 0, 60, 60)]
-    assert [crops.across(60, 100, i, 3).y for i in range(3)] == [0, 20, 40]
-    assert crops.across(100, 60, 0, 1) == (20, 0, 60, 60)
+    assert [crops.view_crop(100, 60, i, 3) for i in range(3)] == [(0, 0, 60, 60), (20, 0, 60, 60), (40, 0, 60, 60)]
+    assert [crops.view_crop(60, 100, i, 3).y for i in range(3)] == [0, 20, 40]
+    assert crops.view_crop(100, 60, 0, 1) == (20, 0, 60, 60)
 
 
 def test_boxes_of_other_shapes_by_hand() -> None:
     """For clips of 128×256: the largest box of 340×256 is 340×170."""
     shape = crops.FrameSize(128, 256)
-    assert crops.largest(340, 256, shape) == (340, 170)
-    assert crops.largest(340, 100, shape) == (200, 100)
-    assert crops.largest(3, 2000, crops.FrameSize(1, 2)) == (3, 1)
-    assert crops.multiscale(340, 256, [0.0, 0.0] + [0.5] * 20, shape) == (0, 0, 340, 170)
-    assert [crops.across(340, 100, i, 3, shape) for i in range(3)] == [
+    assert crops.largest_box(340, 256, shape) == (340, 170)
+    assert crops.largest_box(340, 100, shape) == (200, 100)
+    assert crops.largest_box(3, 2000, crops.FrameSize(1, 2)) == (3, 1)
+    assert crops.multiscale_crop(340, 256, [0.0, 0.0] + [0.5] * 20, shape) == (0, 0, 340, 170)
+    assert [crops.view_crop(340, 100, i, 3, shape) for i in range(3)] == [
         (0, 0, 200, 100),
         (70, 0, 200, 100),
         (140, 0, 200, 100),
     ]
     rng = np.random.default_rng(0)
-    boxes = [crops.random_resized(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape) for _ in range(500)]
+    boxes = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape) for _ in range(500)]
     ratios = [box.width / box.height / 2 for box in boxes]
     assert 0.7 < min(ratios) < 0.8
     assert 1.27 < max(ratios) < 1.4

@@ -18,9 +18,9 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.video import VideoError
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
+from pipeline.reading.cache import ShardCache
 from pipeline.reading.reader import Reader
-from pipeline.reading.store import Cache
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -111,8 +111,8 @@ def test_reading_from_many_threads(short: ShardDataset) -> None:
 def test_an_object_store_gives_the_same_clips(bucket: str, short: ShardDataset, tmp_path: Path) -> None:
     config = DataConfig(frame_stride=1, cache_dir=str(tmp_path))
     clips = []
-    for dataset in (short, ShardDataset.open(bucket, Cache(tmp_path))):
-        plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+    for dataset in (short, ShardDataset.open(bucket, ShardCache(tmp_path))):
+        plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
         with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
             clips.append(torch.stack([batch.clip for batch, _ in zip(loader.batches(0), range(4), strict=False)]))
     assert torch.equal(*clips)
@@ -120,7 +120,7 @@ def test_an_object_store_gives_the_same_clips(bucket: str, short: ShardDataset, 
 
 
 def test_shards_are_downloaded_before_they_are_needed(bucket: str, tmp_path: Path) -> None:
-    dataset = ShardDataset.open(bucket, Cache(tmp_path))
+    dataset = ShardDataset.open(bucket, ShardCache(tmp_path))
     reader = Reader(dataset, Listed([[5], [6, 9]]))
     reader.reach(0)
     deadline = time.monotonic() + 10
@@ -135,16 +135,16 @@ def test_shards_are_downloaded_before_they_are_needed(bucket: str, tmp_path: Pat
 
 def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    before = Reader(ShardDataset.open(bucket, Cache(cache))).read(0)
+    before = Reader(ShardDataset.open(bucket, ShardCache(cache))).read(0)
     again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
     fsspec.filesystem("memory").put(f"{again}/", "memory://bucket/data", recursive=True)
-    after = ShardDataset.of(DataConfig(bucket, cache_dir=str(cache)))
+    after = ShardDataset.open(DataConfig(bucket, cache_dir=str(cache)))
     assert Reader(after).read(0) == Reader(ShardDataset.open(again)).read(0) != before
 
 
 def test_the_cache_keeps_to_its_size_and_drops_the_least_recently_used(bucket: str, tmp_path: Path) -> None:
     size = fsspec.filesystem("memory").size(f"{bucket}/shard-000000.tar")
-    cache = Cache(tmp_path, max_gib=2.5 * size / 2**30)
+    cache = ShardCache(tmp_path, max_gib=2.5 * size / 2**30)
     names = [f"{bucket}/shard-{number:06d}.tar" for number in range(3)]
     first = cache.fetch(names[0])
     os.utime(first, (1, 1))
@@ -174,9 +174,9 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(
 
     monkeypatch.setattr(memory, "open", fails_twice)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert Cache(tmp_path).fetch(f"{bucket}/shard-000000.tar").stat().st_size > 0
+    assert ShardCache(tmp_path).fetch(f"{bucket}/shard-000000.tar").stat().st_size > 0
     assert len(calls) == 3
     with pytest.raises(InputError, match="does not exist"):
-        Cache(tmp_path).fetch(f"{bucket}/shard-000009.tar")
+        ShardCache(tmp_path).fetch(f"{bucket}/shard-000009.tar")
     with pytest.raises(InputError, match="cannot be read"):
-        Cache(tmp_path).fetch("nosuchprotocol://bucket/file")
+        ShardCache(tmp_path).fetch("nosuchprotocol://bucket/file")

@@ -12,7 +12,8 @@ import pytest
 from made_videos import LEVELS, encode, grey, read_number, store
 
 from pipeline.decoding.video import Video, VideoError, decode_frames
-from pipeline.shards.groups import GROUP, Groups, checksum, read_groups
+from pipeline.shards.gops import GOP as GOP_ROW
+from pipeline.shards.gops import GopIndex, checksum, index_gops
 from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES, GOP = 38, 8
@@ -24,8 +25,8 @@ def stored() -> Callable[[str], bytes]:
     return cache(lambda codec: store(codec, NUM_FRAMES, gop=GOP))
 
 
-def groups_of(data: bytes) -> Groups:
-    return Groups(read_groups(data, NUM_FRAMES), len(data), NUM_FRAMES)
+def groups_of(data: bytes) -> GopIndex:
+    return GopIndex(index_gops(data, NUM_FRAMES), len(data), NUM_FRAMES)
 
 
 def reader(data: bytes) -> Callable[[int, int], bytes]:
@@ -42,7 +43,7 @@ def test_a_clip_from_its_groups_is_the_one_of_the_whole_video(stored: Callable[[
     places = [range(start, start + 10) for start in range(NUM_FRAMES - 9)]
     apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
     for wanted in [*places, *apart]:
-        cut = groups.clip_bytes(wanted, reader(data))
+        cut = groups.slice_video(wanted, reader(data))
         with Video(cut.data, cut.num_frames) as video:
             frames = {number: frame.to_ndarray(format="rgb24") for number, frame in video.frames(cut.numbers)}
             assert video.has_index
@@ -61,7 +62,7 @@ def test_dali_decodes_the_same(stored: Callable[[str], bytes], codec: str) -> No
         pipeline.set_outputs(fn.decoders.video(encoded, frames=numbers, device="cpu"))
     pipeline.build()
     for start in range(0, NUM_FRAMES - 9, 3):
-        cut = groups.clip_bytes(range(start, start + 10), reader(data))
+        cut = groups.slice_video(range(start, start + 10), reader(data))
         pipeline.feed_input("encoded", [np.frombuffer(part, np.uint8) for part in (cut.data, data)])
         wanted = [np.array(part, np.int32) for part in (cut.numbers, range(start, start + 10))]
         pipeline.feed_input("numbers", wanted)
@@ -80,14 +81,14 @@ def test_only_the_groups_of_a_clip_are_read(stored: Callable[[str], bytes]) -> N
         return data[offset : offset + size]
 
     starts = [*groups.rows["offset"].tolist(), len(data)]
-    groups.clip_bytes(range(17, 31), ranges)
+    groups.slice_video(range(17, 31), ranges)
     assert read == [(0, starts[1]), (starts[3], starts[5])]
     read.clear()
-    groups.clip_bytes(range(3, 12), ranges)
+    groups.slice_video(range(3, 12), ranges)
     assert read == [(0, starts[3])], "the first bytes and the groups behind them at once"
 
 
-@pytest.mark.parametrize(("column", "row"), [(c, r) for c in GROUP.names or () for r in (0, 1, 3, 5)])
+@pytest.mark.parametrize(("column", "row"), [(c, r) for c in GOP_ROW.names or () for r in (0, 1, 3, 5)])
 def test_any_changed_row_is_found_where_it_would_matter(stored: Callable[[str], bytes], column: str, row: int) -> None:
     data = stored("vp9")
     groups = groups_of(data)
@@ -98,7 +99,7 @@ def test_any_changed_row_is_found_where_it_would_matter(stored: Callable[[str], 
         found = 0
         for wanted in range(NUM_FRAMES):
             try:
-                cut = Groups(rows, len(data), NUM_FRAMES).clip_bytes([wanted], reader(data))
+                cut = GopIndex(rows, len(data), NUM_FRAMES).slice_video([wanted], reader(data))
                 (frame,) = decode_frames(cut.data, cut.numbers, cut.num_frames)
             except VideoError:
                 found += 1
@@ -113,12 +114,12 @@ def test_changed_and_missing_bytes_are_found(stored: Callable[[str], bytes]) -> 
     place = int(groups.rows["offset"][3]) + 200
     other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
     with pytest.raises(VideoError, match="group 3 has changed"):
-        groups.clip_bytes([17], reader(other))
-    groups.clip_bytes([3, 30], reader(other))
+        groups.slice_video([17], reader(other))
+    groups.slice_video([3, 30], reader(other))
     with pytest.raises(VideoError, match="the shard ends after"):
-        groups.clip_bytes([37], reader(data[:-100]))
+        groups.slice_video([37], reader(data[:-100]))
     with pytest.raises(VideoError, match="frames 30 to 38 are wanted of 38"):
-        groups.clip_bytes([30, 38], reader(data))
+        groups.slice_video([30, 38], reader(data))
 
 
 def test_the_checksum_is_the_one_that_is_described() -> None:
@@ -126,21 +127,21 @@ def test_the_checksum_is_the_one_that_is_described() -> None:
 
 
 def test_what_cannot_be_cut_has_no_groups(stored: Callable[[str], bytes]) -> None:
-    assert not len(read_groups(encode(20), 20)), "not fragmented"
-    assert not len(read_groups(encode(20, container="matroska"), 20))
+    assert not len(index_gops(encode(20), 20)), "not fragmented"
+    assert not len(index_gops(encode(20, container="matroska"), 20))
     data = stored("h264")
-    assert not len(read_groups(data, NUM_FRAMES + 1)), "frames that no fragment has"
-    assert not len(read_groups(b"", 0))
-    rows = read_groups(data, NUM_FRAMES)
+    assert not len(index_gops(data, NUM_FRAMES + 1)), "frames that no fragment has"
+    assert not len(index_gops(b"", 0))
+    rows = index_gops(data, NUM_FRAMES)
     for end in range(len(data)):
-        found = read_groups(data[:end], int(rows["first_frame"][-1]))
+        found = index_gops(data[:end], int(rows["first_frame"][-1]))
         assert len(found) in (0, len(rows) - 1)
     random = np.random.default_rng(0)
     for _ in range(2000):
         broken = bytearray(data)
         for place in random.integers(0, 1200, 3):
             broken[place] = random.integers(256)
-        read_groups(bytes(broken), NUM_FRAMES)  # any answer, but no exception
+        index_gops(bytes(broken), NUM_FRAMES)  # any answer, but no exception
 
 
 def test_fragments_that_begin_within_a_group_are_not_cut(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_fragments_that_begin_within_a_group_are_not_cut(tmp_path: Path) -> None
         output.mux(stream.encode(None))
     data = path.read_bytes()
     assert data.count(b"moof") > 3
-    assert not len(read_groups(data, 24))
+    assert not len(index_gops(data, 24))
 
 
 def test_a_group_costs_a_few_bytes(stored: Callable[[str], bytes]) -> None:

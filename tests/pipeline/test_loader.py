@@ -30,19 +30,19 @@ from pipeline.decoding.video import VideoError, decode_frames
 from pipeline.decoding.workers import Task
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.plan import ClipPlan, Plan, PlanRow, ViewPlan
+from pipeline.planning.plan import ClipPlan, EvaluationPlan, PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 from shard_tools.encoding.codecs import CODECS
 from shard_tools.tables import publish
 
 CPU = torch.device("cpu")
 
 
-def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> Plan:
+def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> TrainingPlan:
     settings = {"num_frames": 8, "image_size": 32, "seed": 0, "batch_size": 4, **others}
-    return Plan(dataset, config, **settings)
+    return TrainingPlan(dataset, config, **settings)
 
 
 def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0) -> list[Batch]:
@@ -55,7 +55,7 @@ def numbers_in(clip: torch.Tensor) -> list[int]:
     return [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
 
 
-def check_frames(batches: list[Batch], plan: Plan) -> None:
+def check_frames(batches: list[Batch], plan: TrainingPlan) -> None:
     """Each batch is the plan's, and frame k of video i shows number i + k."""
     for index, batch in enumerate(batches):
         assert batch.positions == [row.position for row in plan.batch(index)]
@@ -166,14 +166,14 @@ def test_a_clip_does_not_hang_on_the_batch_it_is_in(short: ShardDataset) -> None
 
 def test_a_test_plan_ends(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1)
-    plan = ViewPlan(
+    plan = EvaluationPlan(
         short, config, num_frames=8, image_size=32, batch_size=9, num_temporal=2, num_spatial=3, rank=1, world_size=2
     )
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
     assert [batch.positions for batch in batches] == [[r.position for r in plan.batch(index)] for index in range(4)]
     assert [len(batch.keys) for batch in batches] == [9, 9, 9, 9]
-    last = ViewPlan(short, config, num_frames=8, image_size=32, batch_size=27, num_temporal=2, num_spatial=3)
+    last = EvaluationPlan(short, config, num_frames=8, image_size=32, batch_size=27, num_temporal=2, num_spatial=3)
     with ClipLoader(short, last, CPU, config, None) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
@@ -255,7 +255,7 @@ def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> 
 def test_in_a_test_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
     dataset = broken_copy(short_shards, tmp_path / "broken", {"v07"})
     config = DataConfig(frame_stride=1, max_bad_fraction=0.9)
-    plan = ViewPlan(dataset, config, num_frames=8, image_size=32, batch_size=4)
+    plan = EvaluationPlan(dataset, config, num_frames=8, image_size=32, batch_size=4)
     with (
         pytest.raises(InputError, match="v07 cannot be decoded"),
         ClipLoader(dataset, plan, CPU, config, None) as loader,
@@ -267,7 +267,7 @@ def test_a_hung_decode_is_given_up(short: ShardDataset, tmp_path: Path, monkeypa
     release = threading.Event()
     stuck = short.samples[3].sha256
 
-    def cut_or_hang(cut: Cut, sample: object, *others: object) -> int:
+    def cut_or_hang(cut: VideoSlice, sample: object, *others: object) -> int:
         if sample.sha256 == stuck and not release.is_set():  # type: ignore[attr-defined]
             release.wait(20)
         return cut_views(cut, sample, *others)  # type: ignore[arg-type]
@@ -491,10 +491,10 @@ from pathlib import Path
 from pipeline.config import DataConfig
 from pipeline.shards.dataset import ShardDataset
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 config = DataConfig(frame_stride=1, decoder=sys.argv[2], num_threads=2)
 dataset = ShardDataset.open(sys.argv[1])
-plan = Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
+plan = TrainingPlan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=4)
 loader = ClipLoader(dataset, plan, torch.device("cpu"), config, None)
 for index, batch in enumerate(loader.batches(0)):
     if index == 3:
@@ -590,7 +590,7 @@ def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
     width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
     video, plan = store(codec, 34, width=width, height=height), Chosen(34, Crop(0, 0, width, height))
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)]))
-    groups = dataset.groups(0)
+    groups = dataset.gops(0)
     assert groups is not None
     with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:  # type: ignore[arg-type]
         for index, batch in enumerate(loader.batches(0)):
@@ -598,7 +598,7 @@ def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
                 assert numbers_in(clip) == [number % LEVELS for number in row.frames]
         counters = loader.counters
     assert counters["rescued_clips"] == 0
-    cut = [groups.clip_bytes(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
+    cut = [groups.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
     assert counters["bytes_read"] == sum(len(part.data) for part in cut) < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in cut)
 
@@ -606,7 +606,7 @@ def test_no_more_is_read_and_decoded_than_the_groups_of_a_clip(
 def test_only_what_a_clip_needs_is_checked(tmp_path: Path) -> None:
     """A group that has changed costs the clips that it is in, and no others."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", store("h264", 50))]))
-    groups, config = dataset.groups(0), DataConfig(max_bad_fraction=0.9)
+    groups, config = dataset.gops(0), DataConfig(max_bad_fraction=0.9)
     assert groups is not None
     with open(dataset.shard_path(0), "r+b") as shard:
         shard.seek(dataset.samples[0].offset + int(groups.rows["offset"][3]) + 150)  # of frames 16 to 23
@@ -640,7 +640,7 @@ def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
 
 def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
     """The full frame, uncropped and at its own size, is what decode_frames gives."""
-    plan = ViewPlan(short, DataConfig(frame_stride=1), num_frames=4, image_size=48, batch_size=1)
+    plan = EvaluationPlan(short, DataConfig(frame_stride=1), num_frames=4, image_size=48, batch_size=1)
     config = DataConfig(frame_stride=1)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batch = next(loader.batches(0))

@@ -8,7 +8,7 @@ from object_store import Proxy, upload
 
 from pipeline.config import DataConfig
 from pipeline.decoding.workers import Task
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 
@@ -29,10 +29,10 @@ def read_epochs(url: str, cache: Path, node: int, nodes: int, lanes: int) -> Non
     config = DataConfig(
         url, frame_stride=1, cache_dir=str(cache), num_threads=1, canonical_nodes=lanes, shuffle_shards=4
     )
-    shard_bytes = ShardDataset.of(config).info.shards[0].num_bytes
+    shard_bytes = ShardDataset.open(config).info.shards[0].num_bytes
     config.cache_gib = KEPT * shard_bytes / 2**30
-    dataset = ShardDataset.of(config)
-    plan = Plan(
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(
         dataset, config, num_frames=2, image_size=16, seed=0, batch_size=STEP // nodes, global_batch=STEP,
         rank=node, world_size=nodes,
     )  # fmt: skip

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.planning import draws, order
-from pipeline.planning.draws import Purpose
-from pipeline.planning.order import Order
+from pipeline.planning import rng, sample_order
+from pipeline.planning.rng import Purpose
+from pipeline.planning.sample_order import SampleOrder
 from pipeline.shards.dataset import ShardOf
 from tests.pipeline.test_plan import plan_of, table
 
@@ -24,7 +24,7 @@ STEP = 12
 
 
 def bare(counts: list[int] | np.ndarray, parts: list[int] | None = None) -> SimpleNamespace:
-    """What Order needs of a dataset: shard s holds counts[s] samples and belongs to dataset parts[s]."""
+    """What SampleOrder needs of a dataset: shard s holds counts[s] samples and belongs to dataset parts[s]."""
     ends = np.cumsum(counts)
     part_of = np.array(parts if parts is not None else [0] * len(counts))
     return SimpleNamespace(
@@ -32,11 +32,11 @@ def bare(counts: list[int] | np.ndarray, parts: list[int] | None = None) -> Simp
     )
 
 
-def order_of(dataset: SimpleNamespace, config: DataConfig, seed: int = 0, step: int = STEP, version: int = 2) -> Order:
-    return Order(dataset, config, seed, step=step, served=config.canonical_nodes, version=version)
+def order_of(dataset: SimpleNamespace, config: DataConfig, seed: int = 0, step: int = STEP) -> SampleOrder:
+    return SampleOrder(dataset, config, seed, step=step, served=config.canonical_nodes)
 
 
-def shown(made: Order, count: int) -> list[int]:
+def shown(made: SampleOrder, count: int) -> list[int]:
     return [made.sample(draw) for draw in range(count)]
 
 
@@ -60,7 +60,7 @@ class Former:
     def _epoch(self, epoch: int) -> np.ndarray:
         parts = np.repeat(np.arange(len(self._members)), self._places)
         if len(self._members) > 1:
-            parts = parts[draws.order(self._seed, Purpose.MIX_ORDER, (epoch, 0, 0), self.per_epoch)]
+            parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, 0, 0), self.per_epoch)]
         samples = np.empty(self.per_epoch, dtype=np.int64)
         for part, places in enumerate(self._places.tolist()):
             samples[parts == part] = self._stream(part, epoch * places, (epoch + 1) * places)
@@ -75,9 +75,9 @@ class Former:
         members = self._members[part]
         shards, shard_of = np.unique(self._shard_of[members], return_inverse=True)
         turn = np.empty(len(shards), dtype=np.int64)
-        turn[draws.order(self._seed, Purpose.SHARD_ORDER, (number, part, 0), len(shards))] = np.arange(len(shards))
+        turn[rng.permutation(self._seed, Purpose.SHARD_ORDER, (number, part, 0), len(shards))] = np.arange(len(shards))
         window = turn[shard_of] // self._window
-        words = draws.raw(self._seed, Purpose.SAMPLE_ORDER, (number, part, 0), len(members))
+        words = rng.random_words(self._seed, Purpose.SAMPLE_ORDER, (number, part, 0), len(members))
         return members[np.lexsort((words, window))]
 
 
@@ -92,7 +92,6 @@ def test_in_one_lane_the_stream_is_that_of_runs_made_before(counts: list[int], s
     count = 3 * sum(counts) + 5
     expected = Former(dataset, config, seed).shown(count)
     assert shown(order_of(dataset, config, seed), count) == expected
-    assert shown(order_of(dataset, config, seed, version=1), count) == expected
 
 
 @given(
@@ -108,23 +107,6 @@ def test_a_mix_of_before_goes_on_as_it_was(sizes: list[list[int]], data: st.Data
     former = Former(dataset, config, seed)
     count = 2 * former.per_epoch + 7
     assert shown(order_of(dataset, config, seed), count) == former.shown(count), "it is not larger than a block"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "MIX_BLOCK", 4)
-        assert shown(order_of(dataset, config, seed, version=1), count) == former.shown(count)
-
-
-def test_a_run_that_began_with_the_first_order_keeps_it(monkeypatch) -> None:
-    monkeypatch.setattr(order, "MIX_BLOCK", 4)
-    dataset, config = table([9, 9, 5], parts=[0, 0, 1]), DataConfig(frame_stride=1, shards=["a", "b"])
-    plan, former = plan_of(dataset, config), Former(dataset, config, seed=0).shown(60)
-    assert [plan.row(position).sample for position in range(60)] != former
-    plan.keep_order(1)
-    assert [plan.row(position).sample for position in range(60)] == former
-    in_lanes = plan_of(dataset, DataConfig(frame_stride=1, shards=["a", "b"], canonical_nodes=2))
-    with pytest.raises(
-        InputError, match=r"data\.canonical_nodes is 2, and this run goes on in an order of clips that was made"
-    ):
-        in_lanes.keep_order(1)
 
 
 def test_a_subset_is_in_the_order_of_before() -> None:
@@ -191,7 +173,7 @@ def test_lanes_that_do_not_divide_the_step_are_refused() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_mix_keeps_its_shares_in_every_block_and_its_rounds_complete(lanes: int, monkeypatch) -> None:
-    monkeypatch.setattr(order, "MIX_BLOCK", 20)
+    monkeypatch.setattr(sample_order, "MIX_BLOCK", 20)
     dataset = bare(np.array([50, 40, 30, 7]), [0, 0, 0, 1])
     config = DataConfig(shards=["a", "b"], weights=[3.0, 1.0], canonical_nodes=lanes, shuffle_shards=2)
     made = order_of(dataset, config)
@@ -216,7 +198,7 @@ def test_a_hundred_million_clips_are_not_laid_out() -> None:
         dataset = bare(counts, parts)
         config = DataConfig(canonical_nodes=64, shards=["a", "b", "c"])
         tracemalloc.start()
-        made = Order(dataset, config, 0, step=4096, served=1)
+        made = SampleOrder(dataset, config, 0, step=4096, served=1)
         # The first step, one in the middle, and over the turn of an epoch: what one of 64 processes asks for.
         seen = [made.sample(step * 4096 + place) for step in (0, 12_000, 24_413, 24_415) for place in range(64)]
         peak = tracemalloc.get_traced_memory()[1]
@@ -272,7 +254,7 @@ def test_a_bad_video_is_replaced_out_of_its_own_window() -> None:
     """By a pure function of the place, in shards that its lane reads just then; where too many fail, by any other."""
     dataset = bare(np.full(60, 5))
     config = DataConfig(canonical_nodes=3, shuffle_shards=2)
-    made, former = (order_of(dataset, config, version=version) for version in (3, 2))
+    made = order_of(dataset, config)
     shards = np.array([int(dataset.shard_of[made.sample(draw)]) for draw in range(240)]).reshape(20, 3, 4)
     for draw in range(40, 160):
         step, lane = draw // STEP, draw % STEP // 4
@@ -280,10 +262,10 @@ def test_a_bad_video_is_replaced_out_of_its_own_window() -> None:
         others = [made.other(draw, share, 1) for share in (0.0, 0.3, 0.999)]
         assert {int(dataset.shard_of[other]) for other in others} <= near
         assert len(set(others)) == 3
-        assert others[1] == order_of(dataset, config, version=3).other(draw, 0.3, 8)
-        assert made.other(draw, 0.3, order.NEARBY + 1) == former.other(draw, 0.3, 1) == 90
+        assert others[1] == order_of(dataset, config).other(draw, 0.3, 8)
+        assert made.other(draw, 0.3, sample_order.NEARBY + 1) == 90
     mix = bare(np.full(8, 5), [0] * 4 + [1] * 4)
-    made = order_of(mix, DataConfig(shards=["a", "b"], shuffle_shards=1), version=3)
+    made = order_of(mix, DataConfig(shards=["a", "b"], shuffle_shards=1))
     for draw in range(80):
         assert (made.other(draw, 0.5, 1) < 20) == (made.sample(draw) < 20)
         assert dataset.shard_of[made.other(draw, 0.5, 1)] == dataset.shard_of[made.sample(draw)]
@@ -293,8 +275,8 @@ def test_an_order_is_that_of_the_words_and_equal_ones_keep_theirs(monkeypatch) -
     """Runs that began when NumPy sorted them go on in the same order."""
     place = (1, 0, 0)
     for count in (1, 2, 5, 4096, 100_003):
-        words = draws.raw(7, Purpose.SHARD_ORDER, place, count)
-        assert (draws.order(7, Purpose.SHARD_ORDER, place, count) == np.argsort(words, kind="stable")).all()
+        words = rng.random_words(7, Purpose.SHARD_ORDER, place, count)
+        assert (rng.permutation(7, Purpose.SHARD_ORDER, place, count) == np.argsort(words, kind="stable")).all()
     words = np.array([2**63, 5, 2**64 - 1, 0, 2**63 - 1, 5, 2**63, 0], np.uint64)
-    monkeypatch.setattr(draws, "raw", lambda *_: words)
-    assert draws.order(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]
+    monkeypatch.setattr(rng, "random_words", lambda *_: words)
+    assert rng.permutation(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]

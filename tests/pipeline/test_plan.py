@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.planning.plan import Plan, PlanRow, ViewPlan, segment_frames, strided_frames
-from pipeline.planning.split import passes
+from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, strided_frames
+from pipeline.planning.split_step import passes
 from pipeline.shards.dataset import Part, Samples, ShardDataset, ShardOf
 from pipeline.shards.format import DatasetInfo, Sample, ShardInfo
-from pipeline.shards.groups import GROUP
+from pipeline.shards.gops import GOP
 from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowMaker
+from pipeline.shards.rows import RowWriter
 
 
 def table(
@@ -33,21 +33,21 @@ def table(
         for i in range(sum(counts))
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 2000, 64 * "0") for s, count in enumerate(counts)]
-    maker, ends = RowMaker(), np.cumsum(counts)
+    maker, ends = RowWriter(), np.cumsum(counts)
     made = [maker.rows_of(samples[end - count : end]) for end, count in zip(ends, counts, strict=True)]
     info = maker.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
-    tables = {"names": b"".join(rows.names for rows in made), "groups": np.empty(0, GROUP)}
+    tables = {"names": b"".join(rows.names for rows in made), "gops": np.empty(0, GOP)}
     part = Part("made", Tables(info, ends - counts, np.concatenate([rows.samples for rows in made]), tables), None)
     shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
     return ShardDataset(Path("made"), info, Samples([part]), shard_of, names, np.array(parts or [0] * len(counts)))
 
 
-def plan_of(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> Plan:
+def plan_of(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> TrainingPlan:
     settings = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 4, **others}
-    return Plan(dataset, config or DataConfig(frame_stride=1), **settings)
+    return TrainingPlan(dataset, config or DataConfig(frame_stride=1), **settings)
 
 
-def stream(plans: list[Plan], batches: range) -> list[PlanRow]:
+def stream(plans: list[TrainingPlan], batches: range) -> list[PlanRow]:
     """The global order that the ranks of one run see together."""
     return [row for index in batches for plan in plans for row in plan.batch(index)]
 
@@ -269,7 +269,7 @@ def test_a_replacement_is_another_video_and_always_the_same() -> None:
 @settings(max_examples=40, deadline=None)
 def test_views_are_shown_exactly_once_at_any_world_size(size: int, world: int, temporal: int, spatial: int) -> None:
     plans = [
-        ViewPlan(
+        EvaluationPlan(
             table([size]), DataConfig(frame_stride=2), num_frames=4, image_size=32, batch_size=6,
             num_temporal=temporal, num_spatial=spatial, rank=rank, world_size=world,
         )
@@ -287,13 +287,13 @@ def test_views_are_shown_exactly_once_at_any_world_size(size: int, world: int, t
 
 def test_views_lie_evenly_over_the_video() -> None:
     dataset = table([1], num_frames=40)
-    plan = ViewPlan(
+    plan = EvaluationPlan(
         dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=6, num_temporal=2, num_spatial=3
     )
     rows = plan.batch(0)
     assert [row.start_frame for row in rows] == [0, 0, 0, 36, 36, 36]
     assert [row.crop for row in rows[:3]] == [(0, 0, 48, 48), (8, 0, 48, 48), (16, 0, 48, 48)]
-    one = ViewPlan(dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=1)
+    one = EvaluationPlan(dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=1)
     assert one.batch(0)[0].frames == (18, 19, 20, 21)
 
 
@@ -301,7 +301,7 @@ def test_views_lie_evenly_over_the_video() -> None:
 def test_views_of_segments_take_turns_in_every_part(num_temporal: int, frames: list[tuple[int, ...]]) -> None:
     config = DataConfig(frame_stride=1, sampling="segments")
     dataset = table([1], num_frames=40)
-    plan = ViewPlan(dataset, config, num_frames=4, image_size=32, batch_size=2, num_temporal=num_temporal)
+    plan = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=2, num_temporal=num_temporal)
     assert [row.frames for row in plan.batch(0)] == frames
 
 
@@ -338,12 +338,12 @@ def test_training_clips_are_cut_as_the_configuration_says() -> None:
     assert {(row.crop.width, row.crop.height) for row in rows} - {(48, 48)}, "not only multiscale's"
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     assert all(one.frames == other.frames for one, other in pairs), "one decode"
-    assert any(one.changes != other.changes for one, other in pairs)
+    assert any(one.augment_ops != other.augment_ops for one, other in pairs)
 
 
 def test_the_magnitude_of_randaugment_is_the_configurations() -> None:
     def changes(magnitude: float) -> list[tuple]:
         config = DataConfig(frame_stride=1, rand_augment=2, rand_augment_magnitude=magnitude)
-        return [row.changes for row in stream([plan_of(table([20]), config)], range(20))]
+        return [row.augment_ops for row in stream([plan_of(table([20]), config)], range(20))]
 
     assert changes(9) != changes(1)

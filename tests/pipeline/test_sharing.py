@@ -15,7 +15,7 @@ from pipeline.decoding import sharing
 from pipeline.decoding.graph import VideoGraph
 from pipeline.decoding.sharing import Balance, Speeds
 from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 CPU = torch.device("cpu")
@@ -25,8 +25,8 @@ def config_of(**settings: Any) -> DataConfig:
     return DataConfig(**{"frame_stride": 1, "num_threads": 1, "decoder": "hybrid", **settings})
 
 
-def plan_of(dataset: ShardDataset, config: DataConfig, batch_size: int = 4) -> Plan:
-    return Plan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=batch_size)
+def plan_of(dataset: ShardDataset, config: DataConfig, batch_size: int = 4) -> TrainingPlan:
+    return TrainingPlan(dataset, config, num_frames=8, image_size=32, seed=0, batch_size=batch_size)
 
 
 def batches_of(

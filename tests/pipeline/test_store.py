@@ -15,10 +15,10 @@ from object_store import Proxy, request, upload
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.reading import download
+from pipeline.reading.cache import ShardCache, user_cache_dir
 from pipeline.reading.reader import Reader
-from pipeline.reading.store import Cache, default_cache
 from pipeline.shards.dataset import ShardDataset
 
 SHARD = "shard-000001.tar"
@@ -37,8 +37,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loader_of(url: str, tmp_path: Path, **settings: float) -> ClipLoader:
     config = DataConfig(url, frame_stride=1, cache_dir=str(tmp_path / "cache"), num_threads=2, **settings)  # type: ignore[arg-type]
-    dataset = ShardDataset.of(config)
-    plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
     return ClipLoader(dataset, plan, torch.device("cpu"), config, tmp_path / "quarantine.jsonl")
 
 
@@ -114,7 +114,7 @@ def test_a_cut_body_goes_on_where_it_was_cut(store: Proxy, tmp_path: Path, impat
     request(store.url, "PUT", "/bucket/large/file.tar", content)
     store.lay("silent", "file.tar", times=1)
     store.lay("503", "file.tar", times=4)
-    assert Cache(tmp_path, timeout=1).fetch("s3://bucket/large/file.tar").read_bytes() == content
+    assert ShardCache(tmp_path, timeout=1).fetch("s3://bucket/large/file.tar").read_bytes() == content
 
 
 def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: None) -> None:
@@ -122,7 +122,7 @@ def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: N
     content = os.urandom(2**20)
     request(store.url, "PUT", "/bucket")
     request(store.url, "PUT", "/bucket/large/part.tar", content)
-    cache, url = Cache(tmp_path), "s3://bucket/large/part.tar"
+    cache, url = ShardCache(tmp_path), "s3://bucket/large/part.tar"
     store.requests.clear()
     assert cache.open(url, version="v", size=9000, start=500_000).read() == content[500_000:509_000]
     asked = list(store.requests)
@@ -138,15 +138,15 @@ def test_a_part_of_a_file_comes_alone(store: Proxy, tmp_path: Path, impatient: N
 
 def test_an_object_of_another_size_is_not_kept(store: Proxy, uploaded: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"it has \d+ bytes instead of 7\)"):
-        Cache(tmp_path).fetch(f"{uploaded}/{SHARD}", size=7)
+        ShardCache(tmp_path).fetch(f"{uploaded}/{SHARD}", size=7)
     assert not list(tmp_path.rglob(SHARD))
-    assert Cache(tmp_path).fetch(f"{uploaded}/{SHARD}").stat().st_size > 7
+    assert ShardCache(tmp_path).fetch(f"{uploaded}/{SHARD}").stat().st_size > 7
     with pytest.raises(InputError, match=r"has 1 GiB, and data\.cache_gib is 0\.5: raise it to hold the shards"):
-        Cache(tmp_path, max_gib=0.5).fetch(f"{uploaded}/{SHARD}", size=2**30)
+        ShardCache(tmp_path, max_gib=0.5).fetch(f"{uploaded}/{SHARD}", size=2**30)
 
 
 def test_a_copy_that_was_damaged_here_is_downloaded_again(store: Proxy, uploaded: str, tmp_path: Path) -> None:
-    dataset = ShardDataset.open(uploaded, Cache(tmp_path))
+    dataset = ShardDataset.open(uploaded, ShardCache(tmp_path))
     before = Reader(dataset).read(5)
     [copy] = tmp_path.rglob(SHARD)
     content = bytearray(copy.read_bytes())
@@ -204,20 +204,20 @@ class TestDefaultFolder:
     def test_it_is_the_users_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        assert default_cache() == tmp_path / ".cache/adamae"
+        assert user_cache_dir() == tmp_path / ".cache/adamae"
         assert (tmp_path / ".cache/adamae").stat().st_mode & 0o777 == 0o700
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert default_cache() == tmp_path / "xdg/adamae"
+        assert user_cache_dir() == tmp_path / "xdg/adamae"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
-        assert default_cache() == tmp_path / ".cache/adamae"
+        assert user_cache_dir() == tmp_path / ".cache/adamae"
 
     def test_without_a_home_it_is_a_private_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("HOME", str(tmp_path / "file"))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-        assert default_cache() == tmp_path / f"adamae-cache-{os.getuid()}"
-        assert default_cache().stat().st_mode & 0o777 == 0o700
+        assert user_cache_dir() == tmp_path / f"adamae-cache-{os.getuid()}"
+        assert user_cache_dir().stat().st_mode & 0o777 == 0o700
 
     @pytest.mark.parametrize("trap", ["link", "open to others", "a file"])
     def test_another_ones_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
@@ -232,28 +232,28 @@ class TestDefaultFolder:
             folder.mkdir()
             folder.chmod(0o777)
         with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):
-            Cache().fetch("memory://nothing/here")
+            ShardCache().fetch("memory://nothing/here")
 
     def test_a_foreign_one_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        default_cache()
+        user_cache_dir()
         monkeypatch.setattr("os.getuid", lambda: 4711)
         with pytest.raises(InputError, match="is a link, another user's"):
-            default_cache()
+            user_cache_dir()
 
     def test_nobody_asks_for_it_where_all_is_local(self, short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pipeline.reading.store.default_cache", lambda: pytest.fail("asked for"))
+        monkeypatch.setattr("pipeline.reading.cache.user_cache_dir", lambda: pytest.fail("asked for"))
         Reader(ShardDataset.open(short_shards)).read(0)
 
 
 def test_locks_follow_no_links(store: Proxy, uploaded: str, tmp_path: Path) -> None:
-    copy = Cache(tmp_path / "cache").fetch(f"{uploaded}/{SHARD}")
+    copy = ShardCache(tmp_path / "cache").fetch(f"{uploaded}/{SHARD}")
     lock = copy.with_name(f".{SHARD}.lock")
     lock.unlink()
     victim = tmp_path / "victim"
     victim.write_text("dear")
     lock.symlink_to(victim)
     with pytest.raises(InputError, match=r"\.lock is a link: remove it"):
-        Cache(tmp_path / "cache").fetch(f"{uploaded}/{SHARD}")
+        ShardCache(tmp_path / "cache").fetch(f"{uploaded}/{SHARD}")
     assert victim.read_text() == "dear"
     shutil.rmtree(tmp_path / "cache")

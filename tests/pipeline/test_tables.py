@@ -14,7 +14,7 @@ from made_videos import as_version_1, encode, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards import index
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
@@ -45,7 +45,7 @@ def change_line(folder: Path, sample: int, change: Callable[[str], str]) -> None
 def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     """Three epochs; returns what is quarantined."""
     config = DataConfig(frame_stride=1, num_threads=1, max_bad_fraction=0.9)
-    plan = Plan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
     with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
         for batch, _ in zip(loader.batches(0), range(9), strict=False):
             assert batch.clip.shape == (4, 3, 4, 16, 16)
@@ -88,7 +88,7 @@ def test_both_versions_say_the_same(copied: Path, short: ShardDataset, tmp_path:
         ({"codec": 9}, "a codec or a container"),
         ({"container": 255}, "a codec or a container"),
         ({"shard": 7}, "shard 7 and stands among those of shard 1"),
-        ({"group": 2**63, "num_groups": 3}, "3 rows of the table of groups"),
+        ({"first_gop": 2**63, "num_gops": 3}, "3 rows of the GOP table"),
         ({"sha256": np.void(bytes(32))}, "is not what shard-000001.samples.jsonl says"),
     ],
 )

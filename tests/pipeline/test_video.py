@@ -18,7 +18,7 @@ from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 
 BY_PIXELS = [
     "mpeg4 with B-frames",
@@ -167,7 +167,9 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
     sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
     cut = np.zeros((64, 64, 3), np.uint8)
     row = PlanRow(0, 0, 0, (0,), Crop(0, 0, width, height), flip=False)
-    cut_views(Cut(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    cut_views(
+        VideoSlice(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image)
+    )
     scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
     assert np.abs(cut.astype(int) - scaled).mean() < 4
 
@@ -192,9 +194,11 @@ def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> N
         output.mux(stream.encode(None))
     data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
     sample, cut = Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), np.zeros((64, 64, 3), np.uint8)
-    cut_views(Cut(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image))
+    cut_views(
+        VideoSlice(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image)
+    )
     graph = VideoGraph(torch.device("cpu"), OneFrame(), 1, 1)
-    graph.feed([(Cut(data, row.frames, 1), [row])])
+    graph.feed([(VideoSlice(data, row.frames, 1), [row])])
     assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
     assert cut[32, 32, 0] > 195, "mostly red"
 
@@ -288,7 +292,7 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         height, width = upright.shape[:2]
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
         row, clip = PlanRow(0, 0, 0, (numbers[-1],), Crop(0, 0, width, height), flip=False), np.zeros((1, 112, 112, 3))
-        whole = Cut(data, row.frames, len(expected))
+        whole = VideoSlice(data, row.frames, len(expected))
         cut_views(whole, sample, [row], 112, lambda view, time, image, into=clip: into.__setitem__(view, image))
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
         assert np.abs(clip[0] - scaled).mean() < 16, (path.name, "colours may differ, but not the picture")

@@ -11,7 +11,7 @@ from shard_making import all_samples
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD
-from pipeline.shards.groups import GROUP
+from pipeline.shards.gops import GOP
 from shard_tools import check_shards
 
 
@@ -161,17 +161,17 @@ def with_the_tar_of_another(folder: Path) -> None:
 EDITS: dict[str, Edit] = {
     **{f"samples: {name}": in_table("samples", name) for name in SAMPLE.names or ()},
     **{f"shards: {name}": in_table("shards", name, 1) for name in SHARD.names or ()},
-    **{f"groups: {name}": in_table("groups", name) for name in GROUP.names or ()},
+    **{f"gops: {name}": in_table("gops", name) for name in GOP.names or ()},
     "names: a key": of_bytes("names-*", lambda data: data.replace(b"video_000004", b"video_000009")),
     "names: a source": of_bytes("names-*", lambda data: data.replace(b"left/", b"LEFT/", 1)),
-    **{f"{name}: cut": of_bytes(f"{name}-*", lambda data: data[:-1]) for name in ("samples", "shards", "groups")},
-    **{f"{name}: gone": removed(f"{name}-*") for name in ("samples", "shards", "groups", "names")},
+    **{f"{name}: cut": of_bytes(f"{name}-*", lambda data: data[:-1]) for name in ("samples", "shards", "gops")},
+    **{f"{name}: gone": removed(f"{name}-*") for name in ("samples", "shards", "gops", "names")},
     **{
         f"line: {name}": in_line(name, value)
         for name, value in {
             "key": "other", "container": "webm", "codec": "hevc", "num_frames": 4, "fps": 7.0, "frame_stride": 1,
             "width": 48, "height": 48, "label": None, "source": "right/else.mp4", "sha256": 64 * "0", "offset": 512,
-            "size": 5, "source_sha256": 64 * "1", "source_size": 7, "groups": "",
+            "size": 5, "source_sha256": 64 * "1", "source_size": 7, "gops": "",
         }.items()
     },
     "line: gone": of_lines(lambda lines: lines[:-1]),
@@ -206,7 +206,7 @@ def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "column", [name for name in SAMPLE.names or () if name not in ("group", "name", "num_groups", "shard")]
+    "column", [name for name in SAMPLE.names or () if name not in ("first_gop", "name", "num_gops", "shard")]
 )
 def test_what_changes_clips_changes_the_digest(copied: Path, column: str) -> None:
     before = ShardDataset.open(copied).digest

@@ -10,8 +10,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from shard_making import hashes, run_here
 
 from common.errors import InputError
-from pipeline.reading import bucket
-from pipeline.reading.store import Cache
+from pipeline.reading import storage
+from pipeline.reading.cache import ShardCache
 from pipeline.shards.dataset import ShardDataset
 from shard_tools import make_shards
 
@@ -57,8 +57,8 @@ def store_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Leaky]:
     monkeypatch.setattr(Leaky, "order", [])
     monkeypatch.setattr(Leaky, "refused", None)
     monkeypatch.setattr(Leaky, "cut", None)
-    monkeypatch.setattr("shard_tools.output.default_cache", lambda *_: tmp_path / "cache")
-    monkeypatch.setattr(bucket.time, "sleep", lambda _: None)
+    monkeypatch.setattr("shard_tools.output.user_cache_dir", lambda *_: tmp_path / "cache")
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
     monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     return Leaky
 
@@ -99,7 +99,7 @@ def test_a_dataset_in_a_store_is_one_of_a_folder(videos, expected, tmp_path, cap
     assert Leaky.order[-1] == "dataset.json"
     assert URL in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*data*"))  # nothing of it stays on this machine
-    assert len(ShardDataset.open(URL, cache=Cache(tmp_path / "read")).samples) == 9
+    assert len(ShardDataset.open(URL, cache=ShardCache(tmp_path / "read")).samples) == 9
     assert make(videos, URL) == 0  # there is nothing to add
     assert there() == expected
 
@@ -108,7 +108,7 @@ def test_videos_are_added_without_a_look_at_the_tars(few, videos, tmp_path, monk
     for output in (tmp_path / "data", URL):
         assert make(few, output) == 0
         with monkeypatch.context() as patch:
-            patch.setattr(bucket.Bucket, "download", refusing_tars(bucket.Bucket.download))
+            patch.setattr(storage.ObjectStore, "download", refusing_tars(storage.ObjectStore.download))
             assert make(videos, output) == 0
     assert there() == hashes(tmp_path / "data")
 
@@ -136,9 +136,9 @@ def test_killed_at_an_upload_the_same_command_goes_on(videos, expected, monkeypa
         if left < 0:
             raise KeyboardInterrupt
 
-    upload = bucket.Bucket.upload
+    upload = storage.ObjectStore.upload
     with monkeypatch.context() as patch:
-        patch.setattr(bucket.Bucket, "upload", killed)
+        patch.setattr(storage.ObjectStore, "upload", killed)
         with pytest.raises(KeyboardInterrupt):
             make(videos, URL)
     assert make(videos, URL) == 0
@@ -219,7 +219,7 @@ def test_a_real_server(few, s3_proxy, monkeypatch, tmp_path):
     object_store.request(s3_proxy.url, "PUT", "/made")
     for output in (tmp_path / "data", "s3://made/data"):
         assert make(few, output, "--samples-per-shard", "9") == 0
-    made = bucket.Bucket("s3://made/data")
+    made = storage.ObjectStore("s3://made/data")
     assert {name: made.read(name) for name in made.names()} == hashes(tmp_path / "data")
     with pytest.raises(InputError, match=r"^s3://absent/data cannot be listed: The specified bucket does not exist$"):
         make(few, "s3://absent/data")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from pipeline.planning.plan import Plan, PlanRow
+from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import parse
 
@@ -35,7 +35,7 @@ def broken(intact: Path) -> Path:
     return made_videos.broken_copy(intact, intact.with_name("broken"), BROKEN).folder
 
 
-class PlanThatKnows(Plan):
+class PlanThatKnows(TrainingPlan):
     """Puts the replacements in the place of the broken videos from the start."""
 
     def batch(self, index: int) -> list[PlanRow]:
@@ -82,7 +82,9 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     assert train_here(intact, tmp_path / "knowing") == curve, "the clips are not those of the plan"
 
     config = parse([*TINY, f"data.shards={intact}", f"run={tmp_path / 'no'}"])
-    plan = Plan(ShardDataset.open(intact), config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
+    plan = TrainingPlan(
+        ShardDataset.open(intact), config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4
+    )
     samples = ShardDataset.open(intact).samples
     shows_broken = [any(samples[row.sample].key in BROKEN for row in plan.batch(step)) for step in range(STEPS)]
     assert first == shows_broken.index(True) > 0, "the curves part where the plan shows the first broken video"

@@ -13,7 +13,6 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
-from pipeline.planning.order import VERSION
 from training import checkpoint
 from training.checkpoint import Contents, TrainState
 from training.config import OptimizerConfig
@@ -63,21 +62,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, adamae):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(adamae.optimizer.state[a]["exp_avg_sq"], other_optimizer.state[b]["exp_avg_sq"])
-
-
-def test_a_checkpoint_says_in_which_order_its_run_takes_clips(two, trained):
-    def order_of(**said: int) -> int:
-        file = two / "step-00000002/train_state.json"
-        described = json.loads(file.read_bytes())
-        described["place"] = {**{k: v for k, v in described["place"].items() if k != "order"}, **said}
-        file.write_text(json.dumps(described))
-        return checkpoint.load_newest(two, trained, PLACE, 6).order
-
-    assert checkpoint.load_newest(two, trained, PLACE, 6).order == VERSION
-    assert order_of() == 1, "what was saved before there were several"
-    assert order_of(order=1) == 1
-    with pytest.raises(InputError, match=f"its clips stand in order 9, and this code knows 1 to {VERSION}"):
-        order_of(order=9)
 
 
 def test_a_checkpoint_carried_elsewhere_says_what_model_it_is(tmp_path, adamae):

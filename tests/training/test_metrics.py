@@ -19,7 +19,7 @@ import torchrun
 from common.errors import run_command
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from training.distributed import Distributed
 from training.reviews.metrics import SKIPPED, Metrics, figures_of, forget_after
@@ -126,8 +126,8 @@ def test_a_full_collection_does_not_hold_up_a_step(tmp_path: Path) -> None:
 def test_clips_leave_no_garbage_behind(synthetic_shards: Path) -> None:
     """A type with a shape, made anew for every clip, was 2 MiB a minute until garbage was collected."""
     config = DataConfig(shards=str(synthetic_shards), frame_stride=2, num_threads=1)
-    dataset = ShardDataset.of(config)
-    plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         batches = loader.batches(0)
         for _ in range(3):
@@ -144,8 +144,8 @@ def test_clips_leave_no_garbage_behind(synthetic_shards: Path) -> None:
 
 def test_the_same_batch_again_and_again(synthetic_shards: Path) -> None:
     config = DataConfig(shards=str(synthetic_shards), frame_stride=2, num_threads=1, cached_batch=True)
-    dataset = ShardDataset.of(config)
-    plan = Plan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
         batches = loader.batches(0)
         first = next(batches)

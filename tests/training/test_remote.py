@@ -16,8 +16,8 @@ from torch import nn
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.reading import bucket
-from pipeline.reading.bucket import Bucket
+from pipeline.reading import storage
+from pipeline.reading.storage import ObjectStore
 from training import checkpoint, lease
 from training import remote_run as folder
 from training.checkpoint import Contents, TrainState
@@ -59,7 +59,7 @@ def store(monkeypatch) -> Iterator[type[Faulty]]:
     Faulty.store.clear()
     Faulty.order.clear()
     Faulty.failing = None
-    monkeypatch.setattr(bucket.time, "sleep", lambda _: None)
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
     monkeypatch.setattr(lease, "RENEW_S", 0.01)
     monkeypatch.setattr(lease, "PATIENCE_S", 0.2)
     monkeypatch.setattr(lease, "SETTLE_S", 0.0)
@@ -72,7 +72,7 @@ def machine(tmp_path, monkeypatch) -> Iterator[str]:
     """Move to a machine of that name, with a disk of its own."""
 
     def moved(name: str) -> None:
-        monkeypatch.setattr(folder, "default_cache", lambda: tmp_path / name)
+        monkeypatch.setattr(folder, "user_cache_dir", lambda: tmp_path / name)
 
     moved("one")
     return moved
@@ -153,26 +153,26 @@ def test_two_launches_are_refused_whatever_their_clocks_say(machine, contents, m
 
 
 def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_machine(machine, monkeypatch, capsys):
-    Lease(Bucket(URL), "someone")._renew()
-    mine = Lease(Bucket(URL), "someone")
+    Lease(ObjectStore(URL), "someone")._renew()
+    mine = Lease(ObjectStore(URL), "someone")
     mine.take()
     mine.release()
     assert "watching" not in capsys.readouterr().err
-    left = Lease(Bucket(URL + "2"), "someone")
+    left = Lease(ObjectStore(URL + "2"), "someone")
     left._renew()
-    other = Lease(Bucket(URL + "2"), "another")
+    other = Lease(ObjectStore(URL + "2"), "another")
     other.take()
     assert "is in use by" in capsys.readouterr().err
     with pytest.raises(TakenOverError):
         left.check()
     other.release()
-    assert Bucket(URL + "2").read(Lease.NAME) is None
+    assert ObjectStore(URL + "2").read(Lease.NAME) is None
 
 
 def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(machine, contents):
     with RunDir(CONFIG, is_main=True) as run:
         saver = Saver(run, contents, 2)
-        Bucket(URL).write(Lease.NAME, b"other elsewhere 1")
+        ObjectStore(URL).write(Lease.NAME, b"other elsewhere 1")
         saver.save(replace(START, step=1))
         with pytest.raises(TakenOverError, match="is in use by another training job, on elsewhere"):
             saver.join()
@@ -226,7 +226,7 @@ def test_a_request_that_fails_now_and_then_is_repeated(machine):
             raise OSError("503")
         return 7
 
-    assert Bucket(URL)._tried("read", request) == 7
+    assert ObjectStore(URL)._tried("read", request) == 7
 
 
 def test_a_folder_that_was_emptied_is_not_filled_from_this_machine_in_silence(machine, contents):
@@ -264,11 +264,11 @@ def test_a_folder_by_its_url_is_a_run_too(machine, contents, tmp_path, monkeypat
 
 
 def test_the_heart_beats(machine):
-    held = Lease(Bucket(URL), "me")
+    held = Lease(ObjectStore(URL), "me")
     held.take()
-    first = Bucket(URL).read(Lease.NAME)
+    first = ObjectStore(URL).read(Lease.NAME)
     ticking = threading.Event()
-    while Bucket(URL).read(Lease.NAME) == first:
+    while ObjectStore(URL).read(Lease.NAME) == first:
         ticking.wait(0.01)
     held.release()
 

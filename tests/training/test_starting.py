@@ -19,7 +19,7 @@ from model.config import ModelConfig
 from model.weights.layouts import to_adamae
 from model.weights.pretrained import about, run_config, save
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import TrainConfig
@@ -145,7 +145,7 @@ def test_the_first_loss_from_weights_is_the_source_runs_own(source, synthetic_sh
     run = tmp_path / "run"
     config = trained(*TINY, f"data.shards={synthetic_shards}", f"run={run}", f"model.init={source}", "steps=1")
     dataset = ShardDataset.open(synthetic_shards)
-    plan = Plan(dataset, config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
+    plan = TrainingPlan(dataset, config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4)
     with ClipLoader(dataset, plan, torch.device("cpu"), config.data, None) as loader, torch.no_grad():
         clip = next(loader.batches(0)).clip
         theirs = AdaMAE.from_pretrained(source)(clip, config.seed, 0).reconstruction_loss.item()

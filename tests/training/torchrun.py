@@ -20,7 +20,7 @@ from common.errors import run_command
 from model.adamae import AdaMAE
 from pipeline.decoding.clip_decoder import ClipDecoder
 from pipeline.reading.reader import Reader
-from pipeline.shards.groups import Cut
+from pipeline.shards.gops import VideoSlice
 from train import train
 from training.config import parse
 from training.tasks.pretraining import Pretraining, StepResult
@@ -45,7 +45,7 @@ def stuck_after(videos: int) -> None:
     """The disk of process 1 hangs when so many have been read from it."""
     clip, readings = Reader.clip, iter(range(10**9))
 
-    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> Cut:
+    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> VideoSlice:
         if next(readings) >= videos and os.environ["RANK"] == "1":
             time.sleep(10**6)
         return clip(self, sample, frames)

@@ -13,7 +13,7 @@ def cautions(config: TrainConfig, dataset: ShardDataset) -> list[str]:
     """Sentences; none where there is nothing to say."""
     found = [short_videos(dataset, config.data, config.model.num_frames)]
     if config.evaluation.shards:
-        validation = ShardDataset.open(config.evaluation.shards, config.data.shard_cache)
+        validation = ShardDataset.open(config.evaluation.shards, config.data)
         if both := shared_videos(validation, dataset):
             found.append(
                 f"warning: {both} of {len(validation.samples)} videos of evaluation.shards are learnt from"

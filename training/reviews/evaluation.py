@@ -16,7 +16,7 @@ from common.progress import progress_bar
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import ViewPlan
+from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from training.distributed import Distributed, sum_over_processes
 
@@ -81,7 +81,7 @@ def predict(
     """
     data = replace(data, subset=None, cached_batch=False)
     batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
-    plan = ViewPlan(
+    plan = EvaluationPlan(
         dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
         batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
         rank=process.rank, world_size=process.world_size,

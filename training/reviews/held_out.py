@@ -14,7 +14,7 @@ from model.adamae import AdaMAE
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
 from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import ViewPlan
+from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_processes
@@ -37,7 +37,7 @@ class HeldOut:
     def __init__(self, config: TrainConfig, shards: str) -> None:
         """Raises InputError if the shards cannot be read."""
         self.config = config
-        self.dataset = ShardDataset.open(shards, config.data.shard_cache)
+        self.dataset = ShardDataset.open(shards, config.data)
         subset = min(MOST_VIDEOS, len(self.dataset.samples))
         self.data = replace(config.data, subset=subset, cached_batch=False)
 
@@ -56,7 +56,7 @@ class HeldOut:
     def _looked_at(self, model: Backbone, process: Distributed) -> tuple[Float[Tensor, "V 1+D"], Int[Tensor, " V"]]:
         """Loss and features of every video, and the labels, on the CPU."""
         shape, config = self.config.model, self.config
-        plan = ViewPlan(
+        plan = EvaluationPlan(
             self.dataset, self.data, num_frames=shape.num_frames, image_size=shape.image_size,
             batch_size=min(config.batch_size, 32), rank=process.rank, world_size=process.world_size,
         )  # fmt: skip

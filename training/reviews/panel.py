@@ -35,5 +35,5 @@ class FigurePanel:
 def _clips(config: TrainConfig) -> Iterator[Clip]:
     clip_shape = config.model.num_frames, config.model.image_size
     shards = config.evaluation.shards or config.data
-    dataset = ShardDataset.open(shards, config.data.shard_cache) if isinstance(shards, str) else ShardDataset.of(shards)
+    dataset = ShardDataset.open(shards, config.data)
     return read_clips([dataset], *clip_shape, config.data.frame_stride, limit=NUM_CLIPS)

@@ -39,7 +39,7 @@ class Classification:
         settings = config.finetune
         check_labels(dataset)
         self.config, self.classes, self.process = config, dataset.info.classes, process
-        validation, cache = config.evaluation.shards, config.data.shard_cache
+        validation, cache = config.evaluation.shards, config.data
         self.validation = ShardDataset.open(validation, cache) if validation else None
         if self.validation is not None:
             check_classes(self.classes, self.validation)

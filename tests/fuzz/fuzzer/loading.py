@@ -8,7 +8,7 @@ import torch
 
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 BATCH, NUM_FRAMES, SIZE, EPOCHS = 3, 4, 16, 2
@@ -20,8 +20,8 @@ def load(shards: Path, out: Path, frame_stride: int) -> None:
         shards=str(shards), decoder="pyav", num_threads=1, prefetch=1, frame_stride=frame_stride, max_bad_fraction=0.99,
         decode_timeout_s=5,
     )  # fmt: skip
-    dataset = ShardDataset.of(config)
-    plan = Plan(dataset, config, num_frames=NUM_FRAMES, image_size=SIZE, seed=0, batch_size=BATCH)
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=NUM_FRAMES, image_size=SIZE, seed=0, batch_size=BATCH)
     claims = Counter(dataset.samples[place].key for place in range(len(dataset.samples)))
     clips, keys, labels, frames, boxes = [], [], [], [], []
     with ClipLoader(dataset, plan, torch.device("cpu"), config, out / "quarantine.jsonl") as loader:

@@ -19,11 +19,7 @@ from pipeline.reading.download import Download
 from pipeline.reading.ledger import Holder, Ledger, locked
 
 
-def is_remote(place: str | Path) -> bool:
-    return "://" in str(place)
-
-
-def default_cache(name: str = "adamae", option: str = "data.cache_dir") -> Path:
+def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path:
     """The user's own cache folder, made if need be; one of the machine's temporary folder where there is no home.
 
     `option` names another folder. Raises InputError if somebody else might have put it there, or may write to it.
@@ -49,7 +45,7 @@ def _private(folder: Path, option: str) -> Path:
     )
 
 
-class Cache:
+class ShardCache:
     """Local copies of remote files, shared by all processes of the machine; `Ledger` says which make room."""
 
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
@@ -60,7 +56,7 @@ class Cache:
 
     @cached_property
     def _folder(self) -> Path:
-        return self._given or default_cache()
+        return self._given or user_cache_dir()
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -1,4 +1,4 @@
-"""Groups of pictures of fragmented MP4, and videos put together of a few of them.
+"""GopIndex of pictures of fragmented MP4, and videos put together of a few of them.
 
 Shards hold MP4 of which each fragment (boxes `moof` and `mdat`) is a group of pictures that needs no other. So the
 bytes before the first fragment, and any fragments after them, are a whole video: what a clip needs is read and decoded,
@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Shaped
 
 from pipeline.decoding.video_error import VideoError
-from pipeline.shards.arrays import frames_of, is_array, read_shape
+from pipeline.shards.arrays import is_array, map_frames, read_shape
 
-GROUP = np.dtype(
+GOP = np.dtype(
     [
         ("first_frame", "<u4"),  # of the group in its video; 0 for the bytes before the first group
         ("offset", "<u4"),  # in the video
         ("checksum", "<u8"),  # see `checksum`
     ]
 )
-Rows = Shaped[np.ndarray, " rows"]  # of GROUP
+Rows = Shaped[np.ndarray, " rows"]  # of GOP
 Buffer = bytes | memoryview
 
 NOT_A_KEY_FRAME = 0x10000  # sample_is_non_sync_sample among the flags of ISO/IEC 14496-12, 8.8.3.1
@@ -33,7 +33,7 @@ NOT_A_KEY_FRAME = 0x10000  # sample_is_non_sync_sample among the flags of ISO/IE
 BEFORE_DEFAULT_FLAGS = {0x1: 8, 0x2: 4, 0x8: 4, 0x10: 4}
 
 
-class Cut(NamedTuple):
+class VideoSlice(NamedTuple):
     """A video of its own that holds what is wanted of another one."""
 
     data: bytes
@@ -42,14 +42,14 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Groups:
+class GopIndex:
     """The groups of one video of `size` bytes and `num_frames` frames."""
 
     rows: Rows
     size: int
     num_frames: int
 
-    def clip_bytes(self, wanted: Sequence[int], read: Callable[[int, int], bytes]) -> Cut:
+    def slice_video(self, wanted: Sequence[int], read: Callable[[int, int], bytes]) -> VideoSlice:
         """The groups that hold the frames `wanted`; `read(offset, size)` gives bytes of the video.
 
         Neighbouring groups are read at once. Raises VideoError if the table is broken, or the bytes are not those that
@@ -66,7 +66,7 @@ class Groups:
         frames = np.diff(firsts)[chosen]
         before = np.cumsum(frames) - frames  # frames of the chosen groups before each
         numbers = np.asarray(wanted) - firsts[group_of] + before[np.searchsorted(chosen, group_of)]
-        return Cut(data, tuple(numbers.tolist()), int(frames.sum()))
+        return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()))
 
     def _checked(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each row begins, in bytes and in frames, and the last one ends."""
@@ -91,7 +91,7 @@ class Groups:
         return data
 
 
-def pictures(cut: Cut) -> list[memoryview]:
+def pictures(cut: VideoSlice) -> list[memoryview]:
     """The frames as they are stored, none if these are not a fragment each; MJPEG's are JPEGs."""
     view = memoryview(cut.data)
     try:
@@ -108,26 +108,26 @@ def checksum(first_frame: int, data: Buffer) -> int:
     return int.from_bytes(digest.digest()[:8], "little")
 
 
-def read_groups(data: Buffer, num_frames: int) -> Rows:
+def index_gops(data: Buffer, num_frames: int) -> Rows:
     """The rows of a video, none if it is not fragmented MP4, or its fragments cannot be decoded without each other."""
     try:
         starts = _frames_of_array(data) if is_array(data) else list(_fragments(data))
     except (struct.error, ValueError, VideoError):
-        return np.empty(0, GROUP)
+        return np.empty(0, GOP)
     if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
-        return np.empty(0, GROUP)
+        return np.empty(0, GOP)
     offsets = [0, *(offset for offset, _ in starts), len(data)]
     firsts = np.cumsum([0, 0, *(frames for _, frames in starts[:-1])]).tolist()
     rows = [
         (first, start, checksum(first, data[start:end]))
         for first, start, end in zip(firsts, offsets[:-1], offsets[1:], strict=True)
     ]
-    return np.array(rows, GROUP)
+    return np.array(rows, GOP)
 
 
 def _frames_of_array(data: Buffer) -> list[tuple[int, int]]:
     """(offset, 1) of every frame."""
-    shape, count = read_shape(data), len(frames_of(data))
+    shape, count = read_shape(data), len(map_frames(data))
     return [(shape.start + number * shape.frame_bytes, 1) for number in range(count)]
 
 

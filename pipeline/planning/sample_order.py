@@ -23,32 +23,21 @@ from jaxtyping import Int
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.planning import draws
-from pipeline.planning.draws import Purpose
+from pipeline.planning import rng
+from pipeline.planning.rng import Purpose
 from pipeline.shards.dataset import ShardDataset
 
-# Runs keep the version that they began with: 1 laid out a mix for a whole epoch at once. Mixes of up to MIX_BLOCK clips
-# an epoch, and what is no mix, are the same in both. Until 2, a video that does not decode was replaced by any other of
-# its dataset, whose shard had to be read for it; the order itself is that of 3.
-VERSION = 3
 MIX_BLOCK = 2**13  # places of a mix whose order is drawn at once, in .5 ms
 NEARBY = 8  # replacements in a row out of one window, which may be small, or all bad; then any are tried
 
 
-class Order:
+class SampleOrder:
     """The samples of one or several datasets, as they follow each other."""
 
-    def __init__(
-        self, dataset: ShardDataset, config: DataConfig, seed: int, *, step: int, served: int, version: int = VERSION
-    ) -> None:
+    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int, *, step: int, served: int) -> None:
         """step: draws of a step; served: lanes that will be asked for, about. Raises InputError if data.canonical_nodes
         does not divide the step or are not of this version, or data.subset is more than there is, or is of a mix."""
-        self._seed, self._step, self._lanes, self._version = seed, step, config.canonical_nodes, version
-        if version == 1 and self._lanes > 1:
-            raise InputError(
-                f"data.canonical_nodes is {self._lanes}, and this run goes on in an order of clips that was made before"
-                " there were lanes: leave it out, or begin a new run with model.init="
-            )
+        self._seed, self._step, self._lanes = seed, step, config.canonical_nodes
         if step % self._lanes:
             raise InputError(
                 f"data.canonical_nodes is {self._lanes}, and a step decodes {step} videos: give a divisor of that"
@@ -62,7 +51,7 @@ class Order:
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
         self.per_epoch = int(self._places.sum())
-        self._blocks = -(-self.per_epoch // MIX_BLOCK) if version > 1 else 1
+        self._blocks = -(-self.per_epoch // MIX_BLOCK)
         self._block = lru_cache(maxsize=2 * served)(self._mixed)
         self._part_of = dataset.part_of
 
@@ -74,10 +63,10 @@ class Order:
     def other(self, draw: int, share: float, attempt: int) -> int:
         """Sample number `share` in [0, 1) of the window that a draw is in: its shards are here, and its lane's own.
 
-        From attempt NEARBY on, and in orders before 3, of the dataset.
+        From attempt NEARBY on, of the dataset.
         """
         stream, lane, place = self._found(draw)
-        if attempt > NEARBY or self._version < 3:
+        if attempt > NEARBY:
             return int(stream.samples[int(share * len(stream.samples))])
         window, _ = stream.window(lane, place)
         return int(stream.samples[int(window[int(share * len(window))])])
@@ -118,7 +107,7 @@ class Order:
         """The dataset at each place of a block of the mix, and the places of the block that it has before."""
         counts = self._before(block + 1) - self._before(block)
         parts = np.repeat(np.arange(len(counts)), counts)
-        parts = parts[draws.order(self._seed, Purpose.MIX_ORDER, (epoch, lane, block), len(parts))]
+        parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, lane, block), len(parts))]
         earlier = np.empty_like(parts)
         for part, count in enumerate(counts.tolist()):
             earlier[parts == part] = np.arange(count)
@@ -206,7 +195,7 @@ class _Stream:
 
     def _shard_order(self, number: int) -> _Round:
         counts = self._members.counts
-        shards = draws.order(self._seed, Purpose.SHARD_ORDER, (number, self._part, 0), len(counts))
+        shards = rng.permutation(self._seed, Purpose.SHARD_ORDER, (number, self._part, 0), len(counts))
         ranks = np.empty_like(shards)
         ranks[shards] = np.arange(len(shards))
         return _Round(shards, ranks, np.cumsum(counts[shards]))
@@ -229,7 +218,9 @@ class _Stream:
                 runs.append([start, start + size])
         numbers = np.concatenate([np.arange(*run) for run in runs])
         place = (number, self._part, 0)
-        words = [draws.raw(self._seed, Purpose.SAMPLE_ORDER, place, end - start, first=start) for start, end in runs]
+        words = [
+            rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, first=start) for start, end in runs
+        ]
         return numbers[np.argsort(np.concatenate(words), kind="stable")]
 
 

@@ -15,7 +15,11 @@ FOLDERS = ("file://", "local://", "sftp://", "ssh://")  # what is written there 
 T = TypeVar("T")
 
 
-class Bucket:
+def is_remote(place: str | Path) -> bool:
+    return "://" in str(place)
+
+
+class ObjectStore:
     """The files under a URL; raises InputError where they cannot be had after several tries."""
 
     def __init__(self, url: str) -> None:
