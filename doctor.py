@@ -188,7 +188,7 @@ class Trial:
         objective = Pretraining(self.config, Distributed(0, 1, self.device))
         optimizer = objective.optimizer()
         shape = count, model.num_frames, *FrameSize.of(model.image_size), 3
-        clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device).permute(0, 4, 1, 2, 3)
+        clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
         batch = Batch(clip, torch.zeros(count), [""] * count, list(range(count)))
 
         def step() -> None:

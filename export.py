@@ -195,7 +195,7 @@ A vision transformer for video, pre-trained as a masked autoencoder ({config.mas
 from model.encoder import VideoEncoder
 
 encoder = VideoEncoder.from_pretrained("encoder.safetensors")
-features = encoder.encode(clip)  # uint8 [B, {config.in_channels}, {config.num_frames}, {height}, {width}]
+features = encoder.encode(clip)  # uint8 [B, {config.num_frames}, {height}, {width}, {config.in_channels}]
 features.pooled  # [B, {size.encoder_width}]
 features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
 ```

@@ -47,10 +47,7 @@ def main() -> None:
         if dataset.samples[row.sample].key != key:
             raise InputError(f"{dataset.where(row.sample)} cannot be decoded: check the shards before looking at them")
     reader = Reader(dataset)
-    strips = [
-        strip(reader, dataset, row, clip.permute(1, 2, 3, 0).numpy())
-        for row, clip in zip(rows, batch.clip, strict=True)
-    ]
+    strips = [strip(reader, dataset, row, clip.numpy()) for row, clip in zip(rows, batch.clip, strict=True)]
     options.output.mkdir(parents=True, exist_ok=True)
     with atomic_write(options.output / "preview.png") as aside:
         sheet(strips).save(aside, format="PNG")

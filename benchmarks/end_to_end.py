@@ -183,7 +183,7 @@ def batches_of(
     )
     with ClipLoader(dataset, plan, device, config.data, None, sharing=None) as loader:
         batches = loader.batches(0)
-        check(dataset, plan, next(batches).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
+        check(dataset, plan, next(batches).clip.cpu().numpy())
         yield batches, loader
 
 

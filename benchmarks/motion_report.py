@@ -120,7 +120,7 @@ def true_motion(clip: Clip, config: ModelConfig) -> Motion:
 
 
 def brightness_change(clip: Clip, config: ModelConfig) -> Motion:
-    brightness = clip.frames.float().mean(dim=0)
+    brightness = clip.frames.float().mean(dim=-1)
     change = (brightness[1:] - brightness[:-1]).abs()
     amount = per_token(torch.cat((change[:1], change)), config)
     return Motion(amount, amount > amount.quantile(0.8))

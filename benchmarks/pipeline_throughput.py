@@ -249,7 +249,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
     dataset = ShardDataset.open(folder)
     plan = TrainingPlan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
     with ClipLoader(dataset, plan, device, config, None, sharing=None) as loader:
-        check(dataset, plan, next(loader.batches(0)).clip.permute(0, 2, 3, 4, 1).cpu().numpy())
+        check(dataset, plan, next(loader.batches(0)).clip.cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 
 

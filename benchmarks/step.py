@@ -12,13 +12,13 @@ from training.optimizer import make_optimizer, update
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
-    """uint8 [B, C, T, H, W], pixel by pixel in memory as the loader gives it; what it shows matters to no step."""
+    """uint8 [B, T, H, W, C]; what it shows matters to no step."""
     shape = (batch_size, config.num_frames, *config.frame_size, config.in_channels)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device).permute(0, 4, 1, 2, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 class PretrainingStep:
-    """Callable on clips uint8 [B, 3, T, H, W] on the model's device."""
+    """Callable on clips uint8 [B, T, H, W, 3] on the model's device."""
 
     def __init__(self, model: AdaMAE, compiled: Compile = False) -> None:
         self.model = model

@@ -65,9 +65,8 @@ class Sizes:
 
     @cached_property
     def clip(self) -> Tensor:
-        """As the loader gives it: [B, 3, T, H, W], pixel by pixel in memory."""
         shape = self.batch, self.config.num_frames, *self.config.frame_size, 3
-        return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device).permute(0, 4, 1, 2, 3)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
 
     def learnt(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)

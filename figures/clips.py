@@ -28,7 +28,7 @@ ASSUMED_FPS = 25.0  # of a video that does not say
 
 class Clip(NamedTuple):
     name: str  # of the video, made unique
-    frames: UInt8[Tensor, "C T H W"]
+    frames: UInt8[Tensor, "T H W C"]
     video: Path  # the file, or the tar that it is in
     numbers: list[int]  # of the frames in the video as stored
     times: list[float]  # of the frames, seconds
@@ -110,7 +110,7 @@ def _videos_of(dataset: ShardDataset) -> Iterator[Source]:
 
 def _read(
     source: Source, num_frames: int, image_size: int | Sequence[int], frame_stride: int
-) -> tuple[UInt8[Tensor, "C T H W"], list[int], float]:
+) -> tuple[UInt8[Tensor, "T H W C"], list[int], float]:
     """The clip, the numbers of its frames, and how many of those the video has a second."""
     if frame_stride % source.stored_stride:
         raise InputError(
@@ -132,7 +132,7 @@ def middle(total: int, num_frames: int, stride: int) -> list[int]:
     return [min(start + i * stride, total - 1) for i in range(num_frames)]
 
 
-def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -> UInt8[Tensor, "C T h w"]:
+def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:
     """Scale frames until they just cover `image_size`, a square's side or height and width, and cut out the centre."""
     wanted = FrameSize.of(image_size)
     images = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
@@ -142,7 +142,7 @@ def fit(frames: UInt8[np.ndarray, "T H W 3"], image_size: int | Sequence[int]) -
     images = F.interpolate(images, size, mode="bilinear", antialias=True)
     top, left = (size[0] - wanted.height) // 2, (size[1] - wanted.width) // 2
     images = images[:, :, top : top + wanted.height, left : left + wanted.width]
-    return images.round().clamp(0, 255).to(torch.uint8).transpose(0, 1).contiguous()
+    return images.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def _count_frames(video: bytes | Path) -> tuple[int, float]:

@@ -60,7 +60,7 @@ def error_row(maps: Maps, clip: int = 0) -> Row:
     error = maps.error[clip].cpu().numpy()
     low, high = float(np.nanmin(error)), float(np.nanmax(error))
     label = f"error\n{low:.2f} … {high:.2f}\nmean {np.nanmean(error):.3f}"
-    return Row(label, _map_cells(error, low, high, maps.frames.shape[2]), is_map=True)
+    return Row(label, _map_cells(error, low, high, maps.frames.shape[1]), is_map=True)
 
 
 def probability_row(maps: Maps, clip: int = 0) -> Row:
@@ -70,7 +70,7 @@ def probability_row(maps: Maps, clip: int = 0) -> Row:
     p = (maps.probability[clip] * maps.probability[clip].numel()).cpu().numpy()
     low, high = float(p.min()), float(p.max())
     drawn = "" if maps.sharpness == 1 else f"\nof γ 1; drawn at {maps.sharpness:g}"
-    cells = _map_cells(p, low, high, maps.frames.shape[2])
+    cells = _map_cells(p, low, high, maps.frames.shape[1])
     return Row(f"probability × N\n{low:.2f} … {high:.2f}{drawn}", cells, is_map=True)
 
 
@@ -78,7 +78,7 @@ def mask_row(maps: Maps, clip: int = 0) -> Row:
     is_masked = maps.is_masked[clip].cpu().numpy()
     white = np.where(is_masked, HIDDEN, SHOWN).astype(np.uint8)
     return Row(
-        f"mask\n{is_masked.mean():.0%} hidden", _over_time(np.stack([white] * 3, -1), maps.frames.shape[2]), is_map=True
+        f"mask\n{is_masked.mean():.0%} hidden", _over_time(np.stack([white] * 3, -1), maps.frames.shape[1]), is_map=True
     )
 
 
@@ -173,10 +173,10 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)  # Pillow's own lacks ×
 
 
-def _pixels(clip: UInt8[Tensor, "C T H W"]) -> UInt8[np.ndarray, "T H W 3"]:
+def _pixels(clip: UInt8[Tensor, "T H W C"]) -> UInt8[np.ndarray, "T H W 3"]:
     """Grey as grey; of other channels than RGB's, the first three, or the first."""
-    shown = clip[:3] if len(clip) >= 3 else clip[:1].expand(3, -1, -1, -1)
-    return shown.permute(1, 2, 3, 0).cpu().numpy()
+    shown = clip[..., :3] if clip.shape[3] >= 3 else clip[..., :1].expand(-1, -1, -1, 3)
+    return shown.cpu().numpy()
 
 
 def _map_cells(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import check, check_ids, runs_triton, wrap_triton
-from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines, pixels_first, within_line
+from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines
 
 Kind = Literal["mse", "l1"]
 EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], SPEC §4; ours go to 255
@@ -24,7 +24,7 @@ def masked_patch_loss(
     kind: Kind = "mse",
     normalize: bool = True,
 ) -> Tensor:
-    """pred [B, M, P], clip uint8 [B, C, T, H, W] of any strides, masked_ids int64 [B, M] -> fp32 [B, M].
+    """pred [B, M, P], clip uint8 [B, T, H, W, C], masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
     normalised by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. Saved for the
@@ -33,11 +33,11 @@ def masked_patch_loss(
     tokens = check_clip(clip, tubelet_size, patch_size)
     check_ids("masked_ids", masked_ids, clip, tokens)
     pixels = tubelet_size * patch_size**2
-    wanted = (*masked_ids.shape, pixels * clip.shape[1])
+    wanted = (*masked_ids.shape, pixels * clip.shape[4])
     check(pred.shape == wanted, f"pred has shape {tuple(pred.shape)}: these ids and patches need {wanted}")
     check(kind in ("mse", "l1"), f"kind is {kind!r}: give mse or l1")
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
-    if runs_triton(pred) and clip.shape[1] == 3:
+    if runs_triton(pred) and clip.shape[4] == 3:
         return masked_patch_loss_op(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)[0]
     given = pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize
     if torch.compiler.is_compiling():  # which makes targets anew where that is cheaper than keeping them
@@ -60,7 +60,7 @@ def difference(
         target *= 1 / (deviation + EPSILON)
     else:
         target *= 1 / 255
-    return target.sub_(pred.to(dtype).unflatten(2, (-1, clip.shape[1])).transpose(2, 3))
+    return target.sub_(pred.to(dtype).unflatten(2, (-1, clip.shape[4])).transpose(2, 3))
 
 
 class Definition(torch.autograd.Function):
@@ -89,17 +89,14 @@ class Definition(torch.autograd.Function):
 
 
 @triton.jit
-def channel_statistics(
-    clip_ptrs, inside, i, c, stride_c, stride_w, PIXELS: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr
-):
+def channel_statistics(clip_ptrs, inside, i, c, PIXELS: tl.constexpr, PATCH: tl.constexpr):
     """Mean and 1 / (deviation + EPSILON) of a patch's channel. Sums of integers are exact in any order: a flat patch
     has no deviation, and its target is 0."""
     total = tl.zeros((inside.shape[0],), tl.int32)
     squares = tl.zeros((inside.shape[0],), tl.int32)
     for part in tl.static_range(3):
         place = part * PATCH + i
-        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
-        pixels = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.int32)
+        pixels = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.int32)
         pixels = tl.where((place % 3 == c)[None, :], pixels, 0)
         total += tl.sum(pixels, axis=1)
         squares += tl.sum(pixels * pixels, axis=1)
@@ -110,9 +107,8 @@ def channel_statistics(
 
 @triton.jit
 def loss_kernel(
-    pred_ptr, clip_ptr, ids_ptr, loss_ptr, statistics_ptr, M, rows, columns,
-    stride_b, stride_c, stride_t, stride_h, stride_w,
-    TUBELET: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr,
+    pred_ptr, clip_ptr, ids_ptr, loss_ptr, statistics_ptr, M, rows, columns, stride_b,
+    TUBELET: tl.constexpr, PATCH: tl.constexpr,
     L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program, of one warp: a patch, read as in patchify, from its statistics to its loss."""
@@ -121,15 +117,13 @@ def loss_kernel(
     line = tl.arange(0, LINES)
     i = tl.arange(0, WIDTH)
     inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
+    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, TUBELET, PATCH)
     clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
     pred_ptrs = pred_ptr + m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
     if NORMALIZE:
-        red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST)
-        green, scale_green = channel_statistics(
-            clip_ptrs, inside, i, 1, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST
-        )
-        blue, scale_blue = channel_statistics(clip_ptrs, inside, i, 2, stride_c, stride_w, PIXELS, PATCH, PIXELS_FIRST)
+        red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, PIXELS, PATCH)
+        green, scale_green = channel_statistics(clip_ptrs, inside, i, 1, PIXELS, PATCH)
+        blue, scale_blue = channel_statistics(clip_ptrs, inside, i, 2, PIXELS, PATCH)
         six = tl.arange(0, 8)
         values = by_channel(six, red, green, blue)
         values = tl.where(six < 3, values, by_channel(six, scale_red, scale_green, scale_blue))
@@ -137,8 +131,7 @@ def loss_kernel(
     total = tl.zeros((LINES, WIDTH), tl.float32)
     for part in tl.static_range(3):
         place = part * PATCH + i
-        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
-        target = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.float32)
+        target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
         if NORMALIZE:
             target -= by_channel(place, red, green, blue)[None, :]
             target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
@@ -151,9 +144,8 @@ def loss_kernel(
 
 @triton.jit
 def loss_backward_kernel(
-    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, M, rows, columns, grad_stride_b, grad_stride_m,
-    stride_b, stride_c, stride_t, stride_h, stride_w,
-    TUBELET: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr,
+    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, M, rows, columns, stride_b,
+    grad_stride_b, grad_stride_m, TUBELET: tl.constexpr, PATCH: tl.constexpr,
     L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program, of one warp: a patch; the forward pass's statistics save the reductions."""
@@ -162,7 +154,7 @@ def loss_backward_kernel(
     line = tl.arange(0, LINES)
     i = tl.arange(0, WIDTH)
     inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
+    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, TUBELET, PATCH)
     clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
     first = m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
     grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
@@ -172,8 +164,7 @@ def loss_backward_kernel(
         scale_red, scale_green, scale_blue = tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
     for part in tl.static_range(3):
         place = part * PATCH + i
-        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
-        target = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.float32)
+        target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
         if NORMALIZE:
             target -= by_channel(place, red, green, blue)[None, :]
             target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
@@ -184,11 +175,10 @@ def loss_backward_kernel(
         tl.store(out_ptr + first + place[None, :], (slope * grad).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def patch_options(clip: Tensor, tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
+def patch_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
     """What both kernels are compiled for."""
     return {
-        "TUBELET": tubelet_size, "PATCH": patch_size, "PIXELS_FIRST": pixels_first(clip),
-        "L1": kind == "l1", "NORMALIZE": normalize,
+        "TUBELET": tubelet_size, "PATCH": patch_size, "L1": kind == "l1", "NORMALIZE": normalize,
         "LINES": triton.next_power_of_2(tubelet_size * patch_size), "WIDTH": triton.next_power_of_2(patch_size),
     }  # fmt: skip
 
@@ -202,9 +192,9 @@ def masked_patch_loss_op(
     loss = pred.new_empty(batch, count, dtype=torch.float32)
     statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
     wrap_triton(loss_kernel)[(batch * count,)](
-        pred.contiguous(), clip, masked_ids.contiguous(), loss, statistics, count,
-        clip.shape[3] // patch_size, clip.shape[4] // patch_size, *clip.stride(),
-        **patch_options(clip, tubelet_size, patch_size, kind, normalize), num_warps=1,
+        pred.contiguous(), clip.contiguous(), masked_ids.contiguous(), loss, statistics, count,
+        clip.shape[2] // patch_size, clip.shape[3] // patch_size, clip[0].numel(),
+        **patch_options(tubelet_size, patch_size, kind, normalize), num_warps=1,
     )  # fmt: skip
     return loss, statistics
 
@@ -217,9 +207,9 @@ def masked_patch_loss_backward_op(
     batch, count, _ = pred.shape
     out = torch.empty_like(pred, memory_format=torch.contiguous_format)
     wrap_triton(loss_backward_kernel)[(batch * count,)](
-        grad, pred.contiguous(), clip, masked_ids.contiguous(), statistics, out, count,
-        clip.shape[3] // patch_size, clip.shape[4] // patch_size, *grad.stride(), *clip.stride(),
-        **patch_options(clip, tubelet_size, patch_size, kind, normalize), num_warps=1,
+        grad, pred.contiguous(), clip.contiguous(), masked_ids.contiguous(), statistics, out, count,
+        clip.shape[2] // patch_size, clip.shape[3] // patch_size, clip[0].numel(), *grad.stride(),
+        **patch_options(tubelet_size, patch_size, kind, normalize), num_warps=1,
     )  # fmt: skip
     return out
 

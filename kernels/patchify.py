@@ -3,6 +3,7 @@
 The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the definition.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -20,22 +21,22 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def patchify(
     clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """clip uint8 [B, C, T, H, W] of any strides, ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
+    """clip uint8 [B, T, H, W, C], ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
 
     A patch's values are in the order (p_t, p_h, p_w, c).
     """
     tokens = check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
         check_ids("ids", ids, clip, tokens)
-    patches = patchify_op if runs_triton(clip) and clip.shape[1] == 3 else definition
+    patches = patchify_op if runs_triton(clip) and clip.shape[4] == 3 else definition
     return patches(clip, ids, tubelet_size, patch_size, dtype)
 
 
 def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
     """The number of tokens of a clip that whole patches cover."""
-    check(clip.ndim == 5, f"the clip has shape {tuple(clip.shape)}: give [B, C, T, H, W]")
+    check(clip.ndim == 5, f"the clip has shape {tuple(clip.shape)}: give [B, T, H, W, C]")
     check(clip.dtype == torch.uint8, f"the clip is {clip.dtype}: give uint8")
-    _, _, frames, height, width = clip.shape
+    _, frames, height, width, _ = clip.shape
     check(
         frames % tubelet_size == 0 and height % patch_size == 0 and width % patch_size == 0,
         f"clips of {frames} x {height} x {width} are not made of whole patches of"
@@ -49,7 +50,7 @@ def definition(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: 
     # Rows as long as a patch: on the CPU, broadcasting three channels takes several times as long.
     mean, std = (
         torch.tensor(of_channel, device=clip.device).mul(255).repeat(values.shape[2] // len(of_channel))
-        for of_channel in statistics(clip.shape[1])
+        for of_channel in statistics(clip.shape[4])
     )
     return values.sub_(mean).mul_(1 / std).to(dtype)
 
@@ -63,12 +64,12 @@ def statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int) -> Tensor:
     """uint8 [B, K, p_t·p_h·p_w, C]: the patches named by `ids`, or all of them, in the order of tokens (t, h, w)."""
-    batch, channels, _, height, width = clip.shape
+    batch, _, height, width, channels = clip.shape
     grid = (
-        clip.unflatten(4, (-1, patch_size))
-        .unflatten(3, (-1, patch_size))
-        .unflatten(2, (-1, tubelet_size))
-        .permute(0, 2, 4, 6, 3, 5, 7, 1)  # B, T/p_t, H/p_h, W/p_w, p_t, p_h, p_w, C; a view
+        clip.unflatten(3, (-1, patch_size))
+        .unflatten(2, (-1, patch_size))
+        .unflatten(1, (-1, tubelet_size))
+        .permute(0, 1, 3, 5, 2, 4, 6, 7)  # B, T/p_t, H/p_h, W/p_w, p_t, p_h, p_w, C; a view
     )
     if ids is None:
         return grid.reshape(batch, -1, tubelet_size * patch_size**2, channels)
@@ -79,18 +80,12 @@ def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_si
 
 
 @triton.jit
-def patch_lines(token, line, rows, columns, stride_t, stride_h, stride_w, TUBELET: tl.constexpr, PATCH: tl.constexpr):
-    """Where in its clip each line (p_t, p_h) of a token's pixels starts, int64."""
+def patch_lines(token, line, rows, columns, TUBELET: tl.constexpr, PATCH: tl.constexpr):
+    """Where in its clip each line (p_t, p_h) of a token's 3 · PATCH neighbouring values starts, int64."""
     token = token.to(tl.int32)  # 64-bit divisions take a hundred instructions
-    time = (token // (rows * columns) * TUBELET + line // PATCH).to(tl.int64)
-    height = (token // columns % rows * PATCH + line % PATCH).to(tl.int64)
-    return time * stride_t + height * stride_h + (token % columns).to(tl.int64) * (PATCH * stride_w)
-
-
-@triton.jit
-def within_line(place, stride_c, stride_w, PIXELS_FIRST: tl.constexpr):
-    """Where in its line the value at `place` = 3 · p_w + c is; PIXELS_FIRST: a line's values are neighbours."""
-    return place if PIXELS_FIRST else (place // 3) * stride_w + (place % 3) * stride_c
+    time = token // (rows * columns) * TUBELET + line // PATCH
+    height = token // columns % rows * PATCH + line % PATCH
+    return ((time * (rows * PATCH) + height).to(tl.int64) * columns + token % columns) * (PATCH * 3)
 
 
 @triton.jit
@@ -100,9 +95,8 @@ def by_channel(place, red, green, blue):
 
 @triton.jit
 def patchify_kernel(
-    clip_ptr, ids_ptr, out_ptr, K, rows, columns, stride_b, stride_c, stride_t, stride_h, stride_w,
-    TUBELET: tl.constexpr, PATCH: tl.constexpr, PIXELS_FIRST: tl.constexpr, HAS_IDS: tl.constexpr,
-    LINES: tl.constexpr, WIDTH: tl.constexpr,
+    clip_ptr, ids_ptr, out_ptr, K, rows, columns, stride_b,
+    TUBELET: tl.constexpr, PATCH: tl.constexpr, HAS_IDS: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program, of one warp: a patch. Its lines of 3 · PATCH values are read in three parts, so that a thread's 16
     neighbours fill one load and their channels are known when the kernel is compiled."""
@@ -111,33 +105,27 @@ def patchify_kernel(
     line = tl.arange(0, LINES)
     i = tl.arange(0, WIDTH)
     inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(token, line, rows, columns, stride_t, stride_h, stride_w, TUBELET, PATCH)
+    starts = patch_lines(token, line, rows, columns, TUBELET, PATCH)
     clip_ptrs = clip_ptr + (k // K) * stride_b + starts[:, None]
     out_ptrs = out_ptr + k * (TUBELET * PATCH * PATCH * 3) + line[:, None] * (PATCH * 3)
     for part in tl.static_range(3):
         place = part * PATCH + i
-        offset = within_line(place, stride_c, stride_w, PIXELS_FIRST)
-        pixels = tl.load(clip_ptrs + offset[None, :], mask=inside, other=0).to(tl.float32)
+        pixels = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
         mean = by_channel(place, 0.485 * 255, 0.456 * 255, 0.406 * 255)  # IMAGENET_MEAN, IMAGENET_STD
         scale = by_channel(place, 1 / (0.229 * 255), 1 / (0.224 * 255), 1 / (0.225 * 255))
         out = (pixels - mean[None, :]) * scale[None, :]
         tl.store(out_ptrs + place[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def pixels_first(clip: Tensor) -> bool:
-    """Whether a line's values lie (w, c) in memory, as in a permuted [B, T, H, W, C]: then a patch is read in order."""
-    return clip.stride(1) == 1 and clip.stride(4) == 3
-
-
 @torch.library.triton_op("adamae::patchify", mutates_args=())
 def patchify_op(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
-    batch, _, frames, height, width = clip.shape
+    batch, frames, height, width, _ = clip.shape
     rows, columns = height // patch_size, width // patch_size
     count = frames // tubelet_size * rows * columns if ids is None else ids.shape[1]
     out = clip.new_empty(batch, count, tubelet_size * patch_size**2 * 3, dtype=dtype)
     wrap_triton(patchify_kernel)[(batch * count,)](
-        clip, clip if ids is None else ids.contiguous(), out, count, rows, columns, *clip.stride(),
-        TUBELET=tubelet_size, PATCH=patch_size, PIXELS_FIRST=pixels_first(clip), HAS_IDS=ids is not None,
+        clip.contiguous(), clip if ids is None else ids.contiguous(), out, count, rows, columns, clip[0].numel(),
+        TUBELET=tubelet_size, PATCH=patch_size, HAS_IDS=ids is not None,
         LINES=triton.next_power_of_2(tubelet_size * patch_size), WIDTH=triton.next_power_of_2(patch_size), num_warps=1,
     )  # fmt: skip
     return out
@@ -150,7 +138,6 @@ def num_bytes(batch: int, count: int, values: int, itemsize: int) -> int:
 
 @register_flop_formula(torch.ops.adamae.patchify)
 def _flops(clip_shape: Any, ids_shape: Any, tubelet_size: int, patch_size: int, *_args: Any, **_kwargs: Any) -> int:
-    batch, channels, frames, height, width = clip_shape
     if ids_shape is None:
-        return 2 * batch * channels * frames * height * width
-    return 2 * ids_shape[0] * ids_shape[1] * tubelet_size * patch_size**2 * channels
+        return 2 * math.prod(clip_shape)
+    return 2 * ids_shape[0] * ids_shape[1] * tubelet_size * patch_size**2 * clip_shape[4]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from common.errors import InputError
 from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
-from model.channels import of_channels
+from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.decoder_masking import reconstructed
 from model.encoder import Encoder, Features, encode
@@ -84,13 +84,13 @@ class AdaMAE(nn.Module):
         """Names of parameters that are positions or a token, which weight decay must leave alone (SPEC §7)."""
         return {name for name, _ in self.named_parameters() if name.endswith(("positions", "mask_token"))}
 
-    def forward(self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor) -> Output:
+    def forward(self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor) -> Output:
         """Hide tokens, predict them, compare.
 
         seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
-        clip = of_channels(clip, self.config.in_channels)
+        clip = adapt_channels(clip, self.config.in_channels)
         draw, visible = self._sample(clip, seed, offset)
         if self.training and self.config.decoder_share < 1:
             draw = draw._replace(masked_ids=reconstructed(draw, self.config, seed, offset))
@@ -98,11 +98,11 @@ class AdaMAE(nn.Module):
         return self._objective(clip, pred, draw)
 
     @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+    def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
         """What the encoder makes of the whole clip, nothing hidden."""
-        return encode(self.tokenizer, self.encoder, clip)
+        return encode(self, clip)
 
-    def reconstruct(self, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> "Maps":
+    def reconstruct(self, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> "Maps":
         """Mask the clip once, predict what is hidden, and map what happened: see `model.maps.Maps`."""
         from model.maps import reconstruct
 
@@ -140,7 +140,7 @@ class AdaMAE(nn.Module):
         return (model.remasked(**changes) if changes else model).eval()
 
     def _sample(
-        self, clip: UInt8[Tensor, "B C T H W"], seed: int | Tensor, offset: int | Tensor
+        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
     ) -> tuple[Draw, Float[Tensor, "B K D"]]:
         """The drawn ids, and the visible tokens with their positions."""
         config = self.config
@@ -158,7 +158,7 @@ class AdaMAE(nn.Module):
         visible = self.tokenizer(clip, draw.visible_ids) + self.encoder.positions[draw.visible_ids]
         return draw, visible
 
-    def _objective(self, clip: UInt8[Tensor, "B C T H W"], pred: Float[Tensor, "B M P"], draw: Draw) -> Output:
+    def _objective(self, clip: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], draw: Draw) -> Output:
         config = self.config
         loss_per_token = masked_patch_loss(
             pred, clip, draw.masked_ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target

@@ -17,17 +17,17 @@ def check_channels(channels: int, in_channels: int) -> None:
         )
 
 
-def of_channels(clip: UInt8[Tensor, "B C T H W"], in_channels: int) -> UInt8[Tensor, "B c T H W"]:
+def adapt_channels(clip: UInt8[Tensor, "B T H W C"], in_channels: int) -> UInt8[Tensor, "B T H W c"]:
     """The clip as a model of `in_channels` takes it; grey is (77 R + 150 G + 29 B + 128) / 256, rounded down.
 
     Raises InputError where the clip has neither as many channels nor, for one, those of RGB.
     """
-    channels = clip.shape[1]
+    channels = clip.shape[-1]
     if channels == in_channels:
         return clip
     if (channels, in_channels) != (3, 1):
         raise InputError(
             f"the clip has {channels} channels, and the model is for {in_channels}: give it clips of {in_channels}"
         )
-    red, green, blue = (weight * plane for weight, plane in zip(LUMA, clip.int().unbind(1), strict=True))
-    return ((red + green + blue + 128) >> 8).to(clip.dtype)[:, None]
+    red, green, blue = (weight * plane for weight, plane in zip(LUMA, clip.int().unbind(-1), strict=True))
+    return ((red + green + blue + 128) >> 8).to(clip.dtype)[..., None]

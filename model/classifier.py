@@ -25,12 +25,12 @@ class VideoClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
-    def forward(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
         return self.head(self.features(clip))
 
-    def features(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B D"]:
+    def features(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B D"]:
         """What the last linear layer sees."""
-        return self.norm(encode(self.tokenizer, self.encoder, clip).pooled)
+        return self.norm(encode(self, clip).pooled)
 
     def no_weight_decay(self) -> set[str]:
         """Its positions are no parameters."""

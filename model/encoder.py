@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from model.blocks import Block, LayerNorm
+from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, position_table
 from model.weights.loading import load_weights
@@ -54,12 +55,12 @@ class VideoEncoder(nn.Module):
         if not has_norm:
             self.encoder.norm = nn.Identity()
 
-    def forward(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
         """Features of whole clips, nothing hidden; gradients reach all weights."""
-        return encode(self.tokenizer, self.encoder, clip)
+        return encode(self, clip)
 
     @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B C T H W"]) -> Features:
+    def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
         """The same without gradients."""
         return self(clip)
 
@@ -80,7 +81,14 @@ class VideoEncoder(nn.Module):
         return encoder.eval()
 
 
-def encode(tokenizer: Tokenizer, encoder: Encoder, clip: UInt8[Tensor, "B C T H W"]) -> Features:
-    """Features of the whole clip, nothing hidden."""
-    tokens = encoder(tokenizer(clip) + encoder.positions)
+class EncoderModel(Protocol):
+    config: ModelConfig
+    tokenizer: Tokenizer
+    encoder: Encoder
+
+
+def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"]) -> Features:
+    """Encode the whole clip, nothing masked."""
+    clip = adapt_channels(clip, model.config.in_channels)
+    tokens = model.encoder(model.tokenizer(clip) + model.encoder.positions)
     return Features(tokens.mean(dim=1), tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from common.errors import InputError
 from kernels.gumbel_topk import NOTHING_TO_DRAW
 from model.adamae import AdaMAE
-from model.channels import of_channels
+from model.channels import adapt_channels
 from model.config import ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC §4)
@@ -21,10 +21,10 @@ EPSILON = 1e-6  # added to a patch's standard deviation, as in the target (SPEC 
 class Maps(NamedTuple):
     """t, h, w: places in the token grid."""
 
-    frames: UInt8[Tensor, "B C T H W"]
-    reconstruction: UInt8[Tensor, "B C T H W"]  # visible patches as they are, masked ones as predicted
+    frames: UInt8[Tensor, "B T H W C"]
+    reconstruction: UInt8[Tensor, "B T H W C"]  # visible patches as they are, masked ones as predicted
     # The same without a look at what is hidden; None where the model predicts pixels, and the first is that already.
-    honest: UInt8[Tensor, "B C T H W"] | None
+    honest: UInt8[Tensor, "B T H W C"] | None
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
     probability: Float[Tensor, "B t h w"] | None  # at a sharpness of 1; None where tokens have none of their own
     is_masked: Bool[Tensor, "B t h w"]
@@ -45,7 +45,7 @@ def damage_explained() -> Iterator[None]:
 
 @damage_explained()
 @torch.no_grad()
-def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) -> Maps:
+def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> Maps:
     """Mask `clip` once and predict what is hidden.
 
     A model that predicts normalised patches knows neither their brightness nor their contrast. `reconstruction` takes
@@ -53,7 +53,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B C T H W"], seed: int = 0) 
     `honest` predicts them from the visible patches around.
     """
     config = model.config
-    clip = of_channels(clip, config.in_channels)
+    clip = adapt_channels(clip, config.in_channels)
     was_training = model.training
     try:
         output = model.eval()(clip, seed, 0)
@@ -105,26 +105,26 @@ def _completed(
     pred: Float[Tensor, "B M V C"],
     masked_ids: Int[Tensor, "B M"],
     config: ModelConfig,
-) -> UInt8[Tensor, "B C T H W"]:
+) -> UInt8[Tensor, "B T H W C"]:
     """The clip with predictions, in [0, 1], where it was masked."""
     pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
     shown = patches.scatter(1, masked_ids[..., None, None].expand_as(pixels), pixels)
     return from_patches(shown, config.grid, config.tubelet_size, config.patch_size)
 
 
-def to_patches(clip: UInt8[Tensor, "B C T H W"], tubelet_size: int, patch_size: int) -> UInt8[Tensor, "B N V C"]:
+def to_patches(clip: UInt8[Tensor, "B T H W C"], tubelet_size: int, patch_size: int) -> UInt8[Tensor, "B N V C"]:
     """V: the pixels of a patch, in (t, h, w) order."""
     return rearrange(
-        clip, "b c (t pt) (h ph) (w pw) -> b (t h w) (pt ph pw) c", pt=tubelet_size, ph=patch_size, pw=patch_size
+        clip, "b (t pt) (h ph) (w pw) c -> b (t h w) (pt ph pw) c", pt=tubelet_size, ph=patch_size, pw=patch_size
     )
 
 
 def from_patches(
     patches: UInt8[Tensor, "B N V C"], grid: tuple[int, int, int], tubelet_size: int, patch_size: int
-) -> UInt8[Tensor, "B C T H W"]:
+) -> UInt8[Tensor, "B T H W C"]:
     t, h, w = grid
     return rearrange(
-        patches, "b (t h w) (pt ph pw) c -> b c (t pt) (h ph) (w pw)",
+        patches, "b (t h w) (pt ph pw) c -> b (t pt) (h ph) (w pw) c",
         t=t, h=h, w=w, pt=tubelet_size, ph=patch_size, pw=patch_size,
     )  # fmt: skip
 

@@ -40,9 +40,9 @@ class Probe(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(self, clip: UInt8[Tensor, "B C T H W"]) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
         with torch.no_grad():
-            features = encode(self.tokenizer, self.encoder, clip)
+            features = encode(self, clip)
         return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:

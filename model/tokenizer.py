@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from kernels import patchify
 from model.casting import product_dtype
-from model.channels import of_channels
 from model.config import ModelConfig
 
 
@@ -20,15 +19,13 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.tubelet_size = config.tubelet_size
         self.patch_size = config.patch_size
-        self.in_channels = config.in_channels
         self.projection = nn.Linear(config.patch_values, config.dimensions.encoder_width)
 
     def forward(
-        self, clip: UInt8[Tensor, "B C T H W"], ids: Int[Tensor, "B K"] | None = None
+        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
     ) -> Float[Tensor, "B K D"]:
         """The tokens at `ids`, or all N of them in (t, h, w) order."""
         dtype = product_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
-        clip = of_channels(clip, self.in_channels)
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 

@@ -28,7 +28,7 @@ from pipeline.shards.dataset import ShardDataset
 class Batch:
     """Clips of one micro-step, all on the device."""
 
-    clip: UInt8[Tensor, "B C T H W"]  # RGB; a view of [B, T, H, W, C] memory, so not contiguous
+    clip: UInt8[Tensor, "B T H W C"]  # contiguous, on the device
     labels: Int64[Tensor, " B"]  # -1 where a video has none
     keys: list[str]  # of the videos that are shown
     positions: list[int]  # in the plan's stream
@@ -245,7 +245,7 @@ class ClipLoader:
         labels = [-1 if sample.label is None else sample.label for sample in samples]
         self._maker.delivered(len(rows))
         return Batch(
-            clips.permute(0, 4, 1, 2, 3),
+            clips,
             to_device(labels, self._device),
             [sample.key for sample in samples],
             [row.position for row in rows],

@@ -26,7 +26,7 @@ from pipeline.planning.crops import view_crop
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
 )
-CLIP = torch.randint(0, 256, (2, 3, 4, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+CLIP = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
         features = theirs.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
     scaler = Scaler(view_crop(width, height, 0, 1), False, 32, (width, height))
     clip = torch.stack([torch.from_numpy(scaler(VideoFrame.from_ndarray(frame, "rgb24"))) for frame in frames])
-    ours = model.encode(clip.permute(3, 0, 1, 2)[None]).tokens
+    ours = model.encode(clip[None]).tokens
     torch.testing.assert_close(features, ours, rtol=0, atol=atol * ours.abs().max().item())
 
 
@@ -151,8 +151,8 @@ def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypa
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:
-    mean, std = (torch.tensor(x).view(3, 1, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    return ((clip / 255 - mean) / std).transpose(1, 2)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return (clip.movedim(4, 2) / 255 - mean) / std
 
 
 def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_honest_reconstruction_knows_nothing_of_what_is_hidden(run: Path, vi
     model = AdaMAE.from_pretrained(run).remasked(masking="random")
     clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
     before = model.reconstruct(clip)
-    hidden = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[:, None]
+    hidden = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
     after = model.reconstruct(torch.where(hidden, 255 - clip, clip))
     assert torch.equal(after.honest, torch.where(hidden, before.honest, clip))
     assert not torch.equal(after.reconstruction, before.reconstruction)
@@ -152,7 +152,7 @@ def test_statistics_come_from_the_nearest_most_of_all() -> None:
 
 def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
     model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
-    maps = model.reconstruct(torch.randint(0, 256, (1, 3, 8, 32, 32), dtype=torch.uint8))
+    maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
     assert maps.honest is None
     assert [row.label for row in drawing.reconstruction_rows(maps)] == ["reconstruction"]
     assert drawing.note_on(model.config) == ""
@@ -160,7 +160,7 @@ def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
 
 def test_the_error_is_drawn_in_its_own_range() -> None:
     model = AdaMAE(ModelConfig(**CONFIG)).eval()
-    maps = model.reconstruct(torch.randint(0, 256, (1, 3, 8, 32, 32), dtype=torch.uint8))
+    maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
     error = maps.error[maps.is_masked]
     row = drawing.error_row(maps)
     assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
@@ -239,8 +239,8 @@ def test_a_clip_is_from_the_middle(count: int, expected: list[int]) -> None:
 def test_clips_show_the_frames_they_say(videos: Path) -> None:
     clip = next(read_clips([videos / "b.mkv"], 8, 32, frame_stride=3, limit=1))
     assert clip.times == pytest.approx([number / 10 for number in middle(40, 8, 3)])
-    assert clip.frames.shape == (3, 8, 32, 32)
-    means = clip.frames.float().mean(dim=(0, 2, 3))
+    assert clip.frames.shape == (8, 32, 32, 3)
+    means = clip.frames.float().mean(dim=(1, 2, 3))
     assert torch.allclose(means, 4 * torch.tensor(middle(40, 8, 3)).float(), atol=3)
 
 
@@ -250,7 +250,7 @@ def test_clips_out_of_shards(tmp_path: Path) -> None:
     clips = list(read_clips([shards], 8, 32, frame_stride=2, limit=10))
     assert [clip.name for clip in clips] == [f"v{i}" for i in range(5)]
     for i, clip in enumerate(clips):
-        shown = [read_number(frame) for frame in clip.frames.permute(1, 2, 3, 0).numpy()]
+        shown = [read_number(frame) for frame in clip.frames.numpy()]
         assert shown == [(i + number) % 22 for number in middle(40, 8, 2)]
 
 

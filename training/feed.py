@@ -60,4 +60,4 @@ class Feed:
         shape = (FILLER_CLIPS, self.model.num_frames, *self.model.frame_size, self.model.in_channels)
         clip = torch.zeros(shape, dtype=torch.uint8, device=device)
         labels = torch.zeros(FILLER_CLIPS, dtype=torch.int64, device=device)
-        return Batch(clip.permute(0, 4, 1, 2, 3), labels, [""] * FILLER_CLIPS, list(range(FILLER_CLIPS)))
+        return Batch(clip, labels, [""] * FILLER_CLIPS, list(range(FILLER_CLIPS)))

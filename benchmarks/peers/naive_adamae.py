@@ -158,9 +158,9 @@ class NaiveAdaMAE(nn.Module):
 
 
 def normalized(clip: Tensor) -> Float[Tensor, "B C T H W"]:
-    """uint8 [B, 3, T, H, W] -> floats as the published loaders hand them over."""
+    """uint8 [B, T, H, W, 3] -> floats as the published loaders hand them over."""
     mean, std = _imagenet(clip.device)
-    return ((clip.float() / 255 - mean) / std).contiguous()
+    return ((clip.movedim(4, 1).float() / 255 - mean) / std).contiguous()
 
 
 def _imagenet(device: torch.device) -> tuple[Tensor, Tensor]:

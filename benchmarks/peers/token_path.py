@@ -34,9 +34,9 @@ def scatter(features: Tensor, mask_token: Tensor, table: Tensor, mask: Tensor) -
 
 
 def normalized_clip(clip: Tensor) -> Tensor:
-    """What the published loader hands to the model: float, ImageNet-normalised."""
+    """uint8 [B, T, H, W, 3] -> what the published loader hands to the model: float [B, 3, T, H, W], normalised."""
     mean, std = (torch.tensor(values, device=clip.device).view(3, 1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return (clip.float() / 255 - mean) / std
+    return (clip.movedim(4, 1).float() / 255 - mean) / std
 
 
 def patches(clip: Tensor, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:

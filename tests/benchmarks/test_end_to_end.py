@@ -50,7 +50,7 @@ def test_the_batches_are_the_shards_own(results: Path) -> None:
     config = config_of(source, results / "work", "tiny", 2, compiled=False)
     with batches_of(source, config, torch.device("cpu")) as (batches, loader):
         batch = next(batches)
-        assert batch.clip.shape == (2, 3, 16, 224, 224)
+        assert batch.clip.shape == (2, 16, 224, 224, 3)
         assert len(set(batch.keys)) == 1, "two clips of one video"
         assert loader is not None
         assert loader.counters["videos_read"] > 0

@@ -94,11 +94,9 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
     pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size
-    planar = torch.empty(batch, 3, *pixels, dtype=torch.uint8)
-    pixels_first = torch.empty(batch, *pixels, 3, dtype=torch.uint8).permute(0, 4, 1, 2, 3)
+    clip = torch.empty(batch, *pixels, 3, dtype=torch.uint8)
     kinds = [("mse", False), ("l1", True), ("l1", False)] if dtype == torch.bfloat16 else []
-    cases = [(planar, "mse", True), (pixels_first, "mse", True), *((pixels_first, *kind) for kind in kinds)]
-    for clip, kind, normalize in cases:
+    for kind, normalize in [("mse", True), *kinds]:
         kernels.patchify(clip, None, *patch, dtype)
         pred = torch.empty(batch, tokens - k, config.patch_values, dtype=dtype, requires_grad=True)
         losses = kernels.masked_patch_loss(pred, clip, masked, *patch, kind, normalize)

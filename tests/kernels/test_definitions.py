@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from common.errors import InputError
 from kernels import gather_tokens, gumbel_topk, launch, masked_patch_loss, patchify, sampling_loss, scatter_tokens
 
-CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8).permute(0, 4, 1, 2, 3)  # 2·2·3 patches of 2·8·8
+CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)  # 2·2·3 patches of 2·8·8
 IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
 
 
@@ -24,15 +24,15 @@ def test_gradients_of_the_definitions():
     assert gradcheck(lambda *args: scatter_tokens(*args, table, ids, rest), (double(2, 2, 4), double(4)))
     losses = torch.rand(2, 3)
     assert gradcheck(lambda log_probs: sampling_loss(log_probs, rest, losses), double(2, 5))
-    clip = CLIP[:, :, :2, :4, :6]
+    clip = CLIP[:, :2, :4, :6]
     for kind in ("mse", "l1"):
         assert gradcheck(lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24))
 
 
 def test_masked_patch_loss_on_a_worked_example():
     """A 1 x 1 x 2 patch with values 10 and 20 in red, 7 and 7 in green, 0 and 255 in blue."""
-    clip = torch.tensor([[10, 20], [7, 7], [0, 255]], dtype=torch.uint8).view(1, 3, 1, 1, 2)
-    patch = torch.stack([clip, clip], dim=3).view(1, 3, 1, 2, 2)  # two such lines
+    clip = torch.tensor([[10, 7, 0], [20, 7, 255]], dtype=torch.uint8).view(1, 1, 1, 2, 3)
+    patch = torch.cat([clip, clip], dim=2)  # two such lines
     ids = torch.zeros(1, 1, dtype=torch.int64)
     # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalised values are -+ sqrt(3)/2.
     away = math.sqrt(3) / 2
@@ -44,10 +44,10 @@ def test_masked_patch_loss_on_a_worked_example():
 
 
 def test_patchify_orders_tokens_and_values_as_the_specification_says():
-    clip = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(1, 2, 4, 4, 3).permute(0, 4, 1, 2, 3)
+    clip = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(1, 2, 4, 4, 3)
     patch = patchify(clip, torch.tensor([[3]]), 2, 2)[0, 0].view(2, 2, 2, 3)  # token 3: the lower right corner
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close((patch * std + mean) * 255, clip[0, :, :, 2:, 2:].permute(1, 2, 3, 0).float())
+    torch.testing.assert_close((patch * std + mean) * 255, clip[0, :, 2:, 2:].float())
     assert patchify(clip, None, 2, 2).shape == (1, 4, 24)
 
 
@@ -86,7 +86,7 @@ MISUSES = {
         torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(12, 4), IDS, IDS
     ),
     "the clip is torch.float32": lambda: patchify(CLIP.float(), None, 2, 8),
-    r"give \[B, C, T, H, W\]": lambda: patchify(CLIP[0], None, 2, 8),
+    r"give \[B, T, H, W, C\]": lambda: patchify(CLIP[0], None, 2, 8),
     "whole patches": lambda: patchify(CLIP, None, 3, 8),
     "pred has shape": lambda: masked_patch_loss(torch.zeros(2, 3, 383), CLIP, IDS, 2, 8),
     "kind is 'l2'": lambda: masked_patch_loss(torch.zeros(2, 3, 384), CLIP, IDS, 2, 8, "l2"),

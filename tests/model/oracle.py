@@ -34,7 +34,7 @@ class Shape:
 
 def adamae(state: dict[str, Tensor], clip: Tensor, visible_ids: Tensor, masked_ids: Tensor, shape: Shape) -> Values:
     batch = len(clip)
-    pixels = clip.double() / 255
+    pixels = clip.movedim(4, 1).double() / 255
     mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.double).view(1, 3, 1, 1, 1)
     std = torch.tensor([0.229, 0.224, 0.225], dtype=torch.double).view(1, 3, 1, 1, 1)
     kernel = state["encoder.patch_embed.proj.weight"]
@@ -88,7 +88,7 @@ def classifier(state: dict[str, Tensor], clip: Tensor, shape: Shape) -> Tensor:
     mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.double).view(1, 3, 1, 1, 1)
     std = torch.tensor([0.229, 0.224, 0.225], dtype=torch.double).view(1, 3, 1, 1, 1)
     step = (shape.tubelet_size, shape.patch_size, shape.patch_size)
-    x = (clip.double() / 255 - mean) / std
+    x = (clip.movedim(4, 1).double() / 255 - mean) / std
     x = torch.nn.functional.conv3d(x, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], step)
     x = x.flatten(2).transpose(1, 2)
     x = x + sine_table(x.shape[1], x.shape[2])

@@ -45,8 +45,8 @@ def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> N
     if masking == "adaptive":  # the sampler does see all pixels: hold its draw
         given_ids(first.visible_ids, first.masked_ids)
 
-    is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, 1, *config.grid)
-    is_masked = is_masked.repeat_interleave(2, 2).repeat_interleave(8, 3).repeat_interleave(8, 4).bool()
+    is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
+    is_masked = is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3).bool()
     other = torch.where(is_masked, 255 - clip, clip)
     assert not torch.equal(other, clip)
     second = model(other, 3, 0)
@@ -175,8 +175,8 @@ def test_a_clip_of_any_strides() -> None:
     config = small()
     model = AdaMAE(config).eval()
     clip = random_clip(config)
-    channels_last = clip.permute(0, 2, 3, 4, 1).contiguous().permute(0, 4, 1, 2, 3)
-    assert torch.equal(model(clip, 0, 0).pred, model(channels_last, 0, 0).pred)
+    planar = clip.movedim(4, 1).contiguous().movedim(1, 4)
+    assert torch.equal(model(clip, 0, 0).pred, model(planar, 0, 0).pred)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from figures import drawing
 from kernels import masked_patch_loss, patchify
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.adamae import AdaMAE
-from model.channels import of_channels
+from model.channels import adapt_channels
 from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.layouts import from_huggingface, to_huggingface
@@ -23,35 +23,35 @@ from model.weights.warm_start import warm_start
 from train import train
 from training.config import parse
 
-FIVE = torch.randint(0, 256, (2, 5, 4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+FIVE = torch.randint(0, 256, (2, 4, 16, 16, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([[0, 3, 6], [1, 2, 7]])
 
 
 def test_grey_is_the_luma_of_bt_601() -> None:
     colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
-    clip = colours.to(torch.uint8).T.reshape(1, 3, 1, 1, 6)
-    assert of_channels(clip, 1).shape == (1, 1, 1, 1, 6)
-    assert of_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
+    clip = colours.to(torch.uint8).reshape(1, 1, 1, 6, 3)
+    assert adapt_channels(clip, 1).shape == (1, 1, 1, 6, 1)
+    assert adapt_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
     clip = random_clip(small())
-    by_pillow = [Image.fromarray(frame.permute(1, 2, 0).numpy()).convert("L").tobytes() for frame in clip[0].unbind(1)]
+    by_pillow = [Image.fromarray(frame.numpy()).convert("L").tobytes() for frame in clip[0]]
     theirs = torch.frombuffer(bytearray(b"".join(by_pillow)), dtype=torch.uint8)
-    assert (of_channels(clip, 1)[0].flatten().int() - theirs.int()).abs().max() <= 1
+    assert (adapt_channels(clip, 1)[0].flatten().int() - theirs.int()).abs().max() <= 1
 
 
 def test_a_clip_of_its_own_channels_is_itself() -> None:
-    assert of_channels(FIVE, 5) is FIVE
+    assert adapt_channels(FIVE, 5) is FIVE
 
 
 @pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
 def test_other_channels_are_one_sentence(has: int, wants: int) -> None:
     with pytest.raises(InputError, match=f"the clip has {has} channels, and the model is for {wants}"):
-        AdaMAE(small(in_channels=wants))(torch.zeros(1, has, 4, 32, 32, dtype=torch.uint8), 0, 0)
+        AdaMAE(small(in_channels=wants))(torch.zeros(1, 4, 32, 32, has, dtype=torch.uint8), 0, 0)
 
 
 def test_values_of_five_channels_are_scaled_alike() -> None:
     values = patchify(FIVE, None, 2, 8).view(2, 8, 2, 8, 8, 5)
     mean, deviation = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
-    expected = (FIVE[0, :, 2:, 8:, :8].permute(1, 2, 3, 0) / 255 - mean) / deviation  # of token (1, 1, 0)
+    expected = (FIVE[0, 2:, 8:, :8] / 255 - mean) / deviation  # of token (1, 1, 0)
     torch.testing.assert_close(values[0, 6], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool)
     pred = torch.randn(2, 3, 128 * 5, requires_grad=True)
     loss = masked_patch_loss(pred, FIVE, IDS, 2, 8, normalize=normalize)
     by_channel = [
-        masked_patch_loss(pred.unflatten(2, (-1, 5))[..., c], FIVE[:, c : c + 1], IDS, 2, 8, normalize=normalize)
+        masked_patch_loss(pred.unflatten(2, (-1, 5))[..., c], FIVE[..., c : c + 1], IDS, 2, 8, normalize=normalize)
         for c in range(5)
     ]
     expected = torch.stack(by_channel).mean(dim=0)
@@ -72,7 +72,7 @@ def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool)
 def test_a_model_for_grey_makes_rgb_grey() -> None:
     model = AdaMAE(small(in_channels=1)).eval()
     clip = random_clip(model.config)
-    grey = of_channels(clip, 1)
+    grey = adapt_channels(clip, 1)
     assert torch.equal(model(clip, 0, 0).loss_per_token, model(grey, 0, 0).loss_per_token)
     assert torch.equal(model.encode(clip).tokens, model.encode(grey).tokens)
 
@@ -80,11 +80,11 @@ def test_a_model_for_grey_makes_rgb_grey() -> None:
 @pytest.mark.parametrize(("channels", "note"), [(1, None), (2, "the first."), (5, "the first three, as red")])
 def test_figures_show_what_can_be_shown(channels: int, note: str | None) -> None:
     config = small(in_channels=channels)
-    clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, channels, 4, 32, 32)).byte()
+    clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
     maps = AdaMAE(config).reconstruct(clip)
-    assert maps.reconstruction.shape == maps.honest.shape == (1, channels, 4, 32, 32)
-    shown = of_channels(clip, channels)[0, [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    assert torch.equal(torch.from_numpy(drawing.frames_row(maps).cells), shown.permute(1, 2, 3, 0))
+    assert maps.reconstruction.shape == maps.honest.shape == (1, 4, 32, 32, channels)
+    shown = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
+    assert torch.equal(torch.from_numpy(drawing.frames_row(maps).cells), shown)
     said = drawing.note_on(config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
 

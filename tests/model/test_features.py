@@ -97,7 +97,7 @@ def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: P
 
 
 def test_encoder_alone_encodes_as_the_whole_model(weights: Path) -> None:
-    clip = torch.randint(0, 256, (2, 3, 4, 32, 32), dtype=torch.uint8)
+    clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8)
     model, encoder = AdaMAE.from_pretrained(weights), VideoEncoder.from_pretrained(weights)
     assert torch.equal(model.encode(clip).tokens, encoder.encode(clip).tokens)
     assert torch.equal(model.encode(clip).pooled, encoder.encode(clip).tokens.mean(1))

@@ -23,6 +23,7 @@ def golden(request, shared_folder: Path | None) -> tuple[str, dict[str, torch.Te
     if path is None or not path.is_file():
         pytest.skip("the reference values are not beside the repository")
     values = load_file(path)
+    values["clip"] = values["clip"].movedim(1, 4).contiguous()
     return request.param, values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
 
 

@@ -14,7 +14,7 @@ from model.classifier import VideoClassifier
 from model.weights.layouts import from_huggingface, to_huggingface
 
 CONFIG = small(masking="random")
-MEAN, STD = (torch.tensor(x).view(3, 1, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+MEAN, STD = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
 def huggingface_config(**changes) -> VideoMAEConfig:
@@ -27,7 +27,7 @@ def huggingface_config(**changes) -> VideoMAEConfig:
 
 def pixel_values(clip: Tensor) -> Tensor:
     """Hugging Face's input: frames first, floats already normalised."""
-    return ((clip / 255 - MEAN) / STD).transpose(1, 2)
+    return (clip.movedim(4, 2) / 255 - MEAN) / STD
 
 
 def close(value: Tensor, expected: Tensor, name: str = "") -> None:

@@ -45,8 +45,8 @@ def test_a_ranking_teaches_the_sampler_and_nothing_else() -> None:
 
 
 def test_motion_is_the_difference_to_the_neighbouring_token_frames() -> None:
-    clip = torch.full((1, 3, 6, 16, 16), 100, dtype=torch.uint8)
-    clip[:, :, 2:4, :8, 8:] = 60  # darker for one token frame, in one patch
+    clip = torch.full((1, 6, 16, 16, 3), 100, dtype=torch.uint8)
+    clip[:, 2:4, :8, 8:] = 60  # darker for one token frame, in one patch
     logits = log_motion(clip, tubelet_size=2, patch_size=8).view(3, 2, 2)
     moved = torch.tensor([40.0, 40.0, 40.0]).log1p()
     torch.testing.assert_close(logits[:, 0, 1], moved)
@@ -55,9 +55,9 @@ def test_motion_is_the_difference_to_the_neighbouring_token_frames() -> None:
 
 def test_masking_by_motion_shows_what_moves_and_learns_no_sampler() -> None:
     config = small(masking="motion", sampling_sharpness=8.0)
-    clip = torch.full((1, 3, config.num_frames, *config.frame_size), 90, dtype=torch.uint8)
-    clip[..., ::2, : config.patch_size, : config.patch_size] = 250
-    clip[:, :, config.tubelet_size :, : config.patch_size, : config.patch_size] //= 2
+    clip = torch.full((1, config.num_frames, *config.frame_size, 3), 90, dtype=torch.uint8)
+    clip[:, ::2, : config.patch_size, : config.patch_size] = 250
+    clip[:, config.tubelet_size :, : config.patch_size, : config.patch_size] //= 2
     output = AdaMAE(config)(clip, 0, 0)
     most = log_motion(clip, config.tubelet_size, config.patch_size)[0].argmax()
     assert most in output.visible_ids

@@ -62,14 +62,14 @@ def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Pa
     dataset = ShardDataset.open(shards)
     assert (dataset.channels, list(dataset.info.codecs), dataset.info.containers) == (5, ["uint8x5"], ["npy"])
     plan, clips = batches(shards, flip=False)
-    assert clips.shape == (6, 5, 4, 24, 24)
+    assert clips.shape == (6, 4, 24, 24, 5)
     for clip, row in zip(clips, plan.batch(0), strict=True):
         frames = decode_frames(Reader(dataset).read(row.sample), row.frames)
         x, y, width, height = row.crop
         seen = torch.from_numpy(frames[:, y : y + height, x : x + width].copy()).permute(3, 0, 1, 2).float()
-        expected = torch.nn.functional.interpolate(seen, (24, 24), mode="bilinear", antialias=True)
+        expected = torch.nn.functional.interpolate(seen, (24, 24), mode="bilinear", antialias=True).movedim(0, 3)
         assert (expected - clip.float()).abs().max() <= 2  # smooth pictures; no channel is mixed with another
-        assert (expected.mean((1, 2, 3)) - clip.float().mean((1, 2, 3))).abs().max() < 0.6
+        assert (expected.mean((0, 1, 2)) - clip.float().mean((0, 1, 2))).abs().max() < 0.6
 
 
 def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: 
 
 def numbers_in(clip: torch.Tensor) -> list[int]:
     """Frame numbers that a clip [C, T, H, W] shows."""
-    return [read_number(frame) for frame in clip.permute(1, 2, 3, 0).numpy()]
+    return [read_number(frame) for frame in clip.numpy()]
 
 
 def check_frames(batches: list[Batch], plan: TrainingPlan) -> None:
@@ -74,7 +74,7 @@ def test_clips_show_the_frames_of_the_plan(
     plan = plan_of(dataset, config)
     for index, batch in enumerate(first_batches(dataset, config, 6)):
         rows = plan.batch(index)
-        assert batch.clip.shape == (4, 3, 8, 32, 32)
+        assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.positions == [row.position for row in rows]
         assert batch.keys == [dataset.samples[row.sample].key for row in rows]
@@ -98,7 +98,7 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, codec: str, decoder
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
     batches = first_batches(dataset, config, 4)
-    clips = [clip.permute(1, 2, 3, 0).numpy().astype(float) for batch in batches for clip in batch.clip]
+    clips = [clip.numpy().astype(float) for batch in batches for clip in batch.clip]
     for clip, row in zip(clips, rows, strict=True):
         red, green = clip[0, :, :, 0].mean(0), clip[0, :, :, 1].mean(1)
         left, right = red[0] * 320 / 255, red[-1] * 320 / 255
@@ -648,7 +648,7 @@ def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
     sample = short.samples[row.sample]
     data = short.shard_path(row.sample).read_bytes()[sample.offset : sample.offset + sample.size]
     frames = decode_frames(data, row.frames)[:, :, row.crop.x : row.crop.x + 48]
-    assert np.abs(frames.astype(int) - batch.clip[0].permute(1, 2, 3, 0).numpy()).max() <= 2
+    assert np.abs(frames.astype(int) - batch.clip[0].numpy()).max() <= 2
 
 
 def test_without_dali_pyav_decodes_all(

@@ -48,7 +48,7 @@ def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     plan = TrainingPlan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
     with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
         for batch, _ in zip(loader.batches(0), range(9), strict=False):
-            assert batch.clip.shape == (4, 3, 4, 16, 16)
+            assert batch.clip.shape == (4, 4, 16, 16, 3)
             assert all(0 <= label < 3 for label in batch.labels.tolist())
     return quarantine.read_text().splitlines()
 

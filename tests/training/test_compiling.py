@@ -31,7 +31,7 @@ def gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
     config = TrainConfig(DataConfig(shards="none"), compile=compiled)
     wrapped = train.wrapped(model, config, Distributed(rank, PROCESSES, torch.device("cpu")))
     noise = torch.Generator().manual_seed(rank)
-    clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise).permute(0, 4, 1, 2, 3)
+    clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
     for _ in range(2):  # after the first one, DDP lays its buckets anew
         model.zero_grad(set_to_none=True)
         wrapped(clip, torch.zeros((), dtype=torch.int64), torch.full((), rank, dtype=torch.int64)).loss.backward()

@@ -73,7 +73,7 @@ def test_clipping_scales_the_gradient_to_the_norm_asked_for():
 def trained(model: AdaMAE, optimizer: torch.optim.Optimizer, steps: range) -> float:
     """Mean loss of the last ten steps of training on two clips; masks and dropout are functions of the step."""
     losses = []
-    clip = torch.randint(0, 256, (2, 3, 4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    clip = torch.randint(0, 256, (2, 4, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for step in steps:
         torch.manual_seed(step)
         loss = model(clip, seed=0, offset=step).loss

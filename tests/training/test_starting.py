@@ -224,11 +224,11 @@ def test_clips_that_are_not_square_all_the_way(source, synthetic_shards, tmp_pat
     model = AdaMAE.from_pretrained(run)
     (clip,) = read_clips([synthetic_shards], 4, model.config.frame_size, 2, limit=1)
     maps = model.reconstruct(clip.frames[None])
-    assert maps.reconstruction.shape == (1, 3, 4, 16, 48)
+    assert maps.reconstruction.shape == (1, 4, 16, 48, 3)
     assert maps.error.shape == (1, 2, 2, 6)
     export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
     theirs = VideoMAEModel.from_pretrained(tmp_path / "hub").eval()
     processor = AutoImageProcessor.from_pretrained(tmp_path / "hub")
     with torch.no_grad():
-        found = theirs(**processor(list(clip.frames.transpose(0, 1)), return_tensors="pt")).last_hidden_state
+        found = theirs(**processor(list(clip.frames.movedim(3, 1)), return_tensors="pt")).last_hidden_state
     torch.testing.assert_close(found, model.encode(clip.frames[None]).tokens, atol=1e-4, rtol=1e-4)

@@ -1,7 +1,6 @@
 """How good a model is while it learns, on videos it does not learn from: loss, k-NN accuracy, rank of its features."""
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 
 from common.devices import autocast_to
 from model.adamae import AdaMAE
-from model.encoder import Encoder, encode
-from model.tokenizer import Tokenizer
+from model.encoder import EncoderModel, encode
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
@@ -22,13 +20,6 @@ from training.distributed import Distributed, sum_over_processes
 MOST_VIDEOS = 1024  # of a large dataset always the same ones: a look must not take as long as what it looks at
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
 SEED = 0  # of the masks, which are the same at every look, and in every run
-
-
-class Backbone(Protocol):
-    """What has features: a model or a classifier."""
-
-    tokenizer: Tokenizer
-    encoder: Encoder
 
 
 class HeldOut:
@@ -41,7 +32,7 @@ class HeldOut:
         subset = min(MOST_VIDEOS, len(self.dataset.samples))
         self.data = replace(config.data, subset=subset, cached_batch=False)
 
-    def figures(self, model: Backbone, process: Distributed) -> dict[str, float]:
+    def figures(self, model: EncoderModel, process: Distributed) -> dict[str, float]:
         """Mean reconstruction loss (of a model that reconstructs), k-NN top-1 (where there are labels) and RankMe."""
         found, labels = self._looked_at(model, process)
         losses, features = found[:, 0], found[:, 1:]
@@ -53,7 +44,7 @@ class HeldOut:
         return figures
 
     @torch.no_grad()
-    def _looked_at(self, model: Backbone, process: Distributed) -> tuple[Float[Tensor, "V 1+D"], Int[Tensor, " V"]]:
+    def _looked_at(self, model: EncoderModel, process: Distributed) -> tuple[Float[Tensor, "V 1+D"], Int[Tensor, " V"]]:
         """Loss and features of every video, and the labels, on the CPU."""
         shape, config = self.config.model, self.config
         plan = EvaluationPlan(
@@ -72,7 +63,7 @@ class HeldOut:
                     labels[rows] = batch.labels
                     with autocast_to(process.device, config.precision), torch.compiler.set_stance("force_eager"):
                         seen[rows, 0] = _losses(model, batch)
-                        seen[rows, 1:] = encode(model.tokenizer, model.encoder, batch.clip).pooled.float()
+                        seen[rows, 1:] = encode(model, batch.clip).pooled.float()
         finally:
             model.train(was_training)
         return sum_over_processes(seen).cpu(), sum_over_processes(labels).cpu()

@@ -85,14 +85,16 @@ class Classification:
         return StepResult(loss, {"loss": loss, "accuracy": (logits.argmax(dim=1) == main).float().mean()})
 
     def _mixed(
-        self, clip: UInt8[Tensor, "B C T H W"], labels: Int[Tensor, " B"], position: int
-    ) -> tuple[UInt8[Tensor, "B C T H W"], Int[Tensor, " B"] | Float[Tensor, "B classes"]]:
+        self, clip: UInt8[Tensor, "B T H W C"], labels: Int[Tensor, " B"], position: int
+    ) -> tuple[UInt8[Tensor, "B T H W C"], Int[Tensor, " B"] | Float[Tensor, "B classes"]]:
         if self.mixup is None:
             return clip, labels
         # timm draws from NumPy's global generator; what it draws must not depend on what was drawn before a resume.
         np.random.seed(np.random.SeedSequence((self.config.seed, position)).generate_state(1))
-        pixels, target = self.mixup(clip.float().flatten(1, 2), labels)  # the same box in every frame
-        return pixels.round().to(torch.uint8).unflatten(1, clip.shape[1:3]), target
+        # timm cuts the last two dimensions, and makes the same box in all that come before.
+        pixels, target = self.mixup(clip.movedim(4, 1).float().flatten(1, 2), labels)
+        mixed = pixels.round().to(torch.uint8).unflatten(1, (clip.shape[4], clip.shape[1]))
+        return mixed.movedim(1, 4).contiguous(), target
 
     def after_update(self) -> None:
         self.before_step = None

@@ -32,7 +32,7 @@ def load(shards: Path, out: Path, frame_stride: int) -> None:
                 sample = dataset.samples[row.sample]
                 if batch.keys[place] != sample.key or claims[sample.key] > 1:
                     continue  # it stands in for one that does not decode, with frames and a crop of its own, or may do
-                clips.append(batch.clip[place].permute(1, 2, 3, 0).numpy())
+                clips.append(batch.clip[place].numpy())
                 keys.append(sample.key)
                 labels.append(int(batch.labels[place]))
                 frames.append(row.frames)
