@@ -34,9 +34,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training import distributed
 from training.config import TrainConfig, parse
-from training.remote_run import local_run
-from training.reviews.cautions import shared_videos
-from training.reviews.evaluation import (
+from training.evaluation import (
     Predictions,
     Views,
     calibration,
@@ -46,6 +44,8 @@ from training.reviews.evaluation import (
     predict,
     scores,
 )
+from training.remote_run import local_run
+from training.startup_warnings import count_shared_videos
 from training.tasks.classification import BEST
 
 NUM_MISTAKES = 16
@@ -90,7 +90,7 @@ def _caution(weights: Path, config: TrainConfig, dataset: ShardDataset) -> str:
     chosen_on = config.evaluation.shards
     if weights.parent.name != BEST or not chosen_on or not (is_remote(chosen_on) or Path(chosen_on).exists()):
         return ""
-    both = shared_videos(dataset, ShardDataset.open(chosen_on, config.data))
+    both = count_shared_videos(dataset, ShardDataset.open(chosen_on, config.data))
     judged = f"warning: on {both} of these {len(dataset.samples)} videos, the run chose its best weights"
     return f"{judged} (evaluation.shards): the accuracy is on the kind side" if both else ""
 

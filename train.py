@@ -24,18 +24,17 @@ from training.config import TrainConfig
 from training.failures import failures_explained, way_back_explained
 from training.feed import Feed
 from training.interrupt import StopRequest
+from training.logger import SKIPPED, Logger
 from training.memory import check_memory
+from training.milestones import Milestones
 from training.numerics import as_asked, described, execution
 from training.optimizer import update
 from training.profiling import StepProfiler
-from training.reviews.cautions import cautions
-from training.reviews.metrics import SKIPPED, Metrics
-from training.reviews.milestones import Milestones
-from training.reviews.sinks import sinks_of
 from training.run_dir import RunDir
 from training.saving import Saver
 from training.schedule import Horizon, seed_step
 from training.starting import begin_branch, configured
+from training.startup_warnings import startup_warnings
 from training.tasks.classification import Classification
 from training.tasks.pretraining import Objective, Pretraining
 
@@ -67,12 +66,12 @@ def train(config: TrainConfig) -> None:
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
-            Metrics(folder, process, horizon, first_step, sinks_of(config, folder, process, first_step)) as metrics,
             ClipLoader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
+            Logger(folder, config, process, horizon, loader, first_step) as metrics,
             StepProfiler(folder.profile if config.profile and process.is_main else None, process.device) as profiler,
         ):
-            metrics.announce(config, [memory, described(config, process.device), *cautions(config, dataset)])
-            milestones = Milestones(config, start, objective, metrics, loader, stop, saver)
+            metrics.announce([memory, described(config, process.device), *startup_warnings(config, dataset)])
+            milestones = Milestones(config, start, objective, metrics, stop, saver)
             milestones.going_on(resumed.step)
             batches = loader.batches(first_step * plan.passes)
             feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
@@ -87,9 +86,9 @@ def train(config: TrainConfig) -> None:
                 if figures is None:
                     milestones.stopped(step - 1)
                 objective.after_update()
-                metrics.add(figures)
+                metrics.step(step, figures)
                 profiler.step()
-                milestones.after(step, lr)
+                milestones.after(step)
     distributed.leave()
 
 

@@ -49,7 +49,7 @@ from training.config import TrainConfig
 from training.distributed import Agreement, Distributed
 from training.feed import Feed
 from training.interrupt import StopRequest
-from training.reviews.metrics import peak_memory_gib
+from training.logger import peak_memory_gib
 from training.tasks.pretraining import Pretraining
 
 WARM_UP_STEPS = 3

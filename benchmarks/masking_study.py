@@ -29,7 +29,7 @@ from model.adamae import AdaMAE
 from model.weights import pretrained
 from training.checkpoint import existing
 from training.config import TrainConfig, parse
-from training.reviews.metrics import figures_of
+from training.logger import read_rows
 from training.schedule import Horizon
 
 SCRATCH = "scratch"
@@ -315,8 +315,7 @@ def time_spent(run: Path) -> Row:
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
-    found = map(figures_of, (run / "metrics.jsonl").read_bytes().splitlines())
-    return [figures for figures in found if figures is not None]
+    return list(read_rows(run / "metrics.jsonl"))
 
 
 def row_names(row: Row, point: Point) -> bool:

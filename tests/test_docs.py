@@ -109,7 +109,16 @@ def test_every_figure_of_a_run_is_explained() -> None:
     text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     from pipeline.loader import COUNTERS
 
-    names = {"step", "lr", "loss", "grad_norm", "data_wait_share", "evaluation/knn_top1", "evaluation/rankme", "ranks"}
+    names = {
+        "step",
+        "lr",
+        "loss",
+        "grad_norm",
+        "data_wait_fraction",
+        "evaluation/knn_top1",
+        "evaluation/rankme",
+        "ranks",
+    }
     for name in {*names, *(f"pipeline/{counter}" for counter in COUNTERS)}:
         assert f"`{name}`" in text, name
 

@@ -26,7 +26,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.reviews.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
+from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
 
 ROOT = Path(__file__).parents[1]
 ALONE = Distributed(0, 1, torch.device("cpu"))

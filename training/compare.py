@@ -1,6 +1,6 @@
-"""Which runs are better without any fine-tuning: `python -m training.compare RUN...`.
+"""Compare pre-training runs without fine-tuning: `python -m training.compare RUN...`.
 
-A row a run, the best first: held-out loss, k-NN accuracy and RankMe at its last review (`evaluation.shards`).
+One row per run, the best first: held-out loss, k-NN accuracy and RankMe of its last evaluation (`evaluation.shards`).
 """
 
 import argparse
@@ -10,41 +10,38 @@ from typing import Any
 
 from common.errors import InputError, run_command
 from common.logging import log, printable
-from training.report import lines_of
+from training.logger import read_rows
 
-FIGURES = ("knn_top1", "rankme", "reconstruction_loss", "top1")
+METRICS = ("knn_top1", "rankme", "reconstruction_loss", "top1")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m training.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
-    found = [(run, reviewed(run)) for run in parser.parse_args(arguments).runs]
-    found.sort(key=lambda item: rank(item[1]))
-    names = [name for name in FIGURES if any(name in figures for _, figures in found)]
-    wide = max(len(printable(run)) for run, _ in found)
-    log("".join(["run".ljust(wide), *(name.rjust(len(name) + 2) for name in ("step", *names))]))
-    for run, figures in found:
-        cells = [written(figures.get(name)).rjust(len(name) + 2) for name in ("step", *names)]
-        log("".join([printable(run).ljust(wide), *cells]))
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
+    found = [(printable(run), read_last_evaluation(run)) for run in parser.parse_args(arguments).runs]
+    # By k-NN accuracy where there are labels, else by loss.
+    found.sort(key=lambda item: (-item[1].get("knn_top1", -1.0), item[1].get("reconstruction_loss", float("inf"))))
+    names = ["step", *(name for name in METRICS if any(name in metrics for _, metrics in found))]
+    width = max(len(run) for run, _ in found)
+    log("".join(["run".ljust(width), *(name.rjust(len(name) + 2) for name in names)]))
+    for run, metrics in found:
+        values = [metrics.get(name, "") for name in names]
+        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        cells = [text.rjust(len(name) + 2) for name, text in zip(names, texts, strict=True)]
+        log("".join([run.ljust(width), *cells]))
 
 
-def reviewed(run: Path) -> dict[str, Any]:
-    """The figures of a run's last review; raises InputError if it has none."""
-    reviews = [line for line in lines_of(run / "metrics.jsonl") if any(name.startswith("evaluation/") for name in line)]
-    if not reviews:
-        raise InputError(f"{run} has no review: train it with evaluation.shards=SHARDS")
-    return {name.removeprefix("evaluation/"): value for name, value in reviews[-1].items()}
-
-
-def rank(figures: dict[str, Any]) -> tuple[float, float]:
-    """By k-NN accuracy where there are labels; else by loss."""
-    return -figures.get("knn_top1", -1.0), figures.get("reconstruction_loss", float("inf"))
-
-
-def written(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+def read_last_evaluation(run: Path) -> dict[str, Any]:
+    """Return the metrics of a run's last evaluation; raises InputError if it has none."""
+    last = None
+    for row in read_rows(run / "metrics.jsonl"):
+        if any(name.startswith("evaluation/") for name in row):
+            last = row
+    if last is None:
+        raise InputError(f"{run} has no evaluation results: train it with evaluation.shards=SHARDS")
+    return {name.removeprefix("evaluation/"): value for name, value in last.items()}
 
 
 if __name__ == "__main__":

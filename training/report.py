@@ -21,7 +21,7 @@ from common.errors import run_command
 from common.logging import format_duration, format_number, log, printable
 from model.weights.pretrained import run_config
 from training.config import TrainConfig, changed_keys
-from training.reviews.metrics import MAX_LINE, figures_of
+from training.logger import read_rows
 
 MOST_POINTS = 300  # of a curve: each stands for the mean of its steps
 MOST_BAD_VIDEOS = 50  # named
@@ -33,7 +33,7 @@ CHARTS = (
     ("quality on held-out videos", ("evaluation/knn_top1", "evaluation/top1", "evaluation/top5", "accuracy")),
     ("RankMe of the features", ("evaluation/rankme",)),
     ("clips a second", ("clips_per_second",)),
-    ("share of the time that is spent waiting for data", ("data_wait_share",)),
+    ("share of the time that is spent waiting for data", ("data_wait_fraction",)),
     ("learning rate", ("lr",)),
     ("norm of the gradient", ("grad_norm",)),
     ("entropy of the sampler", ("sampler_entropy",)),
@@ -43,7 +43,7 @@ NOW = (
     ("loss", "loss"),
     ("clips_per_second", "clips a second"),
     ("step_time_ms", "milliseconds a step"),
-    ("data_wait_share", "share of the time spent waiting for data"),
+    ("data_wait_fraction", "share of the time spent waiting for data"),
     ("peak_memory_gib", "peak memory, GiB"),
     ("skipped_updates", "share of updates skipped"),
 )
@@ -66,7 +66,7 @@ class Chart(NamedTuple):
 
 def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: int | None = None) -> None:
     """Draw RUN/report.html; reads all of metrics.jsonl: a second for 50,000 lines."""
-    lines = list(lines_of(run / "metrics.jsonl"))
+    lines = list(read_rows(run / "metrics.jsonl"))
     bad = list(_json_lines(run / "quarantine.jsonl"))
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
     write_text(
@@ -77,7 +77,7 @@ def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: i
             stands=_stands(lines, total_steps),
             now=_now(lines),
             charts=[chart for title, names in CHARTS if (chart := _chart(title, names, lines)) is not None],
-            pictures=[(printable(file.stem), _embedded(file)) for file in sorted((run / "review").glob("*.png"))],
+            pictures=[(printable(file.stem), _embedded(file)) for file in sorted((run / "figures").glob("*.png"))],
             changed=changed_keys(config),
             checkpoints=[
                 printable(folder.name) for folder in sorted((run / "checkpoints").glob("*")) if folder.is_dir()
@@ -91,15 +91,6 @@ def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: i
             height=HEIGHT,
         ),
     )
-
-
-def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """Lines that a run wrote; others, and one that is being written, are passed over."""
-    if file.exists():
-        with file.open("rb") as opened:
-            for line in iter(lambda: opened.readline(MAX_LINE), b""):
-                if (figures := figures_of(line)) is not None:
-                    yield figures
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, review/, tensorboard/, profile/,
+"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
 quarantine.jsonl, decoders.jsonl`.
 
 A run in object storage has such a folder on every node too, which training.remote_run uploads.
@@ -35,7 +35,7 @@ class RunDir:
         self.quarantine = self.path / "quarantine.jsonl"
         self.decoders = self.path / "decoders.jsonl"
         self.profile = self.path / "profile"
-        self.review = self.path / "review"  # the newest pictures, for the report
+        self.figures = self.path / "figures"  # the newest plots, for the report
         self.report = self.path / "report.html"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self._lock: IO[str] | None = None

@@ -33,22 +33,21 @@ class Horizon:
         schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
         return cls(clips_per_epoch, global_batch, total_steps, schedule)
 
-    def describe(self, config: TrainConfig, first_step: int) -> str:
-        schedule, epoch = self.schedule, self.clips_per_epoch / self.global_batch
+    def describe(self, config: TrainConfig) -> list[str]:
+        """Return the lines that a run logs at its start."""
+        schedule, epochs = self.schedule, self.total_steps * self.global_batch / self.clips_per_epoch
         lines = [
-            f"{config.run}: {self.clips_per_epoch} clips an epoch, {self.global_batch} a step,"
-            f" {self.total_steps} steps = {self.total_steps / epoch:.1f} epochs of {epoch:.1f} steps",
-            f"learning rate {config.optimizer.base_lr:g} × {self.global_batch}/256 = {schedule.peak_lr:.3g},"
-            f" warm-up {schedule.warmup_steps} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
+            f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch}; {self.total_steps:,} steps"
+            f" ({epochs:.3g} epochs)",
+            f"learning rate {schedule.peak_lr:.3g} ({config.optimizer.base_lr:g} × {self.global_batch}/256), warm-up"
+            f" {schedule.warmup_steps:,} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
         ]
         if schedule.warmup_steps >= self.total_steps:
             lines.append(
-                f"warning: the warm-up takes {schedule.warmup_steps} steps and the run {self.total_steps}, which ends"
-                f" at a learning rate of {schedule.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
+                f"WARNING: the warm-up of {schedule.warmup_steps:,} steps is longer than the run, which ends at a"
+                f" learning rate of {schedule.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
             )
-        if first_step:
-            lines.append(f"going on from step {first_step}")
-        return "\n".join(lines)
+        return lines
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

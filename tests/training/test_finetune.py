@@ -23,8 +23,8 @@ from train import train
 from training import checkpoint
 from training.config import OptimizerConfig, TrainConfig, parse
 from training.distributed import Distributed
+from training.logger import Logger
 from training.optimizer import make_optimizer, update
-from training.reviews.metrics import Metrics
 from training.tasks.classification import Classification
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
@@ -319,7 +319,7 @@ def test_a_review_that_was_stopped_is_made_up_for(config, synthetic_shards, monk
 
     judge = Classification.review
 
-    def stop(self: Classification, step: int, metrics: Metrics) -> None:
+    def stop(self: Classification, step: int, metrics: Logger) -> None:
         if step == stopped_at:
             raise KeyboardInterrupt
         judge(self, step, metrics)

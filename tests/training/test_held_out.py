@@ -1,18 +1,14 @@
-"""Figures on videos that are not learnt from: right by hand, the same at every look, no trace in the training."""
+"""Evaluation during training: right by hand, the same every time, without a trace in the training."""
 
 import json
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from common.errors import InputError
 from model.adamae import AdaMAE
 from training.config import parse
 from training.distributed import Distributed
-from training.reviews.held_out import HeldOut, knn_top1, rankme
+from training.held_out import HeldOut, knn_top1, rankme
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
 TINY = [
@@ -39,66 +35,44 @@ def test_the_rank_of_features():
     assert rankme(torch.eye(8).repeat(4, 1)) == pytest.approx(8, abs=1e-3)
 
 
-def test_every_look_sees_the_same_and_leaves_no_trace(synthetic_shards):
+def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
     config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model = AdaMAE(config.model)
-    held_out = HeldOut(config, config.evaluation.shards)
+    held_out = HeldOut(config)
     random = torch.get_rng_state()
-    first = held_out.figures(model, ALONE)
+    first = held_out.evaluate(model, ALONE)
     assert set(first) == {"reconstruction_loss", "knn_top1", "rankme"}
-    assert held_out.figures(model, ALONE) == first
+    assert held_out.evaluate(model, ALONE) == first
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)
-    assert 0.9 < first["reconstruction_loss"] < 2  # of a model that has learnt nothing
+    assert 0.9 < first["reconstruction_loss"] < 2  # of a model that is not trained
 
 
-def test_two_processes_find_what_one_does(synthetic_shards, monkeypatch):
-    config = parse([*TINY, f"data.shards={synthetic_shards}"])
-    model, held_out = AdaMAE(config.model), HeldOut(config, str(synthetic_shards))
-    whole, labels = held_out._looked_at(model, ALONE)
-    parts = [held_out._looked_at(model, Distributed(rank, 2, torch.device("cpu"))) for rank in range(2)]
-    assert torch.equal(sum(part for part, _ in parts), whole)
-    assert torch.equal(sum(part for _, part in parts), labels)
+def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
+    config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
+    model, held_out, parts = AdaMAE(config.model), HeldOut(config), []
+    whole = held_out.evaluate(model, ALONE)
+    monkeypatch.setattr("training.held_out.sum_over_processes", lambda part: parts.append(part) or part)
+    held_out.evaluate(model, Distributed(1, 2, torch.device("cpu")))
+    others = iter(parts)
+    monkeypatch.setattr("training.held_out.sum_over_processes", lambda part: part + next(others))
+    assert held_out.evaluate(model, Distributed(0, 2, torch.device("cpu"))) == whole
 
 
-def test_a_run_reviews_itself_and_has_a_report(synthetic_shards, tmp_path, monkeypatch):
+def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path, monkeypatch):
     import train
 
     run = tmp_path / "run"
     given = [f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}", f"run={run}"]
     train.train(parse([*TINY, *given, "evaluation.every=1"]))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    looked = [line for line in lines if "evaluation/reconstruction_loss" in line]
-    assert [line["step"] for line in looked] == [1, 2]
-    assert {"evaluation/knn_top1", "evaluation/rankme"} <= set(looked[0])
+    evaluated = [line for line in lines if "evaluation/reconstruction_loss" in line]
+    assert [line["step"] for line in evaluated] == [1, 2]
+    assert {"evaluation/knn_top1", "evaluation/rankme"} <= set(evaluated[0])
     text = (run / "report.html").read_text()
     assert "step 2 of 2 (100%), finished" in text
     assert "evaluation/reconstruction_loss" in text
-    assert text.count("<img") == len(list((run / "review").glob("*.png"))) == 2
+    assert text.count("<img") == len(list((run / "figures").glob("*.png"))) == 2
     written = b"".join(file.read_bytes() for file in (run / "tensorboard").iterdir())
     assert b"mask_ratio: 0.75" in written  # the configuration, as text
     assert b"evaluation/knn_top1" in written
-
-
-def test_weights_and_biases_offline(tmp_path: Path, monkeypatch):
-    from training.reviews.sinks import WeightsAndBiases
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    sink = WeightsAndBiases(tmp_path, "a run")
-    sink.config(parse(["data.shards=s"]))
-    sink.scalars({"train/loss": 0.5}, 1)
-    sink.close()
-    files = list(tmp_path.rglob("*.wandb"))
-    assert len(files) == 1
-    deadline = time.monotonic() + 60  # their service writes the file when it has the time
-    while b"train/loss" not in files[0].read_bytes():
-        assert time.monotonic() < deadline, files[0].read_bytes()
-        time.sleep(0.1)
-
-
-def test_weights_and_biases_that_are_not_installed_are_one_sentence(tmp_path: Path, monkeypatch):
-    from training.reviews.sinks import WeightsAndBiases
-
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install 'adamae\[wandb\]'"):
-        WeightsAndBiases(tmp_path, "a run")

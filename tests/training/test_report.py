@@ -22,12 +22,12 @@ def config() -> TrainConfig:
 def run(tmp_path: Path, config: TrainConfig) -> Path:
     """A run of 1,000 of 2,000 steps, with hostile names."""
     folder = tmp_path / "run <script>alert(1)"
-    (folder / "review").mkdir(parents=True)
+    (folder / "figures").mkdir(parents=True)
     (folder / "checkpoints/step-00001000").mkdir(parents=True)
-    Image.new("RGB", (1600, 400), "navy").save(folder / "review/<i>clip.png")
+    Image.new("RGB", (1600, 400), "navy").save(folder / "figures/<i>clip.png")
     lines = [
         {"step": step, "reconstruction_loss": 1000 / step, "loss": 1.0, "lr": 1e-4, "clips_per_second": 12.0,
-         "step_time_ms": 500.0, "data_wait_share": 0.25, "grad_norm": float("nan")}
+         "step_time_ms": 500.0, "data_wait_fraction": 0.25, "grad_norm": float("nan")}
         for step in range(10, 1001, 10)
     ]  # fmt: skip
     lines.insert(50, {"step": 500, "evaluation/reconstruction_loss": 0.75, "evaluation/knn_top1": 0.5})

@@ -66,7 +66,7 @@ def test_a_run_folder_holds_config_checkpoints_and_metrics(whole_run):
     lines = logged(whole_run)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for name in ("reconstruction_loss", "sampling_loss", "sampler_entropy", "lr", "grad_norm", "clips_per_second",
-                 "data_wait_share", "peak_memory_gib"):  # fmt: skip
+                 "data_wait_fraction", "peak_memory_gib"):  # fmt: skip
         assert all(line[name] == line[name] and name in line for line in lines), name
     assert lines[-1]["reconstruction_loss"] < lines[0]["reconstruction_loss"]
 

@@ -20,11 +20,11 @@ from pipeline.shards.dataset import ShardDataset
 from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_processes
+from training.evaluation import Views, check_classes, check_labels, predict, scores
+from training.held_out import HeldOut
+from training.logger import Logger
 from training.optimizer import make_optimizer
 from training.remote_run import local_run
-from training.reviews.evaluation import Views, check_classes, check_labels, predict, scores
-from training.reviews.held_out import HeldOut
-from training.reviews.metrics import Metrics
 from training.run_dir import local_path
 from training.tasks.pretraining import StepResult
 
@@ -45,7 +45,7 @@ class Classification:
             check_classes(self.classes, self.validation)
         # The encoder of a probe is frozen: its features are as good as they were.
         changes = validation and config.task == "finetune"
-        self.held_out = HeldOut(config, validation) if changes else None
+        self.held_out = HeldOut(config) if changes else None
         self.model = starting_model(config, len(self.classes)).to(process.device)
         self.average = ModelEmaV3(self.model, settings.ema_decay) if settings.ema_decay is not None else None
         self.statistics = [buffer for layer in statistics_of(self.model) for buffer in layer.buffers()]
@@ -111,7 +111,7 @@ class Classification:
         every = self.config.evaluation.every
         return self.validation is not None and every is not None and (step % every == 0 or is_last)
 
-    def review(self, step: int, metrics: Metrics) -> None:
+    def review(self, step: int, metrics: Logger) -> None:
         """Accuracy on the validation videos, one clip each; the best weights so far are kept."""
         assert self.validation is not None
         model = self.model if self.average is None else self.average.module
@@ -123,8 +123,8 @@ class Classification:
         if self.process.is_main:
             self._keep_if_best(model, step, figures)
         if self.held_out is not None:
-            figures |= self.held_out.figures(model, self.process)
-        metrics.write(step, {f"evaluation/{name}": value for name, value in figures.items()})
+            figures |= self.held_out.evaluate(model, self.process)
+        metrics.scalars(step, {f"evaluation/{name}": value for name, value in figures.items()})
 
     def _keep_if_best(self, model: nn.Module, step: int, figures: dict[str, float]) -> None:
         """One file, which says all that an evaluation needs to know."""

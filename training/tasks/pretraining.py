@@ -14,11 +14,10 @@ from pipeline.loader import Batch
 from training.checkpoint import existing
 from training.config import TrainConfig
 from training.distributed import Distributed
+from training.held_out import HeldOut, ReconstructionPlots
+from training.logger import Logger
 from training.optimizer import make_optimizer
 from training.remote_run import local_run
-from training.reviews.held_out import HeldOut
-from training.reviews.metrics import Metrics
-from training.reviews.panel import FigurePanel
 from training.run_dir import local_path
 
 
@@ -59,7 +58,7 @@ class Objective(Protocol):
     def review_due(self, step: int, is_last: bool) -> bool:
         """Whether to look at what has been learnt after this step; the same in all processes."""
 
-    def review(self, step: int, metrics: Metrics) -> None:
+    def review(self, step: int, metrics: Logger) -> None:
         """Look at it; may be interrupted and done again."""
 
 
@@ -75,9 +74,8 @@ class Pretraining:
             if process.is_main:
                 log(said, sys.stderr)
         self.model = model.to(process.device)
-        self.panel: FigurePanel | None = None
-        shards = config.evaluation.shards
-        self.held_out = HeldOut(config, shards) if shards else None
+        self.plots: ReconstructionPlots | None = None
+        self.held_out = HeldOut(config) if config.evaluation.shards else None
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -119,10 +117,11 @@ class Pretraining:
         every = self.config.evaluation.every
         return every is not None and (step % every == 0 or (is_last and self.held_out is not None))
 
-    def review(self, step: int, metrics: Metrics) -> None:
+    def review(self, step: int, metrics: Logger) -> None:
         if self.held_out is not None:
-            figures = self.held_out.figures(self.model, metrics.process)
-            metrics.write(step, {f"evaluation/{name}": value for name, value in figures.items()})
-        if metrics.process.is_main:
-            self.panel = self.panel or FigurePanel(self.model, self.config)
-            self.panel.draw(step, metrics)
+            found = self.held_out.evaluate(self.model, metrics.dist)
+            metrics.scalars(step, {f"evaluation/{name}": value for name, value in found.items()})
+        if metrics.dist.is_main:
+            self.plots = self.plots or ReconstructionPlots(self.config)
+            for name, image in self.plots.plot(self.model).items():
+                metrics.image(step, name, image)

@@ -7,7 +7,7 @@ from made_videos import encode, write_shards
 
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
-from training.reviews.cautions import cautions
+from training.startup_warnings import startup_warnings
 
 
 @pytest.fixture
@@ -23,18 +23,20 @@ def config(shards) -> TrainConfig:
 
 def test_videos_shorter_than_a_clip_are_counted(config, shards):
     dataset = ShardDataset.open(shards)
-    (said,) = cautions(config, dataset)
-    assert said.startswith("warning: 2 of 4 videos are shorter than a clip (from 3 stored frames on, of 15)")
+    (said,) = startup_warnings(config, dataset)
+    assert said.startswith("WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)")
     segments = replace(config, data=replace(config.data, sampling="segments"))
-    assert "of 8): frames are repeated" in cautions(segments, dataset)[0]
-    assert cautions(replace(config, model=replace(config.model, num_frames=2)), dataset) == []
+    assert "of 8 frames): frames are repeated" in startup_warnings(segments, dataset)[0]
+    assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset) == []
 
 
 def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     config = parse([f"data.shards={shards}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
                     f"evaluation.shards={shards}"])  # fmt: skip
     dataset = ShardDataset.open(shards)
-    assert cautions(config, dataset)[0].startswith("warning: 4 of 4 videos of evaluation.shards are learnt")
+    assert startup_warnings(config, dataset)[0].startswith(
+        "WARNING: 4 of 4 videos of evaluation.shards are also trained on"
+    )
     other = write_shards(tmp_path / "other", [("w", encode(20)), ("x", encode(20, first=7))], classes=2)
     apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
-    assert "1 of 2 videos" in cautions(apart, dataset)[0]  # the same bytes under another name
+    assert "1 of 2 videos" in startup_warnings(apart, dataset)[0]  # the same bytes under another name

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from common.errors import PeerLostError
-from pipeline.loader import ClipLoader
 from training import distributed
 from training.config import TrainConfig
 from training.interrupt import StopRequest
+from training.logger import Logger
 from training.manifest import TrainState
 from training.report import write_report
-from training.reviews.metrics import Metrics
 from training.saving import Saver
 from training.tasks.pretraining import Objective
 
@@ -24,19 +23,17 @@ class Milestones:
     config: TrainConfig
     start: TrainState
     objective: Objective
-    metrics: Metrics
-    loader: ClipLoader
+    metrics: Logger
     stop: StopRequest
     saver: Saver
 
-    def after(self, step: int, lr: float) -> None:
-        """Do what is due after a step with this learning rate."""
+    def after(self, step: int) -> None:
+        """Do what is due after a step."""
         is_last = step == self.metrics.horizon.total_steps
         review_due = self.objective.review_due(step, is_last)
         saving = review_due or is_last or step % self.config.checkpoint_every == 0
-        if saving or step % self.config.log_every == 0:
-            self.metrics.report(step, lr, self.loader.counters)
         if saving:
+            self.metrics.flush(step)
             self.save(step)
         if review_due:
             self.review(step)
@@ -58,15 +55,14 @@ class Milestones:
             with distributed.others_awaited():
                 yield
         except PeerLostError:
-            if self.metrics.process.device.type == "cpu":
+            if self.metrics.dist.device.type == "cpu":
                 self.objective.after_none()
                 self.save(step)
             raise
 
     def stopped(self, step: int) -> NoReturn:
         """End the run as it has been asked to; `step` was its last, 0 if it has taken none."""
-        if self.metrics.steps:
-            self.metrics.report(step, self.metrics.horizon.schedule.lr(step - 1), self.loader.counters)
+        self.metrics.flush(step)
         self.save(step)
         self.report()
         self.saver.join()
@@ -75,13 +71,13 @@ class Milestones:
 
     def save(self, step: int) -> None:
         """Begin to write the checkpoint of a step, in the first process; nothing before the first step."""
-        if self.metrics.process.is_main and step > 0:
+        if self.metrics.dist.is_main and step > 0:
             self.saver.save(replace(self.start, step=step), is_learning=self.metrics.idle_steps == 0)
 
     def report(self) -> None:
         """Begin to draw the run's page anew, in the first process."""
-        if self.metrics.process.is_main:
-            folder, steps = self.metrics.folder.path, self.metrics.horizon.total_steps
+        if self.metrics.dist.is_main:
+            folder, steps = self.metrics.run.path, self.metrics.horizon.total_steps
             self.saver.afterwards(lambda: write_report(folder, self.config, steps))
 
     def review(self, step: int) -> None:
@@ -89,9 +85,9 @@ class Milestones:
         start."""
         done = self.saver.is_reviewed(step)
         # A network's file system may not show it to all at once.
-        if distributed.any_process(done, self.metrics.process.device):
+        if distributed.any_process(done, self.metrics.dist.device):
             return
-        with self.metrics.clock_stopped(), self.stop.at_once():
+        with self.metrics.paused(), self.stop.at_once():
             self.objective.review(step, self.metrics)
-        if self.metrics.process.is_main:
+        if self.metrics.dist.is_main:
             self.saver.mark_reviewed(step)

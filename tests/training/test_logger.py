@@ -1,0 +1,133 @@
+"""What a run logs: means over steps, after a kill, on a full disk, and to Weights & Biases."""
+
+import errno
+import gc
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import InputError, run_command
+from training.config import parse
+from training.distributed import Distributed
+from training.failures import DivergedError
+from training.logger import SKIPPED, Logger, WandbWriter, drop_rows_after, read_rows
+
+COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
+
+
+def make_logger(folder: Path, *overrides: str) -> Logger:
+    run: Any = SimpleNamespace(
+        path=folder, metrics=folder / "metrics.jsonl", tensorboard=folder / "tensorboard", figures=folder / "figures"
+    )
+    schedule: Any = SimpleNamespace(total_steps=100, global_batch=4, schedule=SimpleNamespace(lr=lambda step: 0.1))
+    loader: Any = SimpleNamespace(counters=COUNTERS)
+    config = parse(["data.shards=s", "log_every=2", *overrides])
+    return Logger(run, config, Distributed(0, 1, torch.device("cpu")), schedule, loader, 0)
+
+
+def scalars(loss: float, skipped: float = 0.0) -> dict[str, torch.Tensor]:
+    return {"loss": torch.tensor(loss), SKIPPED: torch.tensor(skipped)}
+
+
+def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
+    with make_logger(tmp_path) as logger:
+        for step, loss in enumerate((1.0, 3.0, 5.0), start=1):
+            logger.step(step, scalars(loss))
+        logger.flush(3)
+        logger.flush(3)
+        logger.scalars(3, {"evaluation/rankme": 7.0})
+    rows = list(read_rows(tmp_path / "metrics.jsonl"))
+    assert [(row["step"], row.get("loss")) for row in rows] == [(2, 2.0), (3, 5.0), (3, None)]
+    assert rows[2]["evaluation/rankme"] == 7
+    assert rows[0]["lr"] == 0.1
+    assert rows[0]["pipeline/clips"] == 40
+    assert "ranks" not in rows[0], "of one rank"
+    events = b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
+    for name in (b"train/loss", b"evaluation/rankme", b"pipeline/clips", b"log_every: 2"):
+        assert name in events
+
+
+def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
+    with make_logger(tmp_path) as logger:
+        for step in range(1, 12):
+            logger.step(step, scalars(1.0, skipped=float(step > 2)))
+        with pytest.raises(DivergedError, match="no gradient of steps 3 to 12 is finite"):
+            logger.step(12, scalars(1.0, skipped=1.0))
+
+
+@pytest.mark.parametrize("foreign", [b"\xff\xfe\n", b"[1]\n", b'{"step": "2"}\n', b"[" * 10**5 + b"\n"])
+def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, foreign: bytes) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1, "loss": NaN}\n' + foreign + b'{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
+    drop_rows_after(file, 2)
+    assert [row["step"] for row in read_rows(file)] == [1, 2]
+    assert foreign in file.read_bytes(), "lines of others are kept"
+
+
+@contextmanager
+def limit_file_size(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+def test_a_full_disk_is_one_sentence_with_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """TensorBoard writes in a thread of its own, whose errors are raised by the next row, or at the end."""
+
+    def run() -> None:
+        with make_logger(
+            tmp_path, "log_every=1", "metrics=[]" if name == "metrics.jsonl" else "batch_size=1"
+        ) as logger:
+            if name == "tensorboard":
+                del logger._writers[0]  # metrics.jsonl
+            for step in range(1, 200):
+                logger.step(step, scalars(1.0))
+
+    with pytest.raises(SystemExit) as ended, limit_file_size(8000):
+        run_command(run)
+    said = capfd.readouterr().err
+    assert ended.value.code == 74
+    assert said.splitlines()[-1] == f"error: cannot use {tmp_path / name}: {os.strerror(errno.EFBIG)}"
+    assert "Traceback" not in said
+
+
+def test_a_full_collection_does_not_hold_up_a_step(tmp_path: Path) -> None:
+    with make_logger(tmp_path, "metrics=[]"):
+        assert gc.get_freeze_count() > 10_000
+        started = time.process_time()
+        gc.collect()
+        assert time.process_time() - started < 0.05
+    assert gc.get_freeze_count() == 0
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    writer = WandbWriter(SimpleNamespace(path=tmp_path), parse(["data.shards=s"]))  # type: ignore[arg-type]
+    writer.scalars(1, {"loss": 0.5})
+    writer.close()
+    (file,) = tmp_path.rglob("*.wandb")
+    deadline = time.monotonic() + 60  # wandb's service writes the file when it has the time
+    while b"train/loss" not in file.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'adamae\[wandb\]'"):
+        make_logger(tmp_path, "metrics=[wandb]")

@@ -1,0 +1,315 @@
+"""Write a run's metrics: progress bar, metrics.jsonl, TensorBoard, Weights & Biases.
+
+The host waits for the device only in `Logger.flush`, every `log_every` steps and before a checkpoint, so that what a
+checkpoint holds has been logged.
+"""
+
+import dataclasses
+import gc
+import hashlib
+import json
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+
+from common.atomic_io import atomic_write
+from common.devices import choose_precision
+from common.errors import DISK_ERRORS, InputError, name_disk_errors
+from common.logging import log
+from common.progress import progress_bar
+from pipeline.loader import ClipLoader
+from training.config import TrainConfig, to_yaml
+from training.distributed import Distributed
+from training.failures import DivergedError
+from training.run_dir import RunDir
+from training.schedule import Horizon
+from training.stragglers import Ranks, Spread
+
+SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
+MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
+MAX_ROW_BYTES = 2**20  # of metrics.jsonl
+
+
+class Writer(Protocol):
+    """One place that metrics go to; the main rank alone has any."""
+
+    def scalars(self, step: int, row: Mapping[str, Any]) -> None: ...
+
+    def image(self, step: int, name: str, image: Image.Image) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Logger:
+    """Sums per-step tensors on the device; reads them, averages over ranks and writes every `log_every` steps."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: TrainConfig,
+        dist: Distributed,
+        horizon: Horizon,
+        loader: ClipLoader,
+        start_step: int,
+    ) -> None:
+        self.run, self.config, self.dist, self.horizon, self.loader = run, config, dist, horizon, loader
+        self.start_step = start_step
+        self.stragglers = Ranks(dist)
+        self.idle_steps = 0  # the newest ones, of which none changed the weights
+        self._sums: dict[str, Tensor] = {}
+        self._steps = 0
+        self._started, self._waited = time.perf_counter(), 0.0
+        self._writers = _open_writers(config, run, start_step) if dist.is_main else []
+        self._bar = progress_bar(unit="step", total=horizon.total_steps, initial=start_step, disable=not dist.is_main)
+
+    def __enter__(self) -> "Logger":
+        # Half a million objects of imported modules stay. To scan them takes 0.3 s, in the middle of a step and so
+        # rarely that the garbage of 10 minutes waits for it; without them, a full collection takes 0.3 ms.
+        gc.collect()
+        gc.freeze()
+        gc.collect()  # from here Python counts how many objects there are, and so how often it collects
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        try:
+            for writer in self._writers:
+                writer.close()
+        finally:
+            gc.unfreeze()
+
+    def watch(self, model: nn.Module) -> None:
+        """Time the forward passes of the model that the loop calls, for the comparison of ranks."""
+        self.stragglers.watch(model)
+
+    def step(self, step: int, scalars: Mapping[str, Tensor]) -> None:
+        """Add the scalars of a step, which stay on the device; writes their means every `log_every` steps."""
+        for name, value in scalars.items():
+            value = value.detach().float()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._steps += 1
+        self._bar.update()
+        if step % self.config.log_every == 0:
+            self.flush(step)
+
+    def flush(self, step: int) -> None:
+        """Write the means since the last call, over all ranks, which all call this.
+
+        Raises DivergedError where no step has changed the weights for long.
+        """
+        if not self._steps:
+            return
+        own = (torch.stack(list(self._sums.values())) / self._steps).tolist()  # only here the host waits
+        seconds = time.perf_counter() - self._started
+        counters = self.loader.counters
+        waited = counters["wait_seconds"] - self._waited
+        row, spreads = self.stragglers.gather(dict(zip(self._sums, own, strict=True)), self._steps, seconds, counters)
+        row |= {
+            "lr": self.horizon.schedule.lr(step - 1),
+            "clips_per_second": self._steps * self.horizon.global_batch / seconds,
+            "step_time_ms": 1000 * seconds / self._steps,
+            "data_wait_fraction": waited / seconds,
+            "peak_memory_gib": peak_memory_gib(self.dist.device),
+        }
+        row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
+        self.scalars(step, row, spreads)
+        if self.dist.is_main:
+            for sentence in self.stragglers.slow_ones(spreads):
+                self._bar.write(sentence, file=sys.stderr)
+        self._bar.set_postfix(
+            {
+                "loss": row.get("reconstruction_loss", row["loss"]),
+                "clips/s": row["clips_per_second"],
+                "data_wait": f"{row['data_wait_fraction']:.1%}",
+            }
+        )
+        self.idle_steps = self.idle_steps + self._steps if row[SKIPPED] == 1 else 0
+        self._sums, self._steps, self._waited = {}, 0, counters["wait_seconds"]
+        self._started = time.perf_counter()
+        if self.idle_steps >= min(MAX_IDLE_STEPS, self.horizon.total_steps):
+            first = step - self.idle_steps + 1
+            raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")
+
+    def scalars(self, step: int, values: Mapping[str, float], spreads: Mapping[str, Spread] | None = None) -> None:
+        """Write metrics of one step; `spreads`: those that the ranks differ in."""
+        ranks = {name: spread._asdict() for name, spread in (spreads or {}).items()}
+        for writer in self._writers:
+            writer.scalars(step, {**values, **({"ranks": ranks} if ranks else {})})
+
+    def image(self, step: int, name: str, image: Image.Image) -> None:
+        """Write an image of one step; the newest of its name also lies in the run's figures/."""
+        for writer in self._writers:
+            writer.image(step, name, image)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the block from step times and clips/s."""
+        started = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - started
+
+    def announce(self, messages: list[str]) -> None:
+        """Log what is about to run, then `messages`."""
+        if self.dist.is_main:
+            device, wanted = self.dist.device, self.config.precision
+            precision = choose_precision(device, wanted)
+            reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+            ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
+            for message in (*self.horizon.describe(self.config), f"device: {ranks}{name} ({precision}{reason})"):
+                log(message, sys.stderr)
+            if self.start_step:
+                log(f"resuming from step {self.start_step}", sys.stderr)
+            for message in filter(None, messages):
+                log(message, sys.stderr)
+
+
+class JsonlFile:
+    """metrics.jsonl and figures/ in the run directory."""
+
+    def __init__(self, run: RunDir, start_step: int) -> None:
+        self._run = run
+        drop_rows_after(run.metrics, start_step)
+        self._file = run.metrics.open("a", encoding="utf-8")
+
+    def scalars(self, step: int, row: Mapping[str, Any]) -> None:
+        with name_disk_errors(self._run.metrics):
+            print(json.dumps({"step": step, **row}), file=self._file, flush=True)
+
+    def image(self, step: int, name: str, image: Image.Image) -> None:
+        self._run.figures.mkdir(exist_ok=True)
+        with atomic_write(self._run.figures / f"{name}.png") as partial:
+            image.save(partial, "PNG")
+
+    def close(self) -> None:
+        with name_disk_errors(self._run.metrics):
+            self._file.close()
+
+
+class TensorBoardWriter:
+    """Scalars, images and the configuration as TensorBoard's event files."""
+
+    def __init__(self, run: RunDir, config: TrainConfig, start_step: int) -> None:
+        self._folder = run.tensorboard
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._keep_quiet
+        with name_disk_errors(self._folder):
+            # Steps that a killed run logged after its last checkpoint are logged again.
+            self._writer = SummaryWriter(str(self._folder), purge_step=start_step + 1)
+            self._writer.add_text("config", f"```yaml\n{to_yaml(config)}```")
+
+    def scalars(self, step: int, row: Mapping[str, Any]) -> None:
+        with name_disk_errors(self._folder):
+            for name, value in _flatten_row(row).items():
+                self._writer.add_scalar(name, value, step)
+
+    def image(self, step: int, name: str, image: Image.Image) -> None:
+        with name_disk_errors(self._folder):
+            self._writer.add_image(f"clips/{name}", np.asarray(image), step, dataformats="HWC")
+
+    def close(self) -> None:
+        try:
+            with name_disk_errors(self._folder):
+                self._writer.close()
+        finally:
+            threading.excepthook = self._excepthook
+
+    def _keep_quiet(self, raised: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread of its own; the next `scalars` raises what the disk says there."""
+        if not isinstance(raised.exc_value, OSError) or raised.exc_value.errno not in DISK_ERRORS:
+            self._excepthook(raised)
+
+
+class WandbWriter:
+    """One W&B run per run directory, however often it is started; WANDB_MODE=offline keeps it on this machine."""
+
+    def __init__(self, run: RunDir, config: TrainConfig) -> None:
+        """Raises InputError if the package is missing or the service refuses."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise InputError("metrics contains wandb, which is not installed: pip install 'adamae[wandb]'") from error
+        self._wandb: Any = wandb
+        run_id = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]
+        try:
+            self._run = wandb.init(
+                project="adamae", name=config.run, id=run_id, resume="allow", dir=str(run.path),
+                settings=wandb.Settings(silent=True),
+            )  # fmt: skip
+        except (wandb.Error, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline") from error
+        self._run.config.update(dataclasses.asdict(config), allow_val_change=True)
+
+    def scalars(self, step: int, row: Mapping[str, Any]) -> None:
+        self._run.log(_flatten_row(row), step=step)
+
+    def image(self, step: int, name: str, image: Image.Image) -> None:
+        self._run.log({f"clips/{name}": self._wandb.Image(image)}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _open_writers(config: TrainConfig, run: RunDir, start_step: int) -> list[Writer]:
+    writers: list[Writer] = [JsonlFile(run, start_step)]
+    if "tensorboard" in config.metrics:
+        writers.append(TensorBoardWriter(run, config, start_step))
+    if "wandb" in config.metrics:
+        writers.append(WandbWriter(run, config))
+    return writers
+
+
+def _flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
+    """Name a row's values in groups: train/…, evaluation/…, pipeline/…, ranks/…."""
+    flat = {name if "/" in name else f"train/{name}": value for name, value in row.items() if name != "ranks"}
+    for name, spread in row.get("ranks", {}).items():
+        flat |= {f"ranks/{name}_{part}": spread[part] for part in ("min", "median", "max", "worst_rank")}
+    return flat
+
+
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a metrics.jsonl; lines that no run wrote, and one that is being written, are skipped."""
+    if file.exists():
+        with file.open("rb") as opened:
+            for line in iter(lambda: opened.readline(MAX_ROW_BYTES), b""):
+                if (row := parse_row(line)) is not None:
+                    yield row
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """Read a line of metrics.jsonl; None if it is none that a run wrote."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
+def drop_rows_after(file: Path, step: int) -> None:
+    """Drop the rows that a killed run wrote after its last checkpoint, which will be written again."""
+    if not file.exists():
+        return
+    with atomic_write(file) as partial, file.open("rb") as before, partial.open("wb") as kept:
+        for line in iter(lambda: before.readline(MAX_ROW_BYTES), b""):
+            row = parse_row(line)
+            if line.endswith(b"\n") and (row is None or row["step"] <= step):
+                kept.write(line)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the peak memory of the CUDA device, or of this process where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
