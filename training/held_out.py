@@ -71,7 +71,7 @@ class HeldOut:
                     with autocast_to(dist.device, config.precision), torch.compiler.set_stance("force_eager"):
                         if isinstance(model, AdaMAE):
                             losses[rows] = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1)
-                        features[rows] = encode(model.tokenizer, model.encoder, batch.clip).pooled.float()
+                        features[rows] = encode(model, batch.clip).pooled.float()
         finally:
             model.train(was_training)
         return sum_over_processes(losses).cpu(), sum_over_processes(features).cpu(), sum_over_processes(labels).cpu()
