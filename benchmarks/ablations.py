@@ -137,9 +137,9 @@ def train(recipe: Path) -> None:
 
 @torch.no_grad()
 def look_at(model: AdaMAE, clips: list[Clip]) -> Row:
-    if model.token_sampler.looks:
+    if model.config.masking == "adaptive":
         report: dict[str, Any] = motion_report.measure(model, clips)
-        names = ("reconstruction_loss", "correlation", "moving_share_of_visible", "moving_share_of_all")
+        names = ("reconstruction_loss", "correlation", "moving_fraction_visible", "moving_fraction_all")
         return {f"learnt_{name}": round(report[name], 3) for name in names}
     losses = [model(clip.frames[None], seed=0, offset=i).reconstruction_loss for i, clip in enumerate(clips)]
     return {"learnt_reconstruction_loss": round(torch.stack(losses).mean().item(), 3)}

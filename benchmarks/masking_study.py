@@ -1,40 +1,62 @@
-"""A study of maskings: every point is pre-trained, probed and fine-tuned by this project's commands, and made once."""
+"""Compare masking strategies: pre-train, probe and fine-tune every strategy, ratio and seed with equal compute.
+
+    python benchmarks/masking_study.py --preset cpu
+    python benchmarks/masking_study.py --preset gpu --shards shards/train --validation shards/validation
+
+Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
+--shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
+pre-training. Without --shards, synthetic labelled videos are generated whose class is defined by motion only
+(shard_tools/synthetic_motion.py). Reconstruction errors of moving and of static tokens are measured under random masks,
+the same for all models. Re-running the command with the same --output resumes; further strategies, ratios or seeds are
+added to the tables. Points run in parallel on all GPUs. `section.key=value` applies to all runs.
+
+A strategy is a masking, optionally with model settings: `adaptive`, `adaptive:sampler_depth=2,decoder_share=0.5`. With
+--label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos; differences to
+--baseline are paired by seed and label set. The presets are in benchmarks/masking_study.yaml.
+"""
 
 import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import common.openmp  # noqa: F401
 
 import torch
 
 from benchmarks import motion_report
-from benchmarks.harness import ROOT, Row, describe_machine, time_calls, write_results
-from benchmarks.reports.masking_tables import MADE_BY, PROBE, Pair, earlier_rows
-from benchmarks.step import PretrainingStep, noise_clip
+from benchmarks.harness import ROOT, Row, describe_machine, print_table, results_folder, write_results
 from common.atomic_io import write_json, write_text
-from common.errors import InputError
+from common.devices import choose_device
+from common.errors import InputError, run_command
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from figures.clips import read_clips
 from model.adamae import AdaMAE
-from model.weights import pretrained
-from training.checkpoint import existing
-from training.config import TrainConfig, parse
-from training.logger import read_rows
-from training.schedule import Horizon
+from training.config import parse
 
 SCRATCH = "scratch"
-NUM_CLIPS = 200  # whose reconstruction is looked at
-PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_quality.yaml")
+NUM_CLIPS = 200  # whose reconstruction errors are measured
+PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
+MEASURES = ("attentive_probe_top1", "finetune_top1")
+KEYS = ("strategy", "mask_ratio", "seed", "label_set")  # of a point's row
+NOTES = [
+    "Top-1 of the last weights; _std: standard deviation over seeds, of each seed's mean over label sets.",
+    "_gain: mean difference to the baseline of the same ratio, seed and label set; _gain_error: its standard error,"
+    " over the means of seeds or over the means of label sets, whichever is larger.",
+    "error_moving, error_static: reconstruction loss of masked tokens under random masks of the point's ratio. Moving"
+    " are the 20 % of a clip's tokens whose brightness changes most. correlation: of the sampling probability with that"
+    " change.",
+]
 
 
 @dataclass(frozen=True)
@@ -42,12 +64,8 @@ class Point:
     """What is pre-trained once."""
 
     strategy: str
-    mask_ratio: float | None  # None: nothing is masked, as nothing is pre-trained
+    mask_ratio: float | None  # None: from scratch
     seed: int
-
-    @property
-    def pair(self) -> Pair:
-        return self.strategy, self.mask_ratio
 
     @property
     def name(self) -> str:
@@ -63,184 +81,174 @@ class Point:
         return [f"model.masking={masking}", *more, f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
 
 
-class Stage(NamedTuple):
-    """A run of a point: the pre-training, or one that learns from a set of labels."""
-
-    objective: str
-    label_set: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Of its folder; the first label set's, as before there were several."""
-        return f"{self.objective}-labels{self.label_set}" if self.label_set else self.objective
+def main() -> None:
+    print_table(run_study(parse_arguments(None)))
 
 
-PRETRAIN = Stage("pretrain")
+def run_study(options: argparse.Namespace) -> list[Row]:
+    """Run what is missing in --output and write its tables; return the summary."""
+    study = Study(options, options.output or results_folder(choose_device()) / "masking_study")
+    study.run()
+    rows = [row for file in sorted(study.folder.glob("points/*/result.json")) for row in read_json(file)["rows"]]
+    summary = summarize(rows, options.baseline)
+    write_results(study.folder, "points", rows, study.about, NOTES)
+    write_results(study.folder, "masking_study", summary, study.about, NOTES)
+    return summary
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--shards", help="labeled training shards (default: synthetic ones)")
+    parser.add_argument("--validation", help="labeled validation shards")
+    parser.add_argument("--strategies", nargs="+", help=f"MASKING[:key=value,...] or {SCRATCH}")
+    parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
+    parser.add_argument("--baseline", default="random", help="strategy the others are compared with (default: random)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--pretrain-steps", type=int, help="optimizer steps of pre-training (default: the preset's)")
+    parser.add_argument("--labels", type=int, help="labeled videos to learn from (default: the preset's, or all)")
+    parser.add_argument("--label-sets", type=int, default=1, help="number of label sets for each model")
+    parser.add_argument(
+        "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE",
+        help="options of shard_tools/synthetic_motion.py, such as num-frames=32 distractors=3 object-size=0.4",
+    )  # fmt: skip
+    parser.add_argument("--num-videos", type=int, default=3200, help="synthetic training videos (default: 3200)")
+    parser.add_argument("--parallel", type=int, default=1, help="points run in parallel without a GPU")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_study")
+    options = parser.parse_args(arguments)
+    if bool(options.shards) != bool(options.validation):
+        raise InputError("give --shards and --validation together, or neither for synthetic videos")
+    if options.shards is None and "synthetic" not in PRESETS[options.preset]:
+        raise InputError(f"--preset {options.preset} has no synthetic videos: give --shards and --validation")
+    if options.synthetic and options.shards is not None:
+        raise InputError("--synthetic and --shards exclude each other")
+    for name in ("parallel", "num_videos", "label_sets", "labels", "pretrain_steps"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
+    if options.label_sets > 1 and options.shards is not None and options.labels is None:
+        raise InputError("--label-sets needs --labels: all labels of --shards are one set")
+    return options
 
 
 class Study:
-    """All points of one call."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path, device: torch.device) -> None:
-        """Raises InputError about what cannot be trained before hours are spent on what can."""
-        self.preset, self.extra, self.folder, self.device = PRESETS[options.preset], options.overrides, folder, device
-        pairs = grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        """Check all configurations first, so that no error comes after hours."""
+        self.preset, self.options, self.folder = PRESETS[options.preset], options, folder
+        self.about = describe_machine(choose_device())
+        pairs = make_grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
-        self.num_labels: int | None = options.labels
-        self.label_sets = range(options.label_sets)
-        self.drawn = ""
+        self.shards, self.validation, self.num_labels = options.shards, options.validation, options.labels
+        self.synthetic = ""
         if options.shards is None:
-            if self.num_labels is None:
-                self.num_labels = min(self.preset.get("drawn_labels", options.num_videos), options.num_videos)
-            # Of an option that stands twice, the last counts.
-            self.drawn = " ".join([self.preset["drawn"], *options.drawn, f"--num-videos={options.num_videos}"])
-            self.shards, self.validation = draw_synthetic_motion(folder, self.drawn, options.num_videos)
-        else:
-            self.shards, self.validation = options.shards, options.validation
-        self.steps = dict.fromkeys(self.points, options.pretrain_steps or 0)  # 0: as the preset says
-        configs = {point: self.config(point, PRETRAIN) for point in self.points}
-        for config in configs.values():
-            if config.steps:
-                Horizon.of(config, clips_per_epoch=1, world_size=1)  # refuses a ramp longer than the run
-        self.steps = {point: config.steps or 0 for point, config in configs.items()}
-        self.about = describe_machine(device) | {"preset": options.preset, "equal": options.equal}
-        self.about |= {"overrides": " ".join(self.extra), "drawn": self.drawn, "labels": self.num_labels}
-        if options.equal == "seconds":
-            masked = {point: config for point, config in configs.items() if point.mask_ratio is not None}
-            self.steps |= steps_of_equal_time(masked, device, folder, self.about)
-        planned = {point.pair: steps for point, steps in self.steps.items()}
-        self.earlier = earlier_rows(folder / "points.json", self.about, planned)
-        self.num_places = torch.cuda.device_count() or options.parallel
-        self.places = places(self.num_places)
+            # When an option is given twice, the last one counts.
+            given = [f"--{option}" for option in options.synthetic]
+            self.synthetic = " ".join([self.preset["synthetic"], *given, f"--num-videos={options.num_videos}"])
+            self.num_labels = self.num_labels or min(
+                self.preset.get("synthetic_labels", options.num_videos), options.num_videos
+            )
+            self.shards, self.validation = (str(folder / "data" / name) for name in ("train", "validation"))
+        for point in self.points:
+            for task, label_set in self.stages(point):
+                parse(self.overrides(point, task, label_set))
 
-    def stages_of(self, point: Point) -> list[Stage]:
-        """In the order in which they run; the last of a label set is its fine-tuning."""
-        learning = ["finetune"] if point.mask_ratio is None else [PROBE, "finetune"]
-        labelled = [Stage(objective, labels) for labels in self.label_sets for objective in learning]
-        return labelled if point.mask_ratio is None else [PRETRAIN, *labelled]
+    def stages(self, point: Point) -> list[tuple[str, int | None]]:
+        """List the training runs of a point in order: (task, label set)."""
+        tasks = ["finetune"] if point.mask_ratio is None else ["attentive_probe", "finetune"]
+        labeled: list[tuple[str, int | None]] = [
+            (task, label_set) for label_set in range(self.options.label_sets) for task in tasks
+        ]
+        return labeled if point.mask_ratio is None else [("pretrain", None), *labeled]
 
-    def run_all(self) -> list[Row]:
-        """A row for each point and label set."""
-        pool = ThreadPoolExecutor(self.num_places)
+    def overrides(self, point: Point, task: str, label_set: int | None) -> list[str]:
+        given = [f"objective={task}", f"data.shards={self.shards}", *self.preset["common"], *self.preset[task]]
+        if point.mask_ratio is None:
+            given += self.preset.get("scratch", [])
+        given += [*self.options.overrides, *point.overrides]
+        if label_set is None:
+            steps = self.options.pretrain_steps
+            return [*given, "figure_every=null", *([f"steps={steps}"] if steps else [])]
+        return [
+            *given, f"data.subset={self.num_labels or 'null'}", f"data.subset_seed={label_set}",
+            # Only to refuse classes that do not match before the run: evaluate.py evaluates.
+            f"finetune.validation_shards={self.validation}", "finetune.validate_every=1000000000",
+        ]  # fmt: skip
+
+    def run(self) -> None:
+        """Run all points that have no result yet, as many in parallel as there are GPUs."""
+        if self.synthetic:
+            make_motion_shards(self.folder / "data", self.synthetic, self.options.num_videos)
+        count = torch.cuda.device_count() or self.options.parallel
+        slots = make_slots(count)
         failures: list[BaseException] = []
 
-        def run(point: Point) -> list[Row]:
+        def run(point: Point) -> None:
             if failures:
-                raise failures[0]  # no point begins after one that failed
+                raise failures[0]  # no point starts after one that failed
+            slot = slots.get()
             try:
-                return self.run(point)
+                self.run_point(point, slot)
             except BaseException as failure:
                 failures.append(failure)
                 raise
-
-        try:
-            found = progress_bar(pool.map(run, self.points), unit="point", total=len(self.points))
-            return [row for rows in found for row in rows]
-        finally:
-            pool.shutdown(cancel_futures=True)  # after Ctrl-C, nothing new begins
-
-    def run(self, point: Point) -> list[Row]:
-        """The rows of a point: read, if they are there, else made."""
-        runs = self.folder / "points" / point.name
-        file = runs / "result.json"
-        known = [row for row in self.earlier if row_names(row, point) and row["label_set"] in self.label_sets]
-        if len(known) == len(self.label_sets) and not file.is_file():
-            return known
-        settings = {stage.name: self.overrides(point, stage) for stage in self.stages_of(point)} | {"drawn": self.drawn}
-        if not file.is_file():
-            place = self.places.get()
-            try:
-                write_json(file, {"settings": settings, "rows": self.made(point, runs, place)})
             finally:
-                self.places.put(place)
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result["settings"] != settings:
-            raise InputError(f"{file} was made with other settings: put them back, or choose another --output")
-        rows: list[Row] = result["rows"]
-        return rows
+                slots.put(slot)
 
-    def made(self, point: Point, runs: Path, place: dict[str, str]) -> list[Row]:
-        pretrained_row: Row = {}
-        found: dict[int, Row] = {labels: {} for labels in self.label_sets}
-        for stage in self.stages_of(point):
-            self.train(point, stage, runs, place)
-            if stage.label_set is None:
-                pretrained_row = time_spent(runs / stage.name) | self.reconstruction(runs / stage.name)
-            else:
-                found[stage.label_set][f"{stage.objective}_top1"] = self.judged(stage, runs, place)
-        here = {name: self.about[name] for name in MADE_BY}
-        return [asdict(point) | {"label_set": labels} | pretrained_row | row | here for labels, row in found.items()]
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                list(progress_bar(pool.map(run, self.points), unit="point", total=len(self.points)))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
-    def train(self, point: Point, stage: Stage, runs: Path, place: dict[str, str]) -> None:
+    def run_point(self, point: Point, slot: dict[str, str]) -> None:
+        """Train and evaluate a point, and write its result; refuse a result that was made with other settings."""
+        runs = self.folder / "points" / point.name
+        settings = [self.overrides(point, *stage) for stage in self.stages(point)] + [[self.synthetic]]
+        if (runs / "result.json").is_file():
+            if read_json(runs / "result.json")["settings"] != settings:
+                raise InputError(f"{runs} was made with other settings; restore them or choose another --output")
+            return
         runs.mkdir(parents=True, exist_ok=True)
-        starts = stage.label_set is not None and point.mask_ratio is not None
-        start = [f"finetune.checkpoint={runs / PRETRAIN.name}"] if starts else []
-        command = ["train.py", *self.overrides(point, stage), *start, f"run={runs / stage.name}"]
-        self.call(command, place, runs / f"{stage.name}.log")
-
-    def judged(self, stage: Stage, runs: Path, place: dict[str, str]) -> float:
-        """Top-1 of a classifier's last weights."""
-        output = runs / stage.name / "evaluation"
-        views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
-        newest = existing(runs / stage.name / "checkpoints")[-1]
-        command = ["evaluate.py", str(newest), str(self.validation), *views, f"--output={output}"]
-        self.call(command, place, runs / f"{stage.name}.log")
-        return float(json.loads((output / "results.json").read_text(encoding="utf-8"))["top1"])
-
-    def call(self, command: list[str], place: dict[str, str], log: Path) -> None:
-        """Run one of this project's scripts; raises InputError if it fails."""
-        with log.open("a", encoding="utf-8") as file:
-            script, *arguments = command
-            done = subprocess.run(
-                [sys.executable, str(ROOT / script), *arguments],
-                stdout=file, stderr=file, env=os.environ | place, check=False,
-            )  # fmt: skip
-        if done.returncode == 130:
-            raise KeyboardInterrupt
-        if done.returncode:
-            raise InputError(f"{log.parent.name} failed at {script}: {log} says why")
-
-    def overrides(self, point: Point, stage: Stage) -> list[str]:
-        scratch = self.preset.get("scratch", []) if point.mask_ratio is None else []
-        given = [*self.preset["common"], *self.preset[stage.objective], *scratch, *self.extra, *point.overrides]
-        if stage.label_set is None:
-            length = [f"steps={self.steps[point]}"] if self.steps[point] else []
-            return [f"data.shards={self.shards}", "evaluation.every=null", *given, *length]
-        labels = [
-            f"data.subset={self.num_labels or 'null'}",
-            f"data.subset_seed={stage.label_set}",
-            f"evaluation.shards={self.validation}",  # classes that do not fit are said before hours are spent
-            "evaluation.every=1000000000",
-        ]
-        return [f"task={stage.objective}", f"data.shards={self.shards}", *labels, *given]
-
-    def config(self, point: Point, stage: Stage) -> TrainConfig:
-        return parse(self.overrides(point, stage))
+        shared: Row = asdict(point)
+        rows: list[Row] = [{"label_set": label_set} for label_set in range(self.options.label_sets)]
+        for task, label_set in self.stages(point):
+            run = runs / (task if label_set is None else f"{task}-labels{label_set}")
+            start = [f"finetune.checkpoint={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
+            command = ["train.py", *self.overrides(point, task, label_set), *start, f"run={run}"]
+            run_script(command, slot, log := run.with_suffix(".log"))
+            if label_set is None:
+                shared |= self.measure_reconstruction(run)
+            else:
+                views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
+                newest = max((run / "checkpoints").glob("step-*"))
+                output = run / "evaluation"
+                run_script(["evaluate.py", str(newest), self.validation, *views, f"--output={output}"], slot, log)
+                rows[label_set][f"{task}_top1"] = float(read_json(output / "results.json")["top1"])
+        made_by = {name: self.about[name] for name in ("device", "commit")}
+        write_json(runs / "result.json", {"settings": settings, "rows": [shared | row | made_by for row in rows]})
 
     @torch.no_grad()
-    def reconstruction(self, run: Path) -> Row:
-        """Errors of moving and of still tokens under random masks, and what an adaptive sampler looks at."""
-        state_dict, config, _ = pretrained.load(run)
-        stride = self.config(self.points[0], PRETRAIN).data.frame_stride
+    def measure_reconstruction(self, run: Path) -> Row:
+        """Measure errors of moving and static tokens under random masks; with an adaptive sampler, its motion report."""
+        model = AdaMAE.from_pretrained(run)
+        config, stride = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data.frame_stride
         clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
-        trained = AdaMAE(config).eval()
-        trained.load_state_dict(state_dict)
-        model = trained.remasked(masking="random")
-        moving, still = [], []
-        for place, clip in enumerate(clips):
-            output = model(clip.frames[None], seed=0, offset=place)
+        randomly = model.remasked(masking="random")
+        moving, static = [], []
+        for position, clip in enumerate(clips):
+            output = randomly(clip.frames[None], seed=0, offset=position)
             is_moving = motion_report.brightness_change(clip, config).is_moving[output.masked_ids[0]]
             moving.append(output.loss_per_token[0][is_moving])
-            still.append(output.loss_per_token[0][~is_moving])
-        row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_still": torch.cat(still).mean().item()}
+            static.append(output.loss_per_token[0][~is_moving])
+        row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_static": torch.cat(static).mean().item()}
         if config.masking == "adaptive":
-            report = motion_report.measure(trained, clips)
-            row |= {name: report[name] for name in ("correlation", "moving_share_of_visible", "moving_share_of_all")}
+            report = motion_report.measure(model, clips)
+            row |= {name: report[name] for name in ("correlation", "moving_fraction_visible", "moving_fraction_all")}
         return row
 
 
-def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
-    """Every strategy at every ratio, but training from scratch once."""
+def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
+    """Combine every strategy with every ratio, training from scratch once."""
     strategies, ratios = strategies or [], ratios or []
     if any(strategy != SCRATCH for strategy in strategies) != bool(ratios):
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
@@ -248,75 +256,98 @@ def grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple
     return list(dict.fromkeys(pairs))
 
 
-def places(count: int) -> SimpleQueue[dict[str, str]]:
-    """The environments of as many points side by side: each has its share of the cores, and a GPU if there are any."""
+def make_slots(count: int) -> SimpleQueue[dict[str, str]]:
+    """Divide cores and GPUs among `count` points: an environment for each."""
     threads = max(1, len(os.sched_getaffinity(0)) // count)
-    gpus = [str(place) for place in range(count)]
+    gpus = [str(number) for number in range(count)]
     if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
-        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")  # of these, not of all that the machine has
-    found: SimpleQueue[dict[str, str]] = SimpleQueue()
-    for place in range(count):
-        found.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpus[place]})
-    return found
+        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    slots: SimpleQueue[dict[str, str]] = SimpleQueue()
+    for gpu in gpus[:count]:
+        slots.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpu})
+    return slots
 
 
-def steps_of_equal_time(
-    configs: dict[Point, TrainConfig], device: torch.device, folder: Path, about: dict[str, Any]
-) -> dict[Point, int]:
-    """Pre-training steps that take as long as the first point's do, by the time of a step on a clip of noise.
-
-    The times stay in the folder's step_times.json: a study that is started again gives its points the steps they had.
-    """
-    rows = earlier_rows(folder / "step_times.json", about, {})
-    here = {name: about[name] for name in MADE_BY}
-    times: dict[Pair, float] = {
-        (row["strategy"], row["mask_ratio"]): row["median_ms"] for row in rows if row["device"] == here["device"]
-    }
-    for point, config in configs.items():
-        if point.pair not in times:
-            step = PretrainingStep(AdaMAE(config.model).to(device))
-            clip = noise_clip(config.model, config.batch_size, device)
-            timing = time_calls(lambda: step(clip), device, warmup=3, repetitions=10)  # noqa: B023
-            times[point.pair] = timing.median_ms
-            rows.append({"strategy": point.strategy, "mask_ratio": point.mask_ratio} | asdict(timing) | here)
-            del step, clip
-            torch.cuda.empty_cache()  # the points are trained by other processes, which want this memory
-    write_results(folder, "step_times", rows, about, ["Of a pre-training step, on a clip of noise."])
-    budgets = ((config.steps or 0) * times[point.pair] for point, config in configs.items())
-    budget = next(budgets, 0)  # the first point's
-    return {point: max(1, round(budget / times[point.pair])) for point in configs}
+def run_script(command: list[str], environment: dict[str, str], log: Path) -> None:
+    """Run one of this project's scripts, its output appended to `log`; raise InputError if it fails."""
+    with log.open("a", encoding="utf-8") as file:
+        script, *arguments = command
+        done = subprocess.run(
+            [sys.executable, str(ROOT / script), *arguments], stdout=file, stderr=file, env=os.environ | environment
+        )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode:
+        raise InputError(f"{log.parent.name} failed at {script}; see {log}")
 
 
-def draw_synthetic_motion(folder: Path, drawn: str, num_videos: int) -> tuple[str, str]:
-    """Labelled shards for training and, a fifth as many, for validation; drawn once."""
-    said = folder / "data" / "options.txt"
-    if said.is_file() and said.read_text(encoding="utf-8") != drawn:
-        raise InputError(f"the videos in {folder}/data were drawn with other options: choose another --output")
-    said.parent.mkdir(parents=True, exist_ok=True)
-    write_text(said, drawn)
-    shards = []
+def make_motion_shards(folder: Path, options: str, num_videos: int) -> None:
+    """Make labeled shards of synthetic videos for training and, a fifth as many, for validation."""
+    made_with = folder / "options.txt"
+    if made_with.is_file() and made_with.read_text(encoding="utf-8") != options:
+        raise InputError(f"the videos in {folder} were made with other options; choose another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(made_with, options)
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
-        videos, output = folder / "data" / f"{name}_videos", folder / "data" / name
-        if not (output / "dataset.json").is_file():
-            draw = ["synthetic_motion.py", videos, *drawn.split(), "--num-videos", count, "--seed", seed]
-            make = ["make_shards.py", videos, output, "--frame-stride", 1]
-            for script, *given in (draw, make):
-                command = [sys.executable, ROOT / "shard_tools" / str(script), *given]
-                subprocess.run([str(part) for part in command], check=True)
-        shards.append(str(output))
-    return shards[0], shards[1]
+        videos, output = str(folder / f"{name}_videos"), str(folder / name)
+        if not (folder / name / "dataset.json").is_file():
+            generate = ["synthetic_motion.py", videos, *options.split(), "--num-videos", str(count), "--seed", str(seed)]
+            for script, *arguments in (generate, ["make_shards.py", videos, output, "--frame-stride", "1"]):
+                subprocess.run([sys.executable, str(ROOT / "shard_tools" / script), *arguments], check=True)
 
 
-def time_spent(run: Path) -> Row:
-    lines = logged(run)
-    before = [0, *(line["step"] for line in lines)]
-    seconds = sum(line["step_time_ms"] / 1e3 * (line["step"] - step) for line, step in zip(lines, before, strict=False))
-    return {"pretrain_steps": lines[-1]["step"], "pretrain_seconds": round(seconds, 1)}
+def summarize(rows: Sequence[Row], baseline: str) -> list[Row]:
+    """Average the points: a row for each strategy and ratio, the best first, with paired gains over the baseline."""
+    groups: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["strategy"], row["mask_ratio"]), []).append(row)
+    summary = []
+    for (strategy, ratio), group in groups.items():
+        line: Row = {"strategy": strategy, "mask_ratio": ratio, "seeds": len({row["seed"] for row in group})}
+        numbers = [name for name, value in group[0].items() if name not in KEYS and isinstance(value, float)]
+        for name in sorted(numbers, key=lambda name: name not in MEASURES):
+            means = group_means(group, "seed", lambda row: row[name])  # noqa: B023
+            line[name] = round(statistics.mean(means), 4)
+            if name not in MEASURES:
+                continue
+            if len(means) > 1:
+                line[f"{name}_std"] = round(statistics.stdev(means), 4)
+            if strategy not in (baseline, SCRATCH):
+                gain, error = paired_gain(group, groups.get((baseline, ratio), []), name)
+                line |= {} if gain is None else {f"{name}_gain": round(gain, 4)}
+                line |= {} if error is None else {f"{name}_gain_error": round(error, 4)}
+        summary.append(line)
+    return sorted(summary, key=lambda line: -line["finetune_top1"])
 
 
-def logged(run: Path) -> list[dict[str, Any]]:
-    return list(read_rows(run / "metrics.jsonl"))
+def paired_gain(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[float | None, float | None]:
+    """Return the mean difference between rows of the same seed and label set, and its standard error; None if unknown.
+
+    Rows of one seed share a pre-training and rows of one label set their videos: neither are independent.
+    """
+    others = {(row["seed"], row["label_set"]): row[name] for row in base}
+    matched = [row for row in group if (row["seed"], row["label_set"]) in others]
+    if not matched:
+        return None, None
+
+    def difference(row: Row) -> float:
+        return float(row[name] - others[row["seed"], row["label_set"]])
+
+    both = [group_means(matched, key, difference) for key in ("seed", "label_set")]
+    errors = [statistics.stdev(means) / len(means) ** 0.5 for means in both if len(means) > 1]
+    return statistics.mean(map(difference, matched)), max(errors, default=None)
 
 
-def row_names(row: Row, point: Point) -> bool:
-    return all(row[name] == value for name, value in asdict(point).items())
+def group_means(rows: Sequence[Row], key: str, value: Callable[[Row], float]) -> list[float]:
+    groups: dict[object, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(value(row))
+    return [statistics.mean(values) for values in groups.values()]
+
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_command(main, goes_on=True)

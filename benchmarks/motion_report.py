@@ -1,15 +1,15 @@
-"""What a pre-trained model makes of motion: `python benchmarks/motion_report.py RUN VIDEOS`.
+"""Measure how well a pre-trained model's sampling follows motion: `python benchmarks/motion_report.py RUN VIDEOS`.
 
-Prints three figures over the videos (one clip each, from the middle, centre crop) and writes them to motion.json there:
+Prints three metrics over the videos (one clip each: the middle, center crop) and writes them to motion.json in RUN:
 
-reconstruction loss   of masked tokens; 1.0 is what predicting every patch's mean scores (normalised targets)
-correlation           Pearson, of P with the motion map over the tokens of a clip; mean over clips
-moving tokens         their share among the visible tokens, over 100 draws a clip, against their share of all
+reconstruction loss   of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
+correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
+moving tokens         their fraction among the visible tokens (100 samples per clip), and among all tokens
 
-The motion map is the share of a token that moving objects cover, where a video has the sidecar that
-shard_tools/synthetic_videos.py writes; elsewhere it is the mean change of brightness between neighbouring frames, which
-is no ground truth: it sees noise and camera shake as well. Moving tokens are those that a moving object touches; by
-change of brightness, the fifth of the tokens that change most.
+The motion map is the fraction of a token that moving objects cover, for videos with the sidecar file that
+shard_tools/synthetic_videos.py writes. For other videos it is the mean change of brightness between neighboring frames,
+which is not ground truth: noise and camera shake count too. Moving tokens are those that a moving object touches; by
+change of brightness, the 20 % that change most.
 """
 
 import argparse
@@ -33,7 +33,9 @@ from model.maps import damage_explained
 from model.token_samplers import SharpDraw
 from model.weights.pretrained import find_file, run_of, trained_stride
 
-NUM_DRAWS = 100  # of visible tokens; one of each of 200 clips leaves a share of .20 of 6 tokens open to ± .011
+NUM_SAMPLES = (
+    100  # masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011
+)
 
 
 class Motion(NamedTuple):
@@ -43,60 +45,55 @@ class Motion(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder or checkpoint, with adaptive masking")
-    parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the model has not been trained on")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory or checkpoint, with adaptive masking")
+    parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the model was not trained on")
     options = parser.parse_args()
     model = AdaMAE.from_pretrained(options.run)
-    if not model.token_sampler.looks:
-        raise InputError(f"{options.run} masks {model.config.masking} tokens: only adaptive masking has a P to look at")
     config = model.config
-    clips = list(
-        read_clips([options.videos], config.num_frames, config.image_size, trained_stride(options.run), limit=10**9)
-    )
+    if config.masking != "adaptive":
+        raise InputError(
+            f"{options.run} uses {config.masking} masking; only adaptive masking has sampling probabilities"
+        )
+    stride = trained_stride(options.run)
+    clips = list(read_clips([options.videos], config.num_frames, config.image_size, stride, limit=10**9))
     report = measure(model, clips)
     file = find_file(options.run)
     write_json((run_of(file) or file.parent) / "motion.json", report)
-    print(describe(report))
+    print(
+        f"{report['num_clips']} clips; motion by {report['motion']}\n"
+        f"reconstruction loss              {report['reconstruction_loss']:.3f}  (1.0: predicting the per-patch mean)\n"
+        f"correlation with motion          {report['correlation']:.3f}  (of the sampling probability)\n"
+        f"moving tokens among the visible  {report['moving_fraction_visible']:.1%}"
+        f"  (of all tokens: {report['moving_fraction_all']:.1%})"
+    )
 
 
 @damage_explained()
 @torch.no_grad()
 def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
-    """The three figures; clips in which nothing moves count for the loss only."""
-    truth = [sidecar(clip.video).is_file() for clip in clips]
-    kind = "moving objects" if all(truth) else "change of brightness"
-    draw = SharpDraw(model.config).eval()
-    losses, correlations, shown, all_tokens = [], [], [], []
-    for place, clip in enumerate(clips):
-        output = model(clip.frames[None], seed=0, offset=place)
+    """Return the three metrics; clips without motion count for the loss only."""
+    has_truth = all(sidecar(clip.video).is_file() for clip in clips)
+    sample = SharpDraw(model.config).eval()
+    losses, correlations, visible, everywhere = [], [], [], []
+    for position, clip in enumerate(clips):
+        output = model(clip.frames[None], seed=0, offset=position)
         losses.append(output.reconstruction_loss)
-        motion = true_motion(clip, model.config) if all(truth) else brightness_change(clip, model.config)
+        motion = (true_motion if has_truth else brightness_change)(clip, model.config)
         if motion.amount.std() > 0 and motion.is_moving.any():
-            pair = torch.stack((output.log_probs[0].exp(), motion.amount))
-            correlations.append(torch.corrcoef(pair)[0, 1])
-            drawn = draw(output.log_probs.expand(NUM_DRAWS, -1), seed=0, offset=place * NUM_DRAWS)
-            shown.append(motion.is_moving[drawn.visible_ids].float().mean())
-            all_tokens.append(motion.is_moving.float().mean())
+            correlations.append(torch.corrcoef(torch.stack((output.log_probs[0].exp(), motion.amount)))[0, 1])
+            masks = sample(output.log_probs.expand(NUM_SAMPLES, -1), seed=0, offset=position * NUM_SAMPLES)
+            visible.append(motion.is_moving[masks.visible_ids].float().mean())
+            everywhere.append(motion.is_moving.float().mean())
     if not correlations:
-        raise InputError("nothing moves in these videos: there is nothing to report")
+        raise InputError("nothing moves in these videos")
     return {
-        "motion": kind,
+        "motion": "moving objects" if has_truth else "change of brightness",
         "num_clips": len(clips),
-        "reconstruction_loss": mean(losses),
-        "correlation": mean(correlations),
-        "moving_share_of_visible": mean(shown),
-        "moving_share_of_all": mean(all_tokens),
+        "reconstruction_loss": torch.stack(losses).mean().item(),
+        "correlation": torch.stack(correlations).mean().item(),
+        "moving_fraction_visible": torch.stack(visible).mean().item(),
+        "moving_fraction_all": torch.stack(everywhere).mean().item(),
     }
-
-
-def describe(report: dict[str, float | str]) -> str:
-    return "\n".join((
-        f"over {report['num_clips']} clips; motion by {report['motion']}",
-        f"reconstruction loss              {report['reconstruction_loss']:.3f}  (1.0: every patch's mean)",
-        f"correlation of P with motion     {report['correlation']:.3f}",
-        f"moving tokens among the visible  {report['moving_share_of_visible']:.1%}"
-        f"  (of all tokens: {report['moving_share_of_all']:.1%})",
-    ))  # fmt: skip
 
 
 def sidecar(video: Path) -> Path:
@@ -104,36 +101,32 @@ def sidecar(video: Path) -> Path:
 
 
 def true_motion(clip: Clip, config: ModelConfig) -> Motion:
-    """From the boxes of moving objects, through the same scaling and centre crop as the frames (figures/clips.py)."""
-    drawn = json.loads(sidecar(clip.video).read_text(encoding="utf-8"))
-    side = min(drawn["width"], drawn["height"])
-    left, top = (drawn["width"] - side) / 2, (drawn["height"] - side) / 2
+    """Map the boxes of moving objects through the same scaling and center crop as the frames (figures/clips.py)."""
+    recorded = json.loads(sidecar(clip.video).read_text(encoding="utf-8"))
+    side = min(recorded["width"], recorded["height"])
+    left, top = (recorded["width"] - side) / 2, (recorded["height"] - side) / 2
     moving = torch.zeros(config.num_frames, side, side)
     for frame, number in enumerate(clip.numbers):
-        for x0, y0, x1, y1 in drawn["moving_boxes"][number]:
+        for x0, y0, x1, y1 in recorded["moving_boxes"][number]:
             rows, columns = (
                 slice(max(0, round(a - o)), max(0, round(b - o))) for a, b, o in ((y0, y1, top), (x0, x1, left))
             )
             moving[frame, rows, columns] = 1
-    amount = per_token(torch.nn.functional.interpolate(moving[None], config.frame_size, mode="area")[0], config)
+    amount = average_per_token(torch.nn.functional.interpolate(moving[None], config.frame_size, mode="area")[0], config)
     return Motion(amount, amount > 0)
 
 
 def brightness_change(clip: Clip, config: ModelConfig) -> Motion:
     brightness = clip.frames.float().mean(dim=-1)
     change = (brightness[1:] - brightness[:-1]).abs()
-    amount = per_token(torch.cat((change[:1], change)), config)
+    amount = average_per_token(torch.cat((change[:1], change)), config)
     return Motion(amount, amount > amount.quantile(0.8))
 
 
-def per_token(frames: Float[Tensor, "T H W"], config: ModelConfig) -> Float[Tensor, " N"]:
-    """Mean over the pixels of each token, in (t, h, w) order."""
+def average_per_token(frames: Float[Tensor, "T H W"], config: ModelConfig) -> Float[Tensor, " N"]:
+    """Average the pixels of each token, in (t, h, w) order."""
     sizes = {"pt": config.tubelet_size, "ph": config.patch_size, "pw": config.patch_size}
     return reduce(frames, "(t pt) (h ph) (w pw) -> (t h w)", "mean", **sizes)
-
-
-def mean(values: list[Tensor]) -> float:
-    return torch.stack(values).mean().item()
 
 
 if __name__ == "__main__":

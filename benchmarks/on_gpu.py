@@ -137,7 +137,7 @@ def learning(place: Place) -> list[list[str]]:
         "steps=2 batch_size=4 --preset cpu --num-videos 96 --strategies adaptive random --ratios 0.75 --seeds 0",
         "--preset gpu --strategies adaptive random --ratios 0.95 --seeds 0",
     )
-    return [["benchmarks/masking_quality.py", *preset, "--output", str(place.scratch / "masking_quality")]]
+    return [["benchmarks/masking_study.py", *preset, "--output", str(place.scratch / "masking_study")]]
 
 
 def ablations(place: Place) -> list[list[str]]:
