@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--object-sizes", nargs="+", type=float, default=[0.35, 0.5, 0.7])
     parser.add_argument("--distractors", nargs="+", type=int, default=[0, 2, 4])
-    parser.add_argument("--synthetic", nargs="+", default=[], metavar="OPTION=VALUE", help="more of synthetic_motion.py")
+    parser.add_argument(
+        "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE", help="more of synthetic_motion.py"
+    )
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_map")
     options, study = parser.parse_known_args(arguments)
     if not all(0 < size <= 1 for size in options.object_sizes) or min(options.distractors) < 0:
@@ -46,4 +48,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, goes_on=True)
+    run_command(main, resumable=True)

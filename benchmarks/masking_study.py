@@ -161,17 +161,17 @@ class Study:
         return labeled if point.mask_ratio is None else [("pretrain", None), *labeled]
 
     def overrides(self, point: Point, task: str, label_set: int | None) -> list[str]:
-        given = [f"objective={task}", f"data.shards={self.shards}", *self.preset["common"], *self.preset[task]]
+        given = [f"task={task}", f"data.shards={self.shards}", *self.preset["common"], *self.preset[task]]
         if point.mask_ratio is None:
             given += self.preset.get("scratch", [])
         given += [*self.options.overrides, *point.overrides]
         if label_set is None:
             steps = self.options.pretrain_steps
-            return [*given, "figure_every=null", *([f"steps={steps}"] if steps else [])]
+            return [*given, "evaluation.every=null", *([f"steps={steps}"] if steps else [])]
         return [
             *given, f"data.subset={self.num_labels or 'null'}", f"data.subset_seed={label_set}",
             # Only to refuse classes that do not match before the run: evaluate.py evaluates.
-            f"finetune.validation_shards={self.validation}", "finetune.validate_every=1000000000",
+            f"evaluation.shards={self.validation}", "evaluation.every=null",
         ]  # fmt: skip
 
     def run(self) -> None:
@@ -229,7 +229,7 @@ class Study:
 
     @torch.no_grad()
     def measure_reconstruction(self, run: Path) -> Row:
-        """Measure errors of moving and static tokens under random masks; with an adaptive sampler, its motion report."""
+        """Measure errors of moving and static tokens under random masks, and an adaptive sampler by its report."""
         model = AdaMAE.from_pretrained(run)
         config, stride = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data.frame_stride
         clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
@@ -291,7 +291,15 @@ def make_motion_shards(folder: Path, options: str, num_videos: int) -> None:
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = str(folder / f"{name}_videos"), str(folder / name)
         if not (folder / name / "dataset.json").is_file():
-            generate = ["synthetic_motion.py", videos, *options.split(), "--num-videos", str(count), "--seed", str(seed)]
+            generate = [
+                "synthetic_motion.py",
+                videos,
+                *options.split(),
+                "--num-videos",
+                str(count),
+                "--seed",
+                str(seed),
+            ]
             for script, *arguments in (generate, ["make_shards.py", videos, output, "--frame-stride", "1"]):
                 subprocess.run([sys.executable, str(ROOT / "shard_tools" / script), *arguments], check=True)
 
@@ -350,4 +358,4 @@ def read_json(file: Path) -> Any:
 
 
 if __name__ == "__main__":
-    run_command(main, goes_on=True)
+    run_command(main, resumable=True)
