@@ -38,6 +38,7 @@ def run_in_process(command: list[str], environment: dict[str, str], log: Path) -
             runpy.run_path(str(masking_study.ROOT / command[0]), run_name="__main__")
 
 
+@pytest.mark.slow  # seven runs of train.py and evaluate.py
 def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path, monkeypatch) -> None:
     monkeypatch.setattr(masking_study, "run_script", run_in_process)
     # train() handles signals, which only the main thread may.
