@@ -36,7 +36,7 @@ test-all: .venv/installed-dev
 MINUTES ?= 60
 
 fuzz: .venv/installed-dev
-	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
+	PYTHONPATH=tests:tests/shard_tools OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
