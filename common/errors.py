@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from common.logging import escape, log
 
@@ -19,6 +20,8 @@ DISK_ERRORS = (
     *DISK_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
+
+T = TypeVar("T")
 
 
 class InputError(Exception):
@@ -35,8 +38,32 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
     Exit codes: `main`'s return value or 0, 2 on bad input or a missing optional package, 74 on disk errors, 130 on
     Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
-    try:
+    with _exit_on_error(resumable):
         sys.exit(main() or 0)
+
+
+def parse_early(parse: Callable[[list[str]], T]) -> T:
+    """Parse a command's arguments before its heavy imports: --help and mistakes are answered in under a second.
+
+    torch, timm and torchvision take 3 to 5 s to import, so a command's file stands in this order:
+
+        import argparse                                # only what parsing needs, such as configurations
+        def parse_arguments(arguments): ...
+        if __name__ == "__main__":
+            OPTIONS = parse_early(parse_arguments)
+        import torch                                   # all the rest
+        def main(options): ...
+        if __name__ == "__main__":
+            run_command(lambda: main(OPTIONS))
+    """
+    with _exit_on_error():
+        return parse(sys.argv[1:])
+
+
+@contextmanager
+def _exit_on_error(resumable: bool = False) -> Iterator[None]:
+    try:
+        yield
     except InputError as error:
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, PeerLostError))
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from common.errors import InputError
-from evaluate import evaluate, parse_arguments, worst_mistakes
+from evaluate import evaluate, find_worst_mistakes, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_huggingface
@@ -70,9 +70,9 @@ def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shard
 
 def test_videos_that_chose_the_weights_are_counted(run_folder, synthetic_shards, tmp_path, capsys):
     results_of(tmp_path, run_folder, synthetic_shards)
-    assert "warning: on 16 of these 16 videos, the run chose its best weights" in capsys.readouterr().err
+    assert "best weights were selected on 16 of these 16 videos" in capsys.readouterr().err
     results_of(tmp_path, run_folder / "checkpoints/step-00000008", synthetic_shards)
-    assert "warning" not in capsys.readouterr().err
+    assert "WARNING" not in capsys.readouterr().err
 
 
 def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
@@ -155,10 +155,10 @@ def test_the_worst_mistakes_come_first(synthetic_shards):
     for video, confidence in ((3, 0.9), (5, 0.99), (9, 0.6)):
         probabilities[video, labels[video]] = 1 - confidence
         probabilities[video, 1 - labels[video]] = confidence
-    worst = worst_mistakes(Predictions(probabilities, labels), dataset)
+    worst = find_worst_mistakes(Predictions(probabilities, labels), dataset)
     assert [mistake["key"] for mistake in worst] == [dataset.samples[video].key for video in (5, 3, 9)]
     assert [mistake["probability"] for mistake in worst] == pytest.approx([0.99, 0.9, 0.6])
-    assert {worst[0]["class"], worst[0]["taken_for"]} == {"left", "right"}
+    assert {worst[0]["label"], worst[0]["predicted"]} == {"left", "right"}
 
 
 def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):

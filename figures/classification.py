@@ -1,0 +1,72 @@
+"""Plots of a classifier's results: confusion matrix, calibration, worst mistakes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from matplotlib.figure import Figure
+
+from common.atomic_io import atomic_write
+from common.logging import escape
+
+MAX_TICKS = 40  # class names beside the confusion matrix
+MAX_COUNTS = 25  # classes whose numbers of videos can be read in it
+
+
+def plot_confusion(path: Path, results: dict[str, Any], names: Sequence[str]) -> None:
+    """Plot the row-normalized confusion matrix, with the counts where they can be read."""
+    table = np.array(results["confusion"], dtype=float)
+    side = min(14.0, 3 + 0.35 * len(names))
+    figure = Figure(figsize=(side, side))
+    axes = figure.subplots()
+    fractions = table / np.maximum(1, table.sum(1, keepdims=True))
+    image = axes.imshow(fractions, vmin=0, vmax=1, cmap="Blues")
+    title = f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos, row-normalized"
+    axes.set(xlabel="predicted label", ylabel="true label", title=title)
+    if len(names) <= MAX_COUNTS:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if fractions[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=color, fontsize=8)
+    if len(names) <= MAX_TICKS:
+        ticks = list(map(_plain, names))
+        axes.set_xticks(range(len(names)), ticks, rotation=90)
+        axes.set_yticks(range(len(names)), ticks)
+    figure.colorbar(image, ax=axes, fraction=0.046)
+    _save(figure, path)
+
+
+def plot_calibration(path: Path, results: dict[str, Any]) -> None:
+    """Plot accuracy over confidence; the area of a point is its number of videos."""
+    bins = results["calibration"]
+    figure = Figure(figsize=(4.5, 4.5))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
+    sizes = [10 + 300 * row["videos"] / results["num_videos"] for row in bins]
+    axes.scatter([row["confidence"] for row in bins], [row["accuracy"] for row in bins], s=sizes)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    axes.set_title(f"expected calibration error {results['calibration_error']:.3f}")
+    _save(figure, path)
+
+
+def plot_mistakes(path: Path, mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> None:
+    """Plot a strip of frames of each misclassified video."""
+    figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")
+    rows = figure.subplots(len(mistakes), squeeze=False).flat
+    for axes, mistake, strip in zip(rows, mistakes, strips, strict=True):
+        axes.axis("off")
+        axes.imshow(strip)
+        title = "{key}: true {label}, predicted {predicted} (p = {probability:.2f})".format_map(mistake)
+        axes.set_title(_plain(title), fontsize=8)
+    _save(figure, path)
+
+
+def _plain(text: str) -> str:
+    """Escape text for Matplotlib, which would take what stands between two dollars for a formula."""
+    return escape(text).replace("$", r"\$")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with atomic_write(path) as partial:
+        figure.savefig(partial, format="png", dpi=110, bbox_inches="tight")
