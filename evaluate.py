@@ -54,11 +54,11 @@ from jaxtyping import UInt8
 from common.atomic_io import write_json
 from common.devices import explain_out_of_memory
 from common.logging import log
-from figures.classification import plot_calibration, plot_confusion, plot_mistakes
+from figures.classification import plot_calibration, plot_confusion, plot_mistakes, save_figure
 from model.probe import classifier_of
 from model.weights import pretrained
 from pipeline.reading.reader import Reader
-from pipeline.reading.store import is_remote
+from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training import distributed
@@ -175,11 +175,11 @@ def find_worst_mistakes(found: Predictions, dataset: ShardDataset) -> list[dict[
 
 def write_results(folder: Path, results: dict[str, Any], dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    plot_confusion(folder / "confusion.png", results, dataset.info.classes)
-    plot_calibration(folder / "calibration.png", results)
+    save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
+    save_figure(plot_calibration(results), folder / "calibration.png")
     if mistakes := results["mistakes"]:
         strips = [read_strip(dataset, mistake["sample"]) for mistake in mistakes]
-        plot_mistakes(folder / "mistakes.png", mistakes, strips)
+        save_figure(plot_mistakes(mistakes, strips), folder / "mistakes.png")
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
 
@@ -189,7 +189,7 @@ def read_strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]
     from pipeline.decoding.video import decode_frames  # PyAV, which may be missing where DALI decodes everything
 
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, NUM_FRAMES).round().astype(int).tolist()
-    return np.concatenate(arrays.shown(decode_frames(Reader(dataset).read(sample), numbers)), axis=1)
+    return np.concatenate(arrays.to_rgb(decode_frames(Reader(dataset).read(sample), numbers)), axis=1)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ MAX_TICKS = 40  # class names beside the confusion matrix
 MAX_COUNTS = 25  # classes whose numbers of videos can be read in it
 
 
-def plot_confusion(path: Path, results: dict[str, Any], names: Sequence[str]) -> None:
+def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     """Plot the row-normalized confusion matrix, with the counts where they can be read."""
     table = np.array(results["confusion"], dtype=float)
     side = min(14.0, 3 + 0.35 * len(names))
@@ -34,10 +34,10 @@ def plot_confusion(path: Path, results: dict[str, Any], names: Sequence[str]) ->
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(image, ax=axes, fraction=0.046)
-    _save(figure, path)
+    return figure
 
 
-def plot_calibration(path: Path, results: dict[str, Any]) -> None:
+def plot_calibration(results: dict[str, Any]) -> Figure:
     """Plot accuracy over confidence; the area of a point is its number of videos."""
     bins = results["calibration"]
     figure = Figure(figsize=(4.5, 4.5))
@@ -47,10 +47,10 @@ def plot_calibration(path: Path, results: dict[str, Any]) -> None:
     axes.scatter([row["confidence"] for row in bins], [row["accuracy"] for row in bins], s=sizes)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.set_title(f"expected calibration error {results['calibration_error']:.3f}")
-    _save(figure, path)
+    return figure
 
 
-def plot_mistakes(path: Path, mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> None:
+def plot_mistakes(mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> Figure:
     """Plot a strip of frames of each misclassified video."""
     figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")
     rows = figure.subplots(len(mistakes), squeeze=False).flat
@@ -59,7 +59,7 @@ def plot_mistakes(path: Path, mistakes: Sequence[dict[str, Any]], strips: Sequen
         axes.imshow(strip)
         title = "{key}: true {label}, predicted {predicted} (p = {probability:.2f})".format_map(mistake)
         axes.set_title(_plain(title), fontsize=8)
-    _save(figure, path)
+    return figure
 
 
 def _plain(text: str) -> str:
@@ -67,6 +67,6 @@ def _plain(text: str) -> str:
     return escape(text).replace("$", r"\$")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=110, bbox_inches="tight")

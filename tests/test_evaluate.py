@@ -177,7 +177,7 @@ def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"classes": ["left", "right", "up"]}, "knows 2 classes and .* has 3"),
+        ({"classes": ["left", "right", "up"]}, "has 2 classes and .* has 3"),
         ({"classes": ["right", "left"]}, "class 0 is 'left' for the classifier and 'right' in"),
         ({"classes": []}, "has no labels"),
         ({"shards": [], "num_samples": 0}, "holds no video"),
@@ -199,7 +199,7 @@ def test_weights_without_class_names_still_count_their_classes(run_folder, synth
     save_file(load(run_folder / "checkpoints" / "step-00000008").state, nameless)
     config = ("--config", run_folder / "config.yaml")
     assert results_of(tmp_path / "fine", nameless, synthetic_shards, *config)["num_videos"] == 16
-    with pytest.raises(InputError, match="knows 2 classes and"):
+    with pytest.raises(InputError, match="has 2 classes and"):
         results_of(
             tmp_path / "results", nameless, reclassed(synthetic_shards, tmp_path, "left", "right", "up"), *config
         )

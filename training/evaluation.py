@@ -1,4 +1,4 @@
-"""What a classifier says about every video of a dataset, and how good that is; the same at any number of processes."""
+"""Predict the class of every video of a dataset, and score the predictions; the same at any number of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ CALIBRATION_BINS = 15
 
 
 class Views(NamedTuple):
-    """How a video is shown to a classifier whose probabilities are then averaged."""
+    """The views of a video over which a classifier's probabilities are averaged."""
 
     num_clips: int = 1  # along time
-    num_crops: int = 1  # squares along the longer side
+    num_crops: int = 1  # along the longer side
     batch_size: int = 8
 
 
@@ -39,28 +39,30 @@ class Predictions(NamedTuple):
 
 
 def check_labels(dataset: ShardDataset) -> None:
-    """Raises InputError if a video has no label."""
+    """Raise InputError if a video has no label."""
     if not dataset.info.classes:
         raise InputError(
-            f"{dataset.folder} has no labels: make the shards from class folders or with shard_tools/make_shards.py's"
-            " annotations"
+            f"{dataset.folder} has no labels: create the shards from class folders or with annotations"
+            " (shard_tools/make_shards.py)"
         )
     if dataset.info.num_unlabelled:
         index = int(np.argmax(dataset.column("label") < 0))
-        raise InputError(f"{dataset.where(index)} has no label, as {dataset.folder} promises: make the shards again")
+        raise InputError(
+            f"{dataset.where(index)} has no label; dataset.json says all have one: create the shards again"
+        )
 
 
 def check_classes(wanted: Sequence[str], dataset: ShardDataset) -> None:
-    """Raises InputError if a classifier of the classes `wanted` cannot be judged on `dataset`."""
+    """Raise InputError if a classifier of the classes `wanted` cannot be evaluated on `dataset`."""
     check_labels(dataset)
     given = dataset.info.classes
     if len(wanted) != len(given):
-        raise InputError(f"the classifier knows {len(wanted)} classes and {dataset.folder} has {len(given)}")
-    for number, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
+        raise InputError(f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}")
+    for class_id, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
         if ours != theirs:
             raise InputError(
-                f"class {number} is {ours!r} for the classifier and {theirs!r} in {dataset.folder}:"
-                " make the shards with the same classes"
+                f"class {class_id} is {ours!r} for the classifier and {theirs!r} in {dataset.folder}:"
+                " create the shards with the same classes"
             )
 
 
@@ -71,42 +73,42 @@ def predict(
     data: DataConfig,
     shape: ModelConfig,
     views: Views,
-    process: Distributed,
+    dist: Distributed,
     precision: Precision,
 ) -> Predictions:
-    """Average of the softmax over the views of every video.
+    """Average the softmax over the views of every video.
 
-    Every view is computed by one process, in a batch that is the same at any number of processes, so the results are
-    the same bit by bit. Raises InputError at a video that does not decode: none is left out or replaced.
+    Every view is computed by one rank, in a batch that is the same at any number of ranks, so the results are bitwise
+    equal. Raises InputError at a video that does not decode: none is skipped or replaced.
     """
     data = replace(data, subset=None, cached_batch=False)
     batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
     plan = EvaluationPlan(
         dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
         batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
-        rank=process.rank, world_size=process.world_size,
+        rank=dist.rank, world_size=dist.world_size,
     )  # fmt: skip
-    seen = torch.zeros(len(plan), len(dataset.info.classes), device=process.device)
+    outputs = torch.zeros(len(plan), len(dataset.info.classes), device=dist.device)
     was_training = model.training
     model.eval()
-    bar = progress_bar(unit="view", desc="judged", total=len(plan), leave=False, disable=not process.is_main)
-    with bar, ClipLoader(dataset, plan, process.device, data, quarantine=None) as loader:
+    bar = progress_bar(unit="view", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
+    with bar, ClipLoader(dataset, plan, dist.device, data, quarantine=None) as loader:
         for batch in loader.batches(first=0):
-            with autocast_to(process.device, precision):
+            with autocast_to(dist.device, precision):
                 logits = model(batch.clip)
-            seen[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
-            bar.update(len(batch.positions) * process.world_size)
+            outputs[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
+            bar.update(len(batch.positions) * dist.world_size)
     model.train(was_training)
-    per_video = sum_over_processes(seen).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
+    per_video = sum_over_processes(outputs).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
     if not per_video.isfinite().all():
         raise InputError(
-            "the classifier's outputs are not finite: its training has diverged, or its weights are broken"
+            "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
         )
     return Predictions(per_video.mean(dim=1), torch.from_numpy(dataset.column("label").astype(np.int64)))
 
 
 def scores(found: Predictions) -> dict[str, float]:
-    """Top-1 and top-5 accuracy and what the right class was given: its mean −log probability."""
+    """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class."""
     probabilities, labels = found.probabilities, found.labels
     ranked = probabilities.topk(min(5, probabilities.shape[1])).indices == labels[:, None]
     return {
@@ -117,22 +119,22 @@ def scores(found: Predictions) -> dict[str, float]:
 
 
 def confusion(found: Predictions) -> Int[Tensor, "classes classes"]:
-    """Videos by class (row) and what they were taken for (column)."""
+    """Count videos by true (row) and predicted class (column)."""
     num_classes = found.probabilities.shape[1]
     pairs = found.labels * num_classes + found.probabilities.argmax(dim=1)
     return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def calibration(found: Predictions) -> list[dict[str, Any]]:
-    """For bins of equal width of the confidence (the largest probability): videos, mean confidence, accuracy."""
-    confidence, guess = found.probabilities.max(dim=1)
+    """Count videos and compute mean confidence and accuracy, in equal-width bins of confidence."""
+    confidence, predicted = found.probabilities.max(dim=1)
     bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    right = (guess == found.labels).float()
+    correct = (predicted == found.labels).float()
     return [
         {
             "videos": int(chosen.sum()),
             "confidence": confidence[chosen].mean().item(),
-            "accuracy": right[chosen].mean().item(),
+            "accuracy": correct[chosen].mean().item(),
         }
         for chosen in (bins == number for number in range(CALIBRATION_BINS))
         if chosen.any()
@@ -140,7 +142,7 @@ def calibration(found: Predictions) -> list[dict[str, Any]]:
 
 
 def calibration_error(found: Predictions) -> float:
-    """Expected calibration error (Guo et al. 2017): mean distance of confidence and accuracy, over the videos."""
+    """Compute the expected calibration error (Guo et al. 2017): mean distance of confidence and accuracy."""
     return sum(
         row["videos"] / len(found.labels) * abs(row["confidence"] - row["accuracy"]) for row in calibration(found)
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import evaluate
 from common.errors import InputError, run_command
 from common.logging import MAX_NAME_LENGTH, format_bytes, format_duration, format_number, log, printable
+from figures.classification import plot_confusion, save_figure
 from figures.drawing import Row
 from figures.report import Sheet, page
 from shard_tools import make_shards
@@ -106,8 +106,8 @@ def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
 
 def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
     names = ["costs $\\frac$", "between $1 and $2", "\x1b[31m"]
-    figure = evaluate._confusion_figure({"confusion": np.eye(3).tolist(), "top1": 1.0}, names)
-    evaluate._save(figure, tmp_path / "confusion.png")
+    figure = plot_confusion({"confusion": np.eye(3).tolist(), "top1": 1.0}, names)
+    save_figure(figure, tmp_path / "confusion.png")
     labels = [label.get_text().replace(r"\$", "$") for label in figure.axes[0].get_xticklabels()]
     assert labels == [*names[:2], r"\x1b[31m"]
 

@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     says("finetune.ema_decay is 2", "finetune.ema_decay=2")
 
     relabelled(synthetic_shards, tmp_path / "other", classes=["left", "right", "up"])
-    says("knows 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
+    says("has 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
     relabelled(synthetic_shards, tmp_path / "swapped", classes=["right", "left"])
     says("class 0 is 'left' .* and 'right' in", f"evaluation.shards={tmp_path / 'swapped'}")
     relabelled(synthetic_shards, tmp_path / "none", classes=[])
