@@ -1,8 +1,8 @@
-"""Will a run work here, and will it wait for its data? `python doctor.py [SHARDS] [section.key=value ...]`.
+"""Check the environment and benchmark data loading: `python doctor.py [SHARDS] [section.key=value ...]`.
 
-One page: the machine, what it decodes, how fast these shards are read and decoded, how many clips a second a training
-step takes (of --config, as train.py would). What cannot be found out is a line that begins with "!", and the exit
-status is 1 then. Nothing is written but downloads of shards, into their cache.
+Prints versions and devices, how fast SHARDS are read and decoded, and the speed of a training step (of --config, as
+train.py would run it), then says whether training would be data-bound. A failed check is a line that begins with "!";
+the exit status is 1 then. Nothing is written, except for downloads of shards into their cache.
 """
 
 import argparse
@@ -21,33 +21,28 @@ from typing import TYPE_CHECKING
 
 from common.errors import InputError, run_command
 from common.logging import escape, format_bytes, log
-from pipeline.planning.crops import FrameSize
 
-if TYPE_CHECKING:  # on a machine that lacks a package, the page is what says so
+if TYPE_CHECKING:  # a missing package is a line of the report, not an ImportError
     import torch
 
     from pipeline.config import Decoder
-    from pipeline.loader import ClipLoader
     from pipeline.shards.dataset import ShardDataset
     from training.config import TrainConfig
 
 READ_BYTES = 2**28  # of the shards, for the speed of the disk
-DOWNLOADED_BYTES = 2**25  # likewise, of a store
-CPU_CLIPS = 2  # of a step on a CPU, where a whole batch takes minutes
-LEAST_CLIPS = 8  # measured even if they take longer than was asked for
-WAITS_BELOW = 1.1  # the loader's clips for one of the step's: with fewer, some steps wait
+DOWNLOADED_BYTES = 2**25  # likewise, from object storage
+CPU_BATCH = 2  # clips of a step on a CPU, where a full batch takes minutes
+MIN_CLIPS = 8  # measured even if they take longer than --seconds
+DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
 
 Probe = Callable[[], str | Iterator[str]]
 
 
-class Page:
+class Report:
     """Lines of `name  finding`; a probe that fails is a line too."""
 
     def __init__(self) -> None:
-        self.failed = 0
-
-    def title(self, text: str) -> None:
-        log(text)
+        self.num_failed = 0
 
     def line(self, name: str, probe: Probe) -> None:
         try:
@@ -55,40 +50,31 @@ class Page:
             for text in [found] if isinstance(found, str) else found:
                 log(f"  {name:<14}{text}")
                 name = ""
-        except Exception as error:  # whatever a broken installation raises is what this page is for
-            self.failed += 1
+        except Exception as error:  # whatever a broken installation raises
+            self.num_failed += 1
             reason = " ".join(str(error).split()) or type(error).__name__
             log(f"! {name:<14}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    page = Page()
-    page.title("machine")
-    page.line("Python", lambda: f"{platform.python_version()}, {platform.system()} {platform.release()}")
-    page.line("cores", _cores)
-    page.line("PyTorch", _torch)
-    page.line("GPU", _gpus)
-    page.line("driver", _driver)
-    page.line("Triton", _triton)
-    page.line("PyAV", _pyav)
-    page.line("DALI", _dali)
-    page.line("NVDEC", _nvdec)
-    run = Trial(options)
+    report = Report()
+    log("environment")
+    for name, probe in ENVIRONMENT.items():
+        report.line(name, probe)
+    run = PlannedRun(options)
     if options.shards:
-        page.title(f"shards {escape(options.shards)}")
-        page.line("content", run.content)
+        log(f"dataset {escape(options.shards)}")
+        report.line("content", run.describe_dataset)
         if run.dataset is not None:
-            page.line("read", run.read_speed)
-            page.line("by PyAV", partial(run.decoder_speed, "pyav"))
-            page.line("by DALI", partial(run.decoder_speed, "dali"))
-            if "dali" in run.made and run.device.type == "cuda":
-                page.line("by both", partial(run.decoder_speed, "hybrid"))
-    page.title("training step")
-    page.line("takes", run.step_speed)
-    if run.made and run.taken:
-        page.line("so", run.verdict)
-    return 1 if page.failed else 0
+            report.line("read", run.measure_reading)
+            report.line("PyAV", partial(run.measure_decoder, "pyav"))
+            report.line("DALI", partial(run.measure_decoder, "dali"))
+    log("training step")
+    report.line("speed", run.measure_step)
+    if run.loader_speeds and run.step_speed:
+        report.line("verdict", run.verdict)
+    return 1 if report.num_failed else 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -96,9 +82,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shards", nargs="?", metavar="SHARDS", help="dataset folder or URL")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as of train.py: model.size=small")
-    parser.add_argument("--config", metavar="FILE", help="of the run that is planned")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, for each figure (default 5)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for train.py: model.size=small")
+    parser.add_argument("--config", metavar="FILE", help="config of the planned run")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement (default 5)")
     options = parser.parse_args(arguments)
     if options.shards and "=" in options.shards:
         options.overrides.insert(0, options.shards)
@@ -108,14 +94,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-class Trial:
-    """The run that is planned, tried part by part; `made` and `taken` are clips a second."""
+class PlannedRun:
+    """Tries the parts of a run one by one; speeds are in clips/s."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.dataset: ShardDataset | None = None
-        self.made: dict[str, float] = {}
-        self.taken = 0.0
+        self.loader_speeds: dict[str, float] = {}  # by decoder
+        self.step_speed = 0.0
 
     @cached_property
     def config(self) -> "TrainConfig":
@@ -132,10 +118,9 @@ class Trial:
 
     @property
     def batch_size(self) -> int:
-        """Clips of a trial batch; on a CPU few, which tell the same."""
-        return self.config.batch_size if self.device.type == "cuda" else min(CPU_CLIPS, self.config.batch_size)
+        return self.config.batch_size if self.device.type == "cuda" else min(CPU_BATCH, self.config.batch_size)
 
-    def content(self) -> str:
+    def describe_dataset(self) -> str:
         from pipeline.shards.dataset import ShardDataset
 
         dataset = self.dataset = ShardDataset.open(self.config.data)
@@ -146,92 +131,99 @@ class Trial:
             f" {len(info.shards):,} shards; {codecs}; {len(info.classes) or 'no'} classes"
         )
 
-    def read_speed(self) -> str:
+    def measure_reading(self) -> str:
         from pipeline.reading.storage import is_remote
 
         assert self.dataset is not None
         shards = [str(shard) for shard in self.dataset.shards[:64]]
-        return _download_speed(shards[0]) if is_remote(shards[0]) else _disk_speed(shards)
+        return measure_download(shards[0]) if is_remote(shards[0]) else measure_disk(shards)
 
-    def decoder_speed(self, decoder: "Decoder") -> str:
-        """Clips a second of a loader with one decoder, as the run would be fed."""
+    def measure_decoder(self, decoder: "Decoder") -> str:
+        """Load clips with one decoder alone."""
         from pipeline.loader import ClipLoader
         from pipeline.planning.plan import TrainingPlan
 
         assert self.dataset is not None
-        data, model = replace(self.config.data, decoder=decoder, canonical_nodes=1), self.config.model
+        data = replace(self.config.data, decoder=decoder, dali_share=None, canonical_nodes=1, cached_batch=False)
+        model = self.config.model
         plan = TrainingPlan(
             self.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=self.config.seed,
             batch_size=self.batch_size * data.repeats,
         )  # fmt: skip
         try:
-            loader = ClipLoader(self.dataset, plan, self.device, data, quarantine=None, sharing=None)
+            loader = ClipLoader(self.dataset, plan, self.device, data, quarantine=None)
         except InputError as error:
-            return f"none: {error}"
+            return f"not available: {error}"
         with loader:
-            self.made[decoder] = speed = _clips_per_second(loader, self.options.seconds)
-            bad = f", {loader.counters['bad_clips']:.0f} clips do not decode" if loader.counters["bad_clips"] else ""
-        height, width = FrameSize.of(model.image_size)
-        return f"{speed:.3g} clips/s of {model.num_frames} × {height}×{width} on {data.threads} threads{bad}"
+            batches = loader.batches(0)
+            next(batches)  # starting up takes longer
+            clips, start = 0, time.perf_counter()
+            while clips < MIN_CLIPS or time.perf_counter() - start < self.options.seconds:
+                clips += len(next(batches).keys)
+            self.loader_speeds[decoder] = speed = clips / (time.perf_counter() - start)
+            bad = (
+                f", {loader.counters['bad_clips']:.0f} clips cannot be decoded" if loader.counters["bad_clips"] else ""
+            )
+        height, width = plan.frame_size
+        return f"{speed:.3g} clips/s of {model.num_frames} × {height}×{width}, {data.threads} CPU threads{bad}"
 
-    def step_speed(self) -> str:
-        """Forward, backward and AdamW of the pre-training that the configuration says, on clips of noise."""
+    def measure_step(self) -> str:
+        """Time training steps on random clips."""
         import torch
 
-        from common.devices import autocast_to, choose_precision
+        from common.devices import autocast_to, usable_precision
         from pipeline.loader import Batch
+        from pipeline.planning.crops import FrameSize
         from training.distributed import Distributed
         from training.optimizer import update
         from training.tasks.pretraining import Pretraining
 
-        model, count = self.config.model, self.batch_size
-        objective = Pretraining(self.config, Distributed(0, 1, self.device))
-        optimizer = objective.optimizer()
-        shape = count, model.num_frames, *FrameSize.of(model.image_size), 3
+        config, count = self.config, self.batch_size
+        model = config.model
+        task = Pretraining(config, Distributed(0, 1, self.device))
+        optimizer = task.optimizer()
+        shape = count, model.num_frames, *FrameSize.of(model.image_size), model.in_channels
         clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
-        batch = Batch(clip, torch.zeros(count), [""] * count, list(range(count)))
+        batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
 
         def step() -> None:
-            with autocast_to(self.device, self.config.precision):
-                loss = objective(objective.model, batch).loss
+            with autocast_to(self.device, config.precision):
+                loss = task(task.model, batch).loss
             loss.backward()
-            update(optimizer, self.config.optimizer.base_lr, self.config.optimizer.clip_grad_norm).item()
+            update(optimizer, config.optimizer.base_lr, config.optimizer.clip_grad_norm).item()
 
-        self.taken = count / _seconds_of(step, self.options.seconds)
-        precision = choose_precision(self.device, self.config.precision)
-        return f"{self.taken:.3g} clips/s: {model.size}, {model.mask_ratio:.0%} hidden, batches of {count}, {precision}"
-
-    def verdict(self) -> str:
-        best = max(self.made, key=self.made.__getitem__)
-        share = self.made[best] / self.taken
-        if share >= WAITS_BELOW:
-            return f"the loader makes {share:.3g} × what a step takes ({best}): the run will not wait for data"
+        step()
+        steps, start = 0, time.perf_counter()
+        while steps == 0 or time.perf_counter() - start < self.options.seconds:
+            step()
+            steps += 1
+        self.step_speed = steps * count / (time.perf_counter() - start)
+        precision = usable_precision(self.device, config.precision)
         return (
-            f"the loader makes {share:.2f} × what a step takes ({best}): the run will wait for data about"
-            f" {1 - min(share, 1):.0%} of the time; shards made for training, or data.repeats=2, decode faster"
+            f"{self.step_speed:.3g} clips/s: pre-training, size {model.size}, mask ratio {model.mask_ratio:g}, batches"
+            f" of {count}, {precision}"
         )
 
+    def verdict(self) -> Iterator[str]:
+        best = max(self.loader_speeds, key=self.loader_speeds.__getitem__)
+        speed, how = self.loader_speeds[best], f"data.decoder={best}"
+        if self.device.type == "cuda" and len(self.loader_speeds) == 2:
+            # The GPU's video engines and the CPU work side by side.
+            share = self.loader_speeds["dali"] / sum(self.loader_speeds.values())
+            speed, how = sum(self.loader_speeds.values()), f"data.dali_share={share:.2f}"
+        ratio = speed / self.step_speed
+        yield f"fastest decoding: {how}, about {speed:.3g} clips/s"
+        if ratio >= DATA_BOUND_BELOW:
+            yield f"the loader is {ratio:.3g}× faster than the training step: not data-bound"
+        else:
+            yield (
+                f"the loader reaches {ratio:.2f}× the speed of the training step: data-bound, stalled about"
+                f" {1 - min(ratio, 1):.0%} of the time; re-encoded shards or data.repeats=2 decode faster"
+            )
 
-def _clips_per_second(loader: "ClipLoader", seconds: float) -> float:
-    batches = loader.batches(first=0)
-    next(batches)  # starting costs more than going on
-    count, start = 0, time.perf_counter()
-    while count < LEAST_CLIPS or time.perf_counter() - start < seconds:
-        count += len(next(batches).positions)
-    return count / (time.perf_counter() - start)
 
-
-def _seconds_of(step: Callable[[], None], seconds: float) -> float:
-    step()
-    count, start = 0, time.perf_counter()
-    while count == 0 or time.perf_counter() - start < seconds:
-        step()
-        count += 1
-    return (time.perf_counter() - start) / count
-
-
-def _disk_speed(shards: Sequence[str]) -> str:
-    """Reading from the disk itself: what the page cache holds is dropped, as far as Linux does that for us."""
+def measure_disk(shards: Sequence[str]) -> str:
+    """Read from the disk itself: the shards are dropped from the page cache, as far as Linux allows."""
     read, start = 0, time.perf_counter()
     for shard in shards:
         with open(shard, "rb", buffering=0) as opened:
@@ -240,28 +232,28 @@ def _disk_speed(shards: Sequence[str]) -> str:
                 read += len(chunk)
     seconds = time.perf_counter() - start
     free = shutil.disk_usage(Path(shards[0]).parent).free
-    return f"{format_bytes(read / seconds)}/s from the disk ({format_bytes(read)} tried); {format_bytes(free)} are free"
+    return f"{format_bytes(read / seconds)}/s from disk ({format_bytes(read)} read), {format_bytes(free)} free"
 
 
-def _download_speed(shard: str) -> str:
+def measure_download(shard: str) -> str:
     import fsspec
 
     start = time.perf_counter()
     with fsspec.open(shard, "rb", cache_type="none") as opened:
         read = len(opened.read(DOWNLOADED_BYTES))
     seconds = time.perf_counter() - start
-    return f"{format_bytes(read / seconds)}/s from the store, one connection ({format_bytes(read)} tried)"
+    return f"{format_bytes(read / seconds)}/s from object storage, one connection ({format_bytes(read)} read)"
 
 
 def _cores() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process, {memory:.3g} GiB of memory"
+    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} available, {memory:.3g} GiB of memory"
 
 
 def _torch() -> str:
     import torch
 
-    return f"{torch.__version__}, built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'no GPU'}"
+    return f"{torch.__version__}, {f'built for CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU-only build'}"
 
 
 def _gpus() -> Iterator[str]:
@@ -269,58 +261,56 @@ def _gpus() -> Iterator[str]:
 
     if not torch.cuda.is_available():
         yield "none that PyTorch can use"
-    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        about = torch.cuda.get_device_properties(number)
-        yield f"{about.name}, {about.total_memory / 2**30:.4g} GiB, compute capability {about.major}.{about.minor}"
+        return
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
+        yield f"{gpu.name}, {gpu.total_memory / 2**30:.4g} GiB, compute capability {gpu.major}.{gpu.minor}"
 
 
 def _driver() -> Iterator[str]:
     if shutil.which("nvidia-smi") is None:
-        yield "none: nvidia-smi is not here"
+        yield "none: nvidia-smi not found"
         return
-    asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    yield from dict.fromkeys((told.stdout if told.returncode == 0 else told.stderr or told.stdout).strip().splitlines())
+    command = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    yield from dict.fromkeys((done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines())
 
 
 def _triton() -> str:
     import torch
 
-    return f"{version('triton')}{'' if torch.cuda.is_available() else '; without a GPU, plain PyTorch stands in'}"
+    return f"{version('triton')}{'' if torch.cuda.is_available() else '; not used without a GPU (PyTorch fallback)'}"
 
 
 def _pyav() -> str:
     import av
 
-    return f"{av.__version__}, with libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
+    return f"{av.__version__}, libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
 
 
 def _dali() -> str:
     import torch
 
-    from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
+    from pipeline.decoding.dali import CPU_CODECS, dali_is_installed
 
     if not dali_is_installed():
-        return "is not installed: PyAV decodes everything"
+        return "not installed: PyAV decodes everything"
     import nvidia.dali
 
-    known = "NVDEC's codecs" if torch.cuda.is_available() else f"only {', '.join(sorted(CPU_CODECS))} on a CPU"
-    return f"{nvidia.dali.__version__}, decodes {known}"
+    codecs = "the GPU's codecs (NVDEC)" if torch.cuda.is_available() else f"{', '.join(sorted(CPU_CODECS))} on a CPU"
+    return f"{nvidia.dali.__version__}, decodes {codecs}"
 
 
-def _nvdec() -> str:
-    import torch
-
-    from pipeline.decoding.nvdec import NvdecError, read_limits
-
-    if not torch.cuda.is_available():
-        return "none: there is no GPU"
-    try:
-        limits = read_limits(torch.device("cuda", 0))
-    except NvdecError as error:
-        return f"none: {error}"
-    return ", ".join(f"{codec} to {limit.max_width}×{limit.max_height}" for codec, limit in limits.items())
-
+ENVIRONMENT: dict[str, Probe] = {
+    "Python": lambda: f"{platform.python_version()}, {platform.system()} {platform.release()}",
+    "CPU cores": _cores,
+    "PyTorch": _torch,
+    "GPU": _gpus,
+    "driver": _driver,
+    "Triton": _triton,
+    "PyAV": _pyav,
+    "DALI": _dali,
+}
 
 if __name__ == "__main__":
     run_command(lambda: main(sys.argv[1:]))

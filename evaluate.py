@@ -186,7 +186,7 @@ def write_results(folder: Path, results: dict[str, Any], dataset: ShardDataset) 
 
 def read_strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Decode frames from all over a video, side by side."""
-    from pipeline.decoding.video import decode_frames  # PyAV, which may be missing where DALI decodes everything
+    from pipeline.decoding.sources import decode_frames  # PyAV, which may be missing where DALI decodes everything
 
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, NUM_FRAMES).round().astype(int).tolist()
     return np.concatenate(arrays.to_rgb(decode_frames(Reader(dataset).read(sample), numbers)), axis=1)

@@ -1,35 +1,44 @@
-"""See what the model will be fed: `python preview.py SHARDS [--output FOLDER] [data.flip=false ...]`.
+"""Show the exact model inputs: `python preview.py SHARDS [--output FOLDER] [data.flip=false ...]`.
 
-Writes FOLDER/preview.png, a row of source frames and a row of clip frames for every clip, and FOLDER/preview.gif, the
-same in motion. The clips come out of the loader that trains; start frame, crop and flip are drawn on the source.
+Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a row of clip frames,
+and FOLDER/preview.gif, the same as a video. The clips come from the loader that training uses.
 """
 
 import sys
-from dataclasses import replace
+from argparse import ArgumentError
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
 from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
 from common.atomic_io import atomic_write
-from common.config_parser import ConfigParser
+from common.config_parser import add_settings, as_options, config_parser, keys_of, require_known
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from pipeline.config import DataConfig
-from pipeline.decoding.video import VideoError, decode_frames
-from pipeline.loader import ClipLoader
+from pipeline.decoding.sources import decode_frames
+from pipeline.decoding.video_error import VideoError
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 
-CELL = 160  # pixels in width of a frame on the sheet, at least
-GAP, HEAD = 2, 16  # between frames, and for a caption
-COLUMNS = 8  # of the sheet: a clip's frames are thinned to as many
-BOX, INK, PAPER = (255, 64, 32), (40, 40, 40), (250, 250, 250)
+HEIGHT, GAP, CAPTION = 128, 2, 16  # pixels: of a frame, between frames, of a line of text
+COLUMNS = 8  # frames of a clip that the sheet shows
+BOX_COLOR, TEXT_COLOR, BACKGROUND = (255, 64, 32), (40, 40, 40), (250, 250, 250)
+FRAME_MS = 133  # of the GIF
+
+
+class Preview(NamedTuple):
+    """A clip and where it comes from."""
+
+    caption: str
+    sources: list[Image.Image]  # whole frames with the crop drawn on them
+    frames: list[Image.Image]
 
 
 def main() -> None:
@@ -40,114 +49,105 @@ def main() -> None:
         dataset, config, num_frames=options.num_frames, image_size=options.image_size, seed=options.seed,
         batch_size=options.num_clips * config.repeats,
     )  # fmt: skip
-    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device("cpu"), config, quarantine=None) as loader:
         batch = next(loader.batches(options.first))
-    rows = plan.batch(options.first)
-    for row, key in zip(rows, batch.keys, strict=True):
-        if dataset.samples[row.sample].key != key:
-            raise InputError(f"{dataset.where(row.sample)} cannot be decoded: check the shards before looking at them")
-    reader = Reader(dataset)
-    strips = [strip(reader, dataset, row, clip.numpy()) for row, clip in zip(rows, batch.clip, strict=True)]
+    previews = make_previews(dataset, plan.batch(options.first), batch)
+
     options.output.mkdir(parents=True, exist_ok=True)
-    with atomic_write(options.output / "preview.png") as aside:
-        sheet(strips).save(aside, format="PNG")
-    with atomic_write(options.output / "preview.gif") as aside:
-        first, *others = [column(strips, time) for time in range(options.num_frames)]
-        first.save(aside, format="GIF", save_all=True, append_images=others, duration=133, loop=0)
-    log(f"{options.output}/preview.png and preview.gif: {len(rows)} clips of batch {options.first}")
+    columns = [place * options.num_frames // COLUMNS for place in range(COLUMNS)]
+    columns = columns if options.num_frames > COLUMNS else list(range(options.num_frames))
+    lines: list[str | list[Image.Image]] = []
+    for preview in previews:
+        lines += [preview.caption, *([images[time] for time in columns] for images in preview[1:])]
+    with atomic_write(options.output / "preview.png") as temporary:
+        make_sheet(lines).save(temporary, format="PNG")
+    moments = []
+    for time in range(options.num_frames):
+        lines = []
+        for preview in previews:
+            lines += [preview.caption, [preview.sources[time], preview.frames[time]]]
+        moments.append(make_sheet(lines))
+    with atomic_write(options.output / "preview.gif") as temporary:
+        moments[0].save(temporary, format="GIF", save_all=True, append_images=moments[1:], duration=FRAME_MS, loop=0)
+    log(f"wrote {options.output}/preview.png and preview.gif: {len(previews)} clips of batch {options.first}")
 
 
 def parse(arguments: list[str]) -> Namespace:
-    parser = ConfigParser(
-        "python preview.py",
-        "python preview.py SHARDS [option ...] [data.key=value ...]",
-        __doc__ or "",
+    parser = config_parser(
+        "python preview.py", "python preview.py SHARDS [option ...] [data.key=value ...]", __doc__ or ""
     )
     parser.add_argument("shards", type=str, help="dataset folder or URL")
-    parser.add_argument("--output", type=Path, default=Path("preview"), help="folder for the pictures")
-    parser.add_argument("--num-clips", type=int, default=4, help="clips shown")
-    parser.add_argument("--num-frames", type=int, default=16, help="frames of a clip")
-    parser.add_argument("--image-size", type=int, default=224, help="height and width of a clip, pixels")
-    parser.add_argument("--seed", type=int, default=0, help="of the plan")
-    parser.add_argument("--first", type=int, default=0, help="batch of the plan")
-    parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
-    options = parser.parse(arguments)
+    parser.add_argument("--output", type=Path, default=Path("preview"), help="output folder")
+    parser.add_argument("--num-clips", type=int, default=4, help="number of clips")
+    parser.add_argument("--num-frames", type=int, default=16, help="frames per clip")
+    parser.add_argument("--image-size", type=int, default=224, help="height and width of clips in pixels")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
+    parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
+    add_settings(parser, DataConfig, "data", skip={"shards", "weights"})
+    given = as_options(arguments)
+    require_known(parser, [name.replace("-", "_") for name in keys_of(given)])
+    try:
+        options = parser.parse_args(given)
+    except ArgumentError as error:
+        raise InputError(" ".join(str(error).split())) from error
     for name in ("num_clips", "num_frames", "image_size"):
         if options[name] < 1:
             raise InputError(f"--{name.replace('_', '-')} is {options[name]}: give a whole number of at least 1")
-    options.data = replace(options.data, shards=options.shards)
+    options.data = DataConfig(shards=options.shards, **options.data.as_dict())
     return options
 
 
-Strip = tuple[str, list[Image.Image], list[Image.Image]]  # caption, source frames, clip frames
+def make_previews(dataset: ShardDataset, rows: Sequence[PlanRow], batch: Batch) -> list[Preview]:
+    """Pair each clip with its source frames. Raise InputError if a video cannot be decoded."""
+    reader = Reader(dataset)
+    previews = []
+    for row, clip in zip(rows, batch.clip, strict=True):
+        sample = dataset.samples[row.sample]
+        try:
+            frames = decode_frames(reader.read(row.sample), row.frames, sample.num_frames)
+        except VideoError as error:
+            raise InputError(
+                f"{dataset.where(row.sample)} cannot be decoded: {error}; run `python shard_tools/check_shards.py`"
+            ) from error
+        x, y, width, height = row.crop
+        line = max(2, round(max(sample.width, sample.height) / 160))  # still visible when scaled down
+        sources = [Image.fromarray(frame) for frame in arrays.to_rgb(frames)]
+        for source in sources:
+            ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX_COLOR, width=line)
+        caption = (
+            f"{printable(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
+            f"crop {width}x{height} at ({x}, {y}) of {sample.width}x{sample.height}{', flipped' * row.flip}"
+        )
+        previews.append(Preview(caption, sources, [Image.fromarray(frame) for frame in arrays.to_rgb(clip.numpy())]))
+    return previews
 
 
-def strip(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: UInt8[np.ndarray, "T S S 3"]) -> Strip:
-    """Source frames with the crop drawn on them, and the clip's frames."""
-    sample = dataset.samples[row.sample]
-    try:
-        frames = decode_frames(reader.read(row.sample), row.frames, sample.num_frames)
-    except VideoError as error:
-        said = f"{dataset.where(row.sample)} cannot be shown: {error}; run `python shard_tools/check_shards.py` on it"
-        raise InputError(said) from error
-    caption = (
-        f"{printable(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
-        f"crop {row.crop.width}x{row.crop.height} at ({row.crop.x}, {row.crop.y}) of {sample.width}x{sample.height}"
-        f"{', flipped' * row.flip}"
-    )
-    x, y, width, height = row.crop
-    line = max(2, round(max(sample.width, sample.height) / CELL))  # still there when the frame is made smaller
-    sources = [Image.fromarray(frame) for frame in arrays.to_rgb(frames)]
-    for source in sources:
-        ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX, width=line)
-    return caption, sources, [Image.fromarray(frame) for frame in arrays.to_rgb(clip)]
-
-
-def sheet(strips: list[Strip]) -> Image.Image:
-    """All clips below each other, time from left to right."""
-    return stacked([(caption, [thinned(sources), thinned(clip)]) for caption, sources, clip in strips])
-
-
-def column(strips: list[Strip], time: int) -> Image.Image:
-    """All clips below each other, at one moment: the source and, beside it, the clip."""
-    return stacked([(caption, [[sources[time], clip[time]]]) for caption, sources, clip in strips])
-
-
-def thinned(frames: list[Image.Image]) -> list[Image.Image]:
-    return [frames[place * len(frames) // COLUMNS] for place in range(COLUMNS)] if len(frames) > COLUMNS else frames
-
-
-def stacked(strips: list[tuple[str, list[list[Image.Image]]]]) -> Image.Image:
-    """Captions with lines of pictures below, each of which is as wide as the sheet."""
-    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    captions = max(round(measure.textlength(caption)) for caption, _ in strips)
-    width = max(captions + 4, max(len(line) for _, lines in strips for line in lines) * (CELL + GAP))
-    parts: list[str | list[Image.Image]] = []
-    for caption, lines in strips:
-        parts += [caption, *(filling(line, width) for line in lines)]
-    heights = [HEAD if isinstance(part, str) else part[0].height + GAP for part in parts]
-    canvas = Image.new("RGB", (width, sum(heights)), PAPER)
+def make_sheet(lines: Sequence[str | Sequence[Image.Image]]) -> Image.Image:
+    """Draw captions and rows of images, all of one height, below each other."""
+    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    drawn: list[str | list[Image.Image]] = [
+        line if isinstance(line, str) else [
+            image.resize((max(1, round(HEIGHT * image.width / image.height)), HEIGHT)) for image in line
+        ]
+        for line in lines
+    ]  # fmt: skip
+    widths = [
+        round(draw.textlength(line)) + 4 if isinstance(line, str) else sum(image.width + GAP for image in line)
+        for line in drawn
+    ]
+    heights = [CAPTION if isinstance(line, str) else HEIGHT + GAP for line in drawn]
+    sheet = Image.new("RGB", (max(widths), sum(heights)), BACKGROUND)
     y = 0
-    for part, height in zip(parts, heights, strict=True):
-        if isinstance(part, str):
-            ImageDraw.Draw(canvas).text((2, y + 2), part, INK)
+    for line, height in zip(drawn, heights, strict=True):
+        if isinstance(line, str):
+            ImageDraw.Draw(sheet).text((2, y + 2), line, TEXT_COLOR)
         else:
             x = 0
-            for picture in part:
-                canvas.paste(picture, (x, y))
-                x += picture.width + GAP
+            for image in line:
+                sheet.paste(image, (x, y))
+                x += image.width + GAP
         y += height
-    return canvas
-
-
-def filling(line: list[Image.Image], width: int) -> list[Image.Image]:
-    """The pictures, all of one height, with which they fill a line of this width."""
-    shapes = [picture.width / picture.height for picture in line]
-    height = (width - GAP * len(line)) / sum(shapes)
-    return [
-        picture.resize((max(1, round(height * shape)), max(1, round(height))))
-        for picture, shape in zip(line, shapes, strict=True)
-    ]
+    return sheet
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def train(config: TrainConfig) -> None:
         stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
         with (
             Saver(folder, contents, config.keep_checkpoints) as saver,
-            ClipLoader(dataset, plan, process.device, config.data, folder.quarantine, folder.decoders) as loader,
+            ClipLoader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
             Logger(folder, config, process, horizon, loader, first_step) as metrics,
             StepProfiler(folder.profile if config.profile and process.is_main else None, process.device) as profiler,
         ):

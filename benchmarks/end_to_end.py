@@ -181,7 +181,7 @@ def batches_of(
     plan = TrainingPlan(
         dataset, config.data, num_frames=shape.num_frames, image_size=shape.image_size, seed=0, batch_size=size
     )
-    with ClipLoader(dataset, plan, device, config.data, None, sharing=None) as loader:
+    with ClipLoader(dataset, plan, device, config.data, None) as loader:
         batches = loader.batches(0)
         check(dataset, plan, next(batches).clip.cpu().numpy())
         yield batches, loader

@@ -44,9 +44,8 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.decoding.containers import open_video
-from pipeline.decoding.graph import CPU_CODECS, dali_is_installed
-from pipeline.decoding.nvdec import NvdecError, read_limits
-from pipeline.decoding.video import decode_frames
+from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, dali_is_installed
+from pipeline.decoding.sources import decode_frames
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
@@ -177,17 +176,11 @@ def can_take_part(decoder: str) -> bool:
 
 
 def codecs_of_dali(device: torch.device) -> Iterable[str]:
-    """What DALI decodes on the device; if it or NVDEC cannot be reached, that is said."""
+    """What DALI may decode on the device; which codecs a GPU lacks, the measurement says."""
     if not dali_is_installed():
         print("DALI is left out: nvidia-dali is not installed", file=sys.stderr)
         return ()
-    if device.type != "cuda":
-        return CPU_CODECS
-    try:
-        return {*read_limits(device), "mjpeg"}
-    except NvdecError as error:
-        print(f"DALI is left out, but for mjpeg: {error}", file=sys.stderr)
-        return ("mjpeg",)
+    return GPU_CODECS if device.type == "cuda" else CPU_CODECS
 
 
 def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
@@ -201,8 +194,6 @@ def make_cases(encodes: list[str], device: torch.device) -> list[Case]:
         cases.append(Case("ours", "pyav", encode))
         if encode in by_dali:
             cases.append(Case("ours", "dali", encode))
-            if device.type == "cuda":
-                cases.append(Case("ours", "hybrid", encode))
         if encode != "copy":
             cases.append(Case("ours", "auto", encode, repeats=2))
         elif device.type == "cuda" and by_dali:
@@ -248,7 +239,7 @@ def our_batches(case: Case, folder: Path, threads: int, device: torch.device) ->
     )  # fmt: skip
     dataset = ShardDataset.open(folder)
     plan = TrainingPlan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=case.batch_size)
-    with ClipLoader(dataset, plan, device, config, None, sharing=None) as loader:
+    with ClipLoader(dataset, plan, device, config, None) as loader:
         check(dataset, plan, next(loader.batches(0)).clip.cpu().numpy())
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
 

@@ -4,6 +4,7 @@ A file name may hold any byte but two. Printed raw, an escape sequence could cle
 input, or start a line that looks like ours.
 """
 
+import os
 import sys
 from typing import TextIO
 
@@ -29,6 +30,12 @@ def escape(text: str) -> str:
 def log(line: str, file: TextIO | None = None) -> None:
     """Print one escaped line, to stdout by default. All output of the commands goes through here."""
     print(escape(line), file=file or sys.stdout)
+
+
+def log_note(sentence: str, once_per_node: bool = False) -> None:
+    """Tell the user, on stderr, about something that costs speed but stops nothing."""
+    if not once_per_node or os.environ.get("LOCAL_RANK", "0") == "0":
+        log(f"note: {sentence}", sys.stderr)
 
 
 def format_number(number: float) -> str:

@@ -117,7 +117,7 @@ def _read(
             f"{source.name} stores every {source.stored_stride}th frame, so every {frame_stride}th cannot be had:"
             f" give a --frame-stride that is a multiple of {source.stored_stride}"
         )
-    from pipeline.decoding.video import decode_frames  # likewise
+    from pipeline.decoding.sources import decode_frames  # likewise
 
     stride = frame_stride // source.stored_stride
     video = source.open()

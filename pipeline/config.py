@@ -1,4 +1,4 @@
-"""What a user may say about the data; every choice is checked here, with one sentence on what is wrong."""
+"""Configuration of the data: which clips, how they are cut, and how they are read and decoded."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from typing import Literal
 from common.config_fields import check_ranges, option
 from common.errors import InputError
 
-Decoder = Literal["auto", "hybrid", "dali", "pyav"]
+Decoder = Literal["auto", "dali", "pyav"]
 
 
 @dataclass
@@ -47,13 +47,16 @@ class DataConfig:
     """disjoint shard streams per step, for many nodes on object storage: see docs/clusters.md"""
 
     decoder: Decoder = option("auto", free=True)
-    """auto: hybrid on a GPU, PyAV on a CPU; hybrid: both at once, each as fast as it is; dali, pyav: that one alone"""
-    # On 2 cores one batch ahead makes 10 % fewer clips than two to six do, and more threads than cores make none more
-    # (benchmarks/data/loader_settings.py); the third is for DALI, which decodes one batch while the next one is read.
+    """auto: DALI (NVDEC) on GPUs for what it can decode, otherwise PyAV (FFmpeg); dali, pyav: only that one"""
+    dali_share: float | None = option(None, at_least=0, at_most=1, free=True)
+    """fraction of the suitable clips that DALI decodes, the rest by PyAV; doctor.py recommends one; null: 1 on GPUs, 0 on
+    CPUs, or 1 if data.decoder is dali"""
+    # On 2 cores a prefetch of 1 costs 10 % of the clips, 2 to 6 are equally fast, and so are more threads than cores; the
+    # third batch is for DALI, which decodes one while the next is read.
     num_threads: int | None = option(None, at_least=1, free=True)
     """decoding threads; null: this rank's share of the cores"""
     dali_threads: int | None = option(None, at_least=1, free=True)
-    """DALI's own threads; null: the GPU's number of decoders, on a CPU num_threads"""
+    """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
     """batches that are read, decoded or ready, beyond the one in use"""
     prefetch_mib: int = option(2048, at_least=1, free=True)

@@ -20,8 +20,7 @@ from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_adamae
-from pipeline.decoding.scaling import Scaler
-from pipeline.planning.crops import view_crop
+from pipeline.decoding.video_source import Scaler
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75

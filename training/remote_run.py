@@ -22,7 +22,7 @@ from training.manifest import FILE as MANIFEST
 from training.manifest import Manifest
 
 BEST = "checkpoints/best"
-LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "decoders.jsonl", "report.html")
+LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
 
 
 def staging(url: str) -> Path:

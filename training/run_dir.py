@@ -1,5 +1,5 @@
 """The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
-quarantine.jsonl, decoders.jsonl`.
+quarantine.jsonl`.
 
 A run in object storage has such a folder on every node too, which training.remote_run uploads.
 """
@@ -33,7 +33,6 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
-        self.decoders = self.path / "decoders.jsonl"
         self.profile = self.path / "profile"
         self.figures = self.path / "figures"  # the newest plots, for the report
         self.report = self.path / "report.html"

@@ -29,7 +29,6 @@ from benchmarks.harness import (
 )
 from common.devices import choose_device, choose_precision
 from common.errors import run_command
-from pipeline.decoding.nvdec import NvdecError, read_limits
 from training.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
     device = choose_device()
-    rows = [*driver(), *packages(), *rates(device), *attention(device), *nvdec(device)]
+    rows = [*driver(), *packages(), *rates(device), *attention(device)]
     folder = options.output or results_folder(device)
     write_results(folder, "gpu_probe", rows, {**describe_machine(device), "cores": len(os.sched_getaffinity(0))}, [])
     print_table(rows)
@@ -102,19 +101,6 @@ def attention(device: torch.device) -> list[Row]:
 
 def both_passes(q: Tensor, k: Tensor, v: Tensor) -> None:
     torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
-
-
-def nvdec(device: torch.device) -> list[Row]:
-    if device.type != "cuda":
-        return [row("NVDEC", "there is no GPU")]
-    try:
-        limits = read_limits(device)
-    except NvdecError as error:
-        return [row("NVDEC", str(error))]
-    return [
-        row(f"NVDEC {codec}", f"{size.min_width}×{size.min_height} to {size.max_width}×{size.max_height}", "pixels")
-        for codec, size in limits.items()
-    ] or [row("NVDEC", "decodes no 8-bit 4:2:0 video")]
 
 
 def _version(package: str) -> str:

@@ -1,60 +1,74 @@
-"""What worker threads do for a batch: read a video, cut its clips or leave that to DALI, replace it if it is bad."""
+"""The work on each video of a batch in worker threads: read it, decode its clips or leave them to DALI,
+replace it if it is bad."""
 
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.policy import DecoderPolicy, Way
+from pipeline.decoding.policy import DecoderPolicy
+from pipeline.decoding.sources import find_source
 from pipeline.decoding.upload import HostClips
 from pipeline.decoding.video_error import VideoError
-from pipeline.decoding.workers import Task
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
 
-Image = UInt8[np.ndarray, "H W C"]  # made once: every such type is kilobytes, kept until all garbage is collected
-MAX_ATTEMPTS = 100  # videos tried in a row for one clip
+MAX_ATTEMPTS = 100  # replacements in a row for one clip
 
 
 @dataclass
 class DecodeJob:
-    """Clips cut from one video with one decode."""
+    """Clips that are cut from one decoded video."""
 
-    first: int  # place of the first one in the batch
+    first: int  # index of its first clip in the batch
     rows: list[PlanRow]
-    batch: int  # its number
-    may_use_dali: bool  # as DecoderPolicy says
-    attempt: int = 0  # how many videos before this one could not be decoded
-    for_dali: VideoSlice | None = None  # what it is to decode, kept until the clips are out
-    way: Way | None = None  # how DALI is to decode that
+    batch: int  # number of the batch
+    decode: int  # number of the decode in the run
+    host: HostClips  # of the whole batch, where PyAV writes
+    only_pyav: bool = False  # DALI has failed
+    attempt: int = 0  # videos before this one that could not be decoded
+    for_dali: VideoSlice | None = None  # what DALI is to decode, kept until the clips are out
+
+    # The state of the call that works on it.
+    future: Future[Any] = field(default_factory=Future, init=False)
+    is_read: bool = field(default=False, init=False)  # whether it is known who decodes
+    started: float | None = field(default=None, init=False)  # when decoding began; None: not yet, or a download
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # held while clips are written
+    is_abandoned: bool = field(default=False, init=False)  # nobody waits for it any more: it must not write
+
+    @property
+    def is_ready(self) -> bool:
+        return self.future.done() and not self.future.exception()
+
+    def retry(self, only_pyav: bool = False) -> "DecodeJob":
+        """Return a job for the same clips. A thread that hangs may still change this one."""
+        return replace(self, for_dali=None, only_pyav=only_pyav or self.only_pyav)
 
 
 class ClipDecoder:
-    """Safe to use from many threads."""
+    """Thread-safe."""
 
     def __init__(
-        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
+        self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
     ) -> None:
-        self._dataset, self._plan, self.reader = dataset, plan, Reader(dataset, plan)
+        self._dataset, self._plan, self._policy, self.reader = dataset, plan, policy, Reader(dataset, plan)
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        self.policy = DecoderPolicy(dataset, device, config)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @property
     def counts(self) -> Counter[str]:
-        """Sums since the start; seconds are those of all threads together."""
+        """Sums since the start; seconds are summed over threads."""
         with self._lock:
             return self._counts + self._dataset.cache.counts
 
@@ -63,57 +77,56 @@ class ClipDecoder:
             for name, amount in amounts.items():
                 self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
-    def make(self, task: Task, group: DecodeJob, host: HostClips) -> None:
-        """Read what the group needs; write its clips to `host`, or leave the bytes in `group.for_dali`.
+    def decode(self, job: DecodeJob) -> None:
+        """Read the job's video; write its clips to `job.host`, or leave the video in `job.for_dali`.
 
-        A video that does not decode is replaced as the plan says. Raises InputError if too many do not, or if the
-        plan allows none.
+        A video that cannot be decoded is replaced as the plan says. Raise InputError if there are too many of these, or
+        if the plan allows no replacement.
         """
-        while not task.abandoned:
-            sample = group.rows[0].sample
+        while not job.is_abandoned:
+            sample = job.rows[0].sample
             try:
-                self.reader.download(sample, task)
-                started = time.perf_counter()
-                cut = self.reader.clip(sample, group.rows[0].frames)
-                self.count(videos_read=1, bytes_read=len(cut.data), read_seconds=time.perf_counter() - started)
-                way = self.policy.way(sample, cut, group.batch) if group.may_use_dali else None
-                if way:
-                    group.way, group.for_dali = way, cut
-                else:
-                    self._cut(task, group, cut, host.clips)
+                self.reader.download(sample)
+                job.started = time.monotonic()
+                video = self.reader.clip(sample, job.rows[0].frames)
+                self.count(videos_read=1, bytes_read=len(video.data), read_seconds=time.monotonic() - job.started)
+                if not job.only_pyav and self._policy.uses_dali(sample, job.decode, job.batch, video):
+                    job.for_dali = video
+                job.is_read = True
+                if job.for_dali is None:
+                    self._decode_with_pyav(job, video)
                 return
             except VideoError as error:
-                if not task.abandoned:
-                    self.replace(group, str(error))
+                if not job.is_abandoned:
+                    self.replace(job, str(error))
+            finally:
+                job.started = None
 
-    def replace(self, group: DecodeJob, reason: str) -> None:
-        """Put another video in the place of one that cannot be decoded, and write that one down."""
-        sample = group.rows[0].sample
-        group.attempt += 1
-        rows = [self._plan.replacement(row, group.attempt) for row in group.rows]
-        found = [row for row in rows if row is not None]
-        if len(found) < len(rows) or group.attempt > MAX_ATTEMPTS:
+    def _decode_with_pyav(self, job: DecodeJob, video: VideoSlice) -> None:
+        images = job.host.clips.numpy()
+
+        def store(view: int, time: int, image: np.ndarray) -> None:
+            with job.lock:
+                if not job.is_abandoned:
+                    images[job.first + view, time] = image
+
+        started = time.perf_counter()
+        sample = self._dataset.samples[job.rows[0].sample]
+        decoded = find_source(video.data).cut_views(video, sample, job.rows, self._plan.frame_size, store)
+        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
+
+    def replace(self, job: DecodeJob, reason: str) -> None:
+        """Replace a video that cannot be decoded by another one, and record it in the quarantine."""
+        sample = job.rows[0].sample
+        job.attempt += 1
+        rows = [row for old in job.rows if (row := self._plan.replacement(old, job.attempt)) is not None]
+        if len(rows) < len(job.rows) or job.attempt > MAX_ATTEMPTS:
             raise InputError(f"{self._dataset.where(sample)} cannot be decoded: {reason}")
         self.count(bad_clips=len(rows))
         self._quarantine.add(sample, reason, len(rows))
-        group.rows = found
+        job.rows, job.is_read = rows, False
 
-    def delivered(self, clips: int) -> None:
-        """Tell that a batch of so many clips is out."""
+    def count_delivered(self, clips: int) -> None:
+        """Count the clips of a batch that is out."""
         self._quarantine.delivered(clips)
         self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)
-
-    def _cut(self, task: Task, group: DecodeJob, cut: VideoSlice, clips: UInt8[Tensor, "B T H W C"]) -> None:
-        from pipeline.decoding.scaling import cut_views  # PyAV, which may be missing where DALI takes all
-
-        images = clips.numpy()
-
-        def store(view: int, time: int, image: Image) -> None:
-            with task.lock:
-                if not task.abandoned:
-                    images[group.first + view, time] = image
-
-        sample = self._dataset.samples[group.rows[0].sample]
-        started = time.perf_counter()
-        decoded = cut_views(cut, sample, group.rows, self._plan.frame_size, store)
-        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)

@@ -1,8 +1,8 @@
-"""The one door through which videos are opened for reading: what FFmpeg may take them for and open on their behalf, how
-large a picture it may make, and which of several video streams is meant.
+"""The only place where videos are opened for reading: allowed demuxers and protocols, the largest frame, and which of
+several video streams is used.
 
-What calls itself a video may be a playlist of other files, or a note on where to listen in the network, and FFmpeg goes
-by what is in it, not by its name. A few bytes may stand for a picture of gigabytes.
+A file that claims to be a video may be a playlist of other files or describe a network stream, and FFmpeg goes by its
+content, not its name. A few bytes may expand to a frame of gigabytes.
 """
 
 import io
@@ -16,7 +16,7 @@ from av.video.stream import VideoStream
 
 from pipeline.shards.arrays import CONTAINER
 
-# FFmpeg's names for the demuxers, and the extensions under which their files are known, the usual one first.
+# FFmpeg's demuxers and the extensions of their files, the usual one first.
 EXTENSIONS = {
     "mov": ("mp4", "mov", "m4v", "3gp"),
     "matroska": ("mkv", "webm"),
@@ -30,23 +30,25 @@ EXTENSIONS = {
     "gif": ("gif",),
 }
 VIDEO_EXTENSIONS = frozenset((CONTAINER, *(extension for names in EXTENSIONS.values() for extension in names)))
-# Taken too, whatever the file is called.
+# Accepted too, whatever the extension.
 UNUSUAL = ("h264", "hevc", "m4v", "mjpeg", "ivf", "obu", "dv", "mxf", "nut", "yuv4mpegpipe")
-DEMUXERS = ",".join([*EXTENSIONS, *UNUSUAL])  # each reads the one file that it is given
+DEMUXERS = ",".join([*EXTENSIONS, *UNUSUAL])  # none of them opens other files
 
-MAX_PIXELS = 8192 * 4352  # of a picture at level 6.2, the highest of H.264 and HEVC, and the highest of AV1
+MAX_PIXELS = 8192 * 4352  # of a frame at level 6.2, the highest of H.264 and HEVC, and the highest of AV1
 
-# Tags need not be UTF-8. PyAV raises at them unless told otherwise, from 19 on it replaces what it cannot read itself.
+# Tags need not be UTF-8: PyAV before 19 raises at them unless told otherwise.
 ANY_TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContainer:
-    """Open a file, or what is in one; `options` are FFmpeg's for the demuxer. Raises av.error.FFmpegError, which is an
-    ArgumentError where it is of a kind that is not taken."""
+    """Open a file or the content of one; `options` are those of FFmpeg's demuxer.
+
+    Raise av.error.FFmpegError, an ArgumentError if the format is not allowed.
+    """
     limits = {
         "format_whitelist": DEMUXERS,
         "protocol_whitelist": "file" if isinstance(source, Path) else "none",
-        "max_pixels": str(MAX_PIXELS),  # FFmpeg decodes a little to find out what there is
+        "max_pixels": str(MAX_PIXELS),  # FFmpeg decodes a little to probe the streams
     }
     if isinstance(source, Path):
         file: str | BinaryIO = str(source.absolute())
@@ -56,8 +58,8 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
 
 
 def main_stream(container: InputContainer) -> VideoStream | None:
-    """The video stream that players show: no cover, of the others one that is marked as default, of these the longest,
-    and of these the first. Pictures of more than MAX_PIXELS are errors of its decoder."""
+    """Return the video stream that players show: no cover image; a default stream before others, then the longest, then
+    the first. Its decoder fails at frames of more than MAX_PIXELS."""
     streams = [stream for stream in container.streams.video if Disposition.attached_pic not in stream.disposition]
     main = max(streams, key=_rank, default=None)
     if main is not None and main.codec_context is not None:

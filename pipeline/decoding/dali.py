@@ -1,100 +1,198 @@
-"""DALI's part of the batches: its graphs, one for each way to decode, and what is under way in them."""
+"""Clips with DALI: decode, crop, flip and scale, on the GPU (NVDEC) or, for a few codecs, on the CPU."""
 
+import importlib.util
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import wait
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from pipeline.decoding.clip_decoder import DecodeJob
-from pipeline.decoding.graph import Graph, VideoGraph
-from pipeline.decoding.images import ImageGraph
-from pipeline.decoding.policy import Way
-from pipeline.decoding.workers import Task, Workers
+from common.devices import to_device
+from pipeline.decoding.pool import ThreadPool
+from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.shards.gops import VideoSlice
 
-GRAPHS: dict[Way, type[VideoGraph] | type[ImageGraph]] = {"videos": VideoGraph, "images": ImageGraph}
-# After so many, DALI is hardly the one to go on with.
+# What fn.decoders.video in DALI 2.4 takes, by FFmpeg's names; which of the latter a GPU has depends on its generation.
+CPU_CODECS = frozenset({"vp8", "vp9", "mjpeg"})
+GPU_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4"})
+GPU_THREADS = 8  # a decoder each; an H100 has 7 NVDEC engines, more than most GPUs
+# DALI is given up after so many failures.
 MAX_HUNG = 3  # each keeps its memory, and the run has waited for it
-MAX_FAILED = 3  # in a row, over videos that PyAV decodes; to build another graph takes long
+MAX_FAILED = 3  # in a row, with videos that PyAV decodes; building another graph takes long
+
+Encoded = Sequence[tuple[VideoSlice, list[PlanRow]]]  # videos, each with the clips to cut from it, which share frames
 
 
-@dataclass(frozen=True)
-class Part:
-    """What of a batch one graph is working on."""
+def dali_is_installed() -> bool:
+    """Find out without importing it, which takes half a second."""
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
-    graph: Graph
-    groups: list[DecodeJob]
 
-    @property
-    def rows(self) -> list[PlanRow]:
-        return [row for group in self.groups for row in group.rows]
+class DaliGraph:
+    """A DALI pipeline that is fed batches by hand and returns them in the same order.
+
+    Any number of batches may be fed before the first is taken; DALI works on them in its own threads. An error in one
+    batch invalidates the whole graph: build another.
+    """
+
+    def __init__(
+        self, device: torch.device, views: int, frame_size: FrameSize, max_videos: int, num_threads: int
+    ) -> None:
+        from nvidia.dali import Pipeline, fn  # may be missing where PyAV decodes everything
+        from nvidia.dali.types import DALIDataType, DALIInterpType
+
+        self._views = views
+        self._pipeline = Pipeline(
+            batch_size=max_videos,
+            num_threads=num_threads,
+            device_id=device.index if device.type == "cuda" else None,
+            prefetch_queue_depth=1,  # one run per feed; several may still be in flight
+        )
+        with self._pipeline:
+            encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
+            numbers = fn.external_source(name="frames", dtype=DALIDataType.INT32, ndim=1)
+            frames = fn.decoders.video(
+                encoded,
+                frames=numbers,
+                device="mixed" if device.type == "cuda" else "cpu",
+                affine=False,  # binding threads to cores needs NVML, which some virtual machines lack
+            )
+            clips: list[Any] = []
+            for view in range(views):
+                box = fn.external_source(name=f"box{view}", dtype=DALIDataType.FLOAT, ndim=2)
+                clips.append(
+                    fn.resize(
+                        frames,
+                        roi_start=box[0],  # an axis is mirrored if its region starts behind its end: flips are free
+                        roi_end=box[1],
+                        size=list(frame_size),
+                        interp_type=DALIInterpType.INTERP_LINEAR,
+                        antialias=True,
+                    )
+                )
+            self._pipeline.set_outputs(fn.stack(*clips, axis=0) if views > 1 else clips[0])
+        self._pipeline.build()
+
+    def feed(self, batch: Encoded) -> None:
+        """Start on a batch."""
+        feed = self._pipeline.feed_input
+        feed("encoded", [np.frombuffer(video.data, np.uint8) for video, _ in batch])
+        feed("frames", [np.array(_ascending(video.numbers), np.int32) for video, _ in batch])
+        for view in range(self._views):
+            feed(f"box{view}", [_region(rows[view]) for _, rows in batch])
+        self._pipeline.schedule_run()
+
+    def take(self) -> UInt8[Tensor, "B T H W C"]:
+        """Wait for the batch that was fed first, its frames as `arrange` takes them.
+
+        Nothing is copied: DALI's dynamic executor keeps the memory for as long as the tensor lives. Raise
+        RuntimeError if a video of the batch cannot be decoded.
+        """
+        (clips,) = self._pipeline.share_outputs()
+        tensor = torch.from_dlpack(clips.as_tensor())
+        self._pipeline.release_outputs()
+        return tensor.flatten(0, 1) if self._views > 1 else tensor
+
+
+def arrange(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
+    """Put frames into the order of the plan; a copy only where frames are repeated."""
+    decoded = [_ascending(row.frames) for row in rows]
+    if all(list(row.frames) == numbers for row, numbers in zip(rows, decoded, strict=True)):
+        return clips
+    places = [[numbers.index(number) for number in row.frames] for row, numbers in zip(rows, decoded, strict=True)]
+    return clips[torch.arange(len(rows), device=clips.device)[:, None], to_device(places, clips.device)]
+
+
+def _ascending(frames: Sequence[int]) -> list[int]:
+    """Return as many frames in ascending order, each once if possible: DALI decodes up to a repeated one again, and
+    reopens the video for the last one. Padded with the first, the cheapest to return to."""
+    unique = sorted(set(frames))
+    return [unique[0]] * (len(frames) - len(unique)) + unique
+
+
+def _region(row: PlanRow) -> np.ndarray:
+    """Return [[top, left], [bottom, right]] of the crop, left and right exchanged for a flip."""
+    x, y, width, height = row.crop
+    first, last = (x + width, x) if row.flip else (x, x + width)
+    return np.array([[y, first], [y + height, last]], np.float32)
+
+
+def try_decoding(video: VideoSlice, device: torch.device) -> str:
+    """Decode a frame. Return DALI's error, "" if there is none."""
+    row = PlanRow(0, 0, 0, video.numbers[:1], Crop(0, 0, 16, 16), flip=False)
+    try:
+        graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1, num_threads=1)
+        graph.feed([(video._replace(numbers=video.numbers[:1]), [row])])
+        graph.take()
+    except RuntimeError as error:
+        return shorten(error)
+    return ""
+
+
+def shorten(error: Exception) -> str:
+    """Return DALI's message, which has many lines and a stack trace, as one."""
+    return " ".join(str(error).split())[:400]
 
 
 class Dali:
-    """Fed and read by one thread, in the order of the batches."""
+    """DALI's part of the batches of a run. Used from one thread, batch after batch."""
 
     def __init__(self, device: torch.device, plan: ClipPlan, num_threads: int, timeout: float) -> None:
-        """`timeout`: seconds after which a batch counts as hung."""
+        """timeout: seconds after which a batch counts as hung."""
         self._device, self._plan, self._num_threads, self._timeout = device, plan, num_threads, timeout
-        self._graphs: dict[Way, Graph] = {}
-        self._waiter = Workers(1, "dali")
-        self._hung = 0
-        self._failed = 0  # since DALI made a batch, or a bad video was the reason why not
-        self._lent: list[Tensor] = []  # DALI's memory that this batch is in, or is copied or changed from
-        self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # lent for earlier ones, until an event
+        self._graph: DaliGraph | None = None
+        self._waiter = ThreadPool(1, "dali")
+        self._hung = self._failed = 0
+        self._lent: list[Tensor] = []  # DALI's memory that the current batch is in, or was copied from
+        self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # of earlier ones, until an event
 
-    def feed(self, groups: Sequence[DecodeJob]) -> list[Part]:
-        """Start on what of a batch is for DALI. Raises RuntimeError if it does not take that."""
-        parts = []
-        for way, kind in GRAPHS.items():
-            chosen = [group for group in groups if group.way == way]
-            if not chosen:
-                continue
-            if way not in self._graphs:
-                most_videos = self._plan.batch_size // self._plan.views
-                self._graphs[way] = kind(self._device, self._plan, most_videos, self._num_threads)
-            self._graphs[way].feed([(group.for_dali, group.rows) for group in chosen if group.for_dali])
-            parts.append(Part(self._graphs[way], chosen))
-        return parts
+    def feed(self, batch: Encoded) -> None:
+        """Start on DALI's part of a batch. Raise RuntimeError if it is refused."""
+        if self._graph is None:
+            plan = self._plan
+            max_videos = plan.batch_size // plan.views
+            self._graph = DaliGraph(self._device, plan.views, plan.frame_size, max_videos, self._num_threads)
+        self._graph.feed(batch)
 
-    def take(self, part: Part) -> UInt8[Tensor, "B T H W C"]:
-        """The clips of a part; raises RuntimeError if one does not decode, TimeoutError if DALI hangs.
+    def take(self, rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
+        """Return the clips that were fed first.
 
-        DALI cannot be interrupted: a graph that hangs is left behind.
+        Raise RuntimeError if one cannot be decoded, TimeoutError if DALI hangs: it cannot be interrupted, so its graph
+        is left behind.
         """
+        graph = self._graph
+        assert graph is not None
 
-        def take(_: Task) -> Tensor:
+        def take() -> Tensor:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
-            return part.graph.take()
+            return graph.take()
 
-        try:
-            taken = self._waiter.result(self._waiter.submit(take), self._timeout)
-        except TimeoutError:
+        waiting = self._waiter.submit(take)
+        if not wait([waiting], self._timeout).done:
             self._hung += 1
-            raise
-        self._lent.append(taken)
-        return part.graph.arranged(taken, part.rows)
-
-    def worked(self) -> None:
-        """Tell that a batch is out."""
+            self._waiter.abandon(waiting)
+            raise TimeoutError
+        taken = waiting.result()
         self._failed = 0
+        self._lent.append(taken)
+        return arrange(taken, rows)
 
-    def failed(self, at_a_bad_video: bool) -> bool:
-        """Tell that a batch is not, and ask whether DALI is to be left."""
-        self._failed = 0 if at_a_bad_video else self._failed + 1
+    def count_failure(self, found_bad_video: bool) -> bool:
+        """Count a failed batch; return whether DALI is to be given up."""
+        self._failed = 0 if found_bad_video else self._failed + 1
         return self._failed >= MAX_FAILED or self._hung >= MAX_HUNG
 
-    def drop(self) -> None:
-        """Leave the graphs, and what is under way in them: after an error they are not valid any more."""
-        self._graphs = {}
+    def reset(self) -> None:
+        """Drop the graph with all that is in flight."""
+        self._graph = None
 
-    def give_back(self) -> None:
-        """Keep the memory of the last batch until the device has done what is queued on it by now, then let DALI have
-        it back."""
+    def release(self) -> None:
+        """Return the memory of the last batch to DALI once the device has done what is queued by now."""
         if self._lent and self._device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
@@ -105,8 +203,8 @@ class Dali:
 
     def close(self) -> None:
         self._waiter.close()
-        self.drop()
-        self.give_back()
-        for event, _ in self._in_use:  # another loader's graphs take their memory from the same pool
+        self.reset()
+        self.release()
+        for event, _ in self._in_use:  # graphs of other loaders take their memory from the same pool
             event.synchronize()
         self._in_use.clear()

@@ -51,6 +51,7 @@ class ClipPlan(Protocol):
     frame_size: FrameSize
     batch_size: int
     views: int
+    passes: int = 1  # batches of this rank per step
     lanes: int = 1  # pieces of a step that read shards of their own
     shards_in_turns: int = 1  # that this node takes clips from at a time
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from pipeline.decoding.policy import notice
+from common.logging import log_note
 from pipeline.decoding.workers import Task, Workers
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.ledger import NoRoomError
@@ -66,11 +66,11 @@ def check_cache(dataset: ShardDataset, plan: ClipPlan) -> None:
     needed = plan.shards_in_turns * dataset.info.num_bytes / max(1, len(dataset.info.shards))
     kept = dataset.cache.max_bytes
     if dataset.is_remote and needed > kept:
-        notice(
+        log_note(
             f"this node takes clips from {plan.shards_in_turns} shards in turns, {needed / 2**30:.3g} GiB, and"
             f" data.cache_gib is {kept / 2**30:.3g}: they will be downloaded again and again; raise it, or lower"
             " data.canonical_nodes or data.shuffle_shards",
-            once_a_node=True,
+            once_per_node=True,
         )
 
 

@@ -13,7 +13,6 @@ from typing import BinaryIO, TypeVar
 
 from common.errors import InputError
 from pipeline.decoding.video_error import VideoError
-from pipeline.decoding.workers import Task
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.ahead import LookAhead, Piece, Pieces
 from pipeline.reading.ledger import Holder
@@ -46,15 +45,14 @@ class Reader:
         if plan is not None and dataset.is_remote:
             self._ahead = LookAhead(plan, self._pieces, dataset.cache.max_bytes, self._fetch_ahead, self._let_go)
 
-    def download(self, sample: int, task: Task) -> None:
-        """Have the sample here; returns at once if it is. The time that this takes is none of the task's.
+    def download(self, sample: int) -> None:
+        """Have the sample here; returns at once if it is.
 
         Raises VideoError if its row is broken, InputError if the object store does not give it.
         """
         self._usable(sample)
         if piece := self._pieces.of(sample):
-            with task.clock_stopped():
-                self._file(piece)
+            self._file(piece)
 
     def read(self, sample: int) -> bytes:
         """The video of a sample. Raises VideoError if its bytes are not those that were put there.

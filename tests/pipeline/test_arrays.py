@@ -11,11 +11,10 @@ from made_videos import encode
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.scaling import cut_views
-from pipeline.decoding.video import decode_frames
+from pipeline.decoding.sources import decode_frames, find_source
 from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
-from pipeline.planning.crops import Crop
+from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
@@ -110,7 +109,7 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         def store(view: int, time: int, image: np.ndarray, clip: np.ndarray = clip) -> None:
             clip[time] = image[..., :channels]
 
-        cut_views(VideoSlice(data, row.frames, T), sample, [row], 16, store)
+        find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), store)
         found.append(clip.astype(int))
     assert np.abs(found[0] - found[1]).max() <= 1
 
@@ -180,7 +179,7 @@ def test_a_table_that_is_wrong_about_an_array_costs_the_video(
     sample = Sample("k", "npy", codec, T, 25.0, 1, width, H, None, "s", "0" * 64, 0, len(data))
     row = PlanRow(0, 0, 0, (0, 1), Crop(0, 0, 32, 32), False)
     with pytest.raises(VideoError, match="channels"):
-        cut_views(VideoSlice(data, row.frames, T), sample, [row], 16, lambda *_: None)
+        find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), lambda *_: None)
 
 
 def test_shards_of_arrays_are_an_input_too(shards: Path, tmp_path: Path) -> None:

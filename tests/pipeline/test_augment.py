@@ -12,7 +12,7 @@ from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
 from common.errors import InputError
-from pipeline.augment import AT_ONCE, OPERATIONS, augmented, grouped
+from pipeline.augment import MAX_CLIPS, OPERATIONS, augment, batch_operations
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.augmentations import (
@@ -23,7 +23,8 @@ from pipeline.planning.augmentations import (
     sample_erase_box,
     sample_ops,
 )
-from pipeline.planning.plan import TrainingPlan
+from pipeline.planning.crops import Crop
+from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 # timm's function and the argument it gets for strength 0.5, of what needs no resampling.
@@ -46,7 +47,11 @@ TIMM = {
 
 def alone(clip: Tensor, augment_ops: tuple[AugmentOp, ...], box: EraseBox | None = None, seed: int = 0) -> Tensor:
     """Of a batch of one clip [T, H, W, C]."""
-    return augmented(clip[None], [changes], [box], [seed])[0]
+    return augment(clip[None], [row_of(augment_ops, box, seed)])[0]
+
+
+def row_of(ops: tuple[AugmentOp, ...], box: EraseBox | None = None, position: int = 0) -> PlanRow:
+    return PlanRow(position, 0, 0, (0,), Crop(0, 0, 1, 1), flip=False, augment_ops=ops, erase_box=box)
 
 
 def picture() -> np.ndarray:
@@ -115,11 +120,11 @@ def by_torchvision(clip: Tensor, augment_ops: tuple[AugmentOp, ...]) -> Tensor:
 
 def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
     rng = np.random.default_rng(0)
-    drawn = [sample_ops(8, 9, rng.random(40).tolist()) for _ in range(2 * AT_ONCE)]
+    drawn = [sample_ops(8, 9, rng.random(40).tolist()) for _ in range(2 * MAX_CLIPS)]
     assert {change.name for changes in drawn for change in changes} == set(NAMES)
     noise = torch.from_numpy(rng.integers(0, 256, (len(drawn), 3, 6, 5, 3), np.uint8)).float()
     clips = torch.nn.functional.interpolate(noise.permute(0, 4, 1, 2, 3), (3, 48, 40)).permute(0, 2, 3, 4, 1).byte()
-    ours = augmented(clips, drawn, [None] * len(drawn), [0] * len(drawn))
+    ours = augment(clips, [row_of(ops) for ops in drawn])
     assert ours.is_contiguous()
     for clip, changes, found in zip(clips, drawn, ours, strict=True):
         assert torch.equal(found, by_torchvision(clip, changes)), changes
@@ -132,11 +137,11 @@ def test_what_is_alike_is_done_together_and_in_order() -> None:
         (),
         (AugmentOp("invert", 1),),
     ]
-    groups = grouped(changes, 40, 60)
-    assert [group.clips for group in groups] == [[0, 1], [3], [0]]
-    assert [len(group.numbers[0]) for group in groups] == [6, 0, 0]
-    many = grouped([(AugmentOp("invert", 1),)] * (AT_ONCE + 1), 40, 60)
-    assert [len(group.clips) for group in many] == [AT_ONCE, 1]
+    batches = batch_operations(changes, 40, 60)
+    assert [batch.clips for batch in batches] == [[0, 1], [3], [0]]
+    assert [len(batch.parameters[0]) for batch in batches] == [6, 0, 0]
+    many = batch_operations([(AugmentOp("invert", 1),)] * (MAX_CLIPS + 1), 40, 60)
+    assert [len(batch.clips) for batch in many] == [MAX_CLIPS, 1]
 
 
 def test_draws_follow_magnitude_and_share() -> None:

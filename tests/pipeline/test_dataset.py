@@ -16,7 +16,7 @@ from made_videos import as_version_1, encode, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.video import VideoError
+from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.cache import ShardCache

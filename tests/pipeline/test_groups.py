@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from made_videos import LEVELS, encode, grey, read_number, store
 
-from pipeline.decoding.video import Video, VideoError, decode_frames
+from pipeline.decoding.sources import decode_frames
+from pipeline.decoding.video import Video
+from pipeline.decoding.video_error import VideoError
 from pipeline.shards.gops import GOP as GOP_ROW
 from pipeline.shards.gops import GopIndex, checksum, index_gops
 from shard_tools.encoding.codecs import CODECS

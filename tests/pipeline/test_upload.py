@@ -1,4 +1,4 @@
-"""What the CPU has cut goes to the GPU beside what that computes."""
+"""Clips decoded on the CPU are copied to the GPU beside the training step."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.decoding.upload import HostClips, Uploads
+from pipeline.decoding.upload import HostClips, Uploader
 
 SHAPE = (2, 3, 4, 4, 3)
 
@@ -51,40 +51,33 @@ class Streams:
 
 def test_the_copy_is_queued_beside_the_step_and_the_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(monkeypatch)
-    uploads, host = Uploads(torch.device("cuda")), HostClips(SHAPE, pinned=False)
+    uploader, host = Uploader(torch.device("cuda")), HostClips(SHAPE, pinned=False)
     host.clips.fill_(7)
-    copy = uploads.start(host)
+    upload = uploader.start(host)
     assert streams.said == ["copy on side"], "and the host has gone on"
-    assert torch.equal(uploads.finish(copy), host.clips)
+    assert torch.equal(uploader.finish(upload), host.clips)
     assert streams.said[1:] == ["compute waits for copy on side", "memory kept for compute"]
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    uploads, host = Uploads(torch.device("cpu")), HostClips(SHAPE, pinned=False)
-    assert not host.is_used
+    uploader, host = Uploader(torch.device("cpu")), HostClips(SHAPE, pinned=False)
+    assert not host.is_allocated
     host.clips.fill_(7)
-    assert host.is_used
-    assert uploads.finish(uploads.start(host)) is host.clips
-
-
-def test_what_nobody_has_cut_needs_no_memory_here() -> None:
-    """Where DALI makes the whole batch, but by two ways."""
-    uploads, host = Uploads(torch.device("cpu")), HostClips(SHAPE, pinned=False)
-    assert uploads.finish(uploads.start(host)).shape == SHAPE
-    assert not host.is_used
+    assert host.is_allocated
+    assert uploader.finish(uploader.start(host)) is host.clips
 
 
 @pytest.mark.gpu
 def test_a_copy_does_not_wait_for_the_step() -> None:
     device = torch.device("cuda")
-    uploads, host = Uploads(device), HostClips((64, 16, 224, 224, 3), pinned=True)
+    uploader, host = Uploader(device), HostClips((64, 16, 224, 224, 3), pinned=True)
     host.clips.fill_(7)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
     step = torch.cuda.Event()
     step.record()
-    copy = uploads.start(host)
-    assert copy.arrived is not None
-    copy.arrived.synchronize()
+    upload = uploader.start(host)
+    assert upload.arrived is not None
+    upload.arrived.synchronize()
     assert not step.query(), "the step is still at it"
-    assert (uploads.finish(copy) == 7).all()
+    assert (uploader.finish(upload) == 7).all()

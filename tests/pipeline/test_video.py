@@ -12,9 +12,10 @@ import torch
 from made_videos import KINDS, LEVELS, X264, encode, read_number
 from PIL import Image
 
-from pipeline.decoding.graph import VideoGraph
-from pipeline.decoding.scaling import cut_views
-from pipeline.decoding.video import Video, VideoError, decode_frames, is_plain
+from pipeline.decoding.dali import DaliGraph
+from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
+from pipeline.decoding.video import Video, is_plain
+from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
@@ -165,19 +166,26 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
     assert np.abs(upright - expected).mean() < 12, "only the edge is soft"
 
     sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
-    cut = np.zeros((64, 64, 3), np.uint8)
-    row = PlanRow(0, 0, 0, (0,), Crop(0, 0, width, height), flip=False)
-    cut_views(
-        VideoSlice(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image)
-    )
     scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
-    assert np.abs(cut.astype(int) - scaled).mean() < 4
+    assert np.abs(clip_of_one_frame(data, sample, 64).astype(int) - scaled).mean() < 4
+
+
+def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -> np.ndarray:
+    """The whole frame as the loader scales it."""
+    row = PlanRow(0, 0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
+    images: list[np.ndarray] = []
+    CLIP_SOURCES["video"].cut_views(
+        VideoSlice(data, row.frames, sample.num_frames), sample, [row], FrameSize(size, size),
+        lambda view, time, image: images.append(image),
+    )  # fmt: skip
+    (image,) = images
+    return image
 
 
 @pytest.mark.parametrize(
     ("matrix", "full_range"), [(1, False), (2, False), (5, True), (6, False), (9, False), (9, True)]
 )
-def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> None:
+def test_colors_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> None:
     """As BT.601 whatever the file says, limited or full range as the file says; BT.2020 included."""
     file = io.BytesIO()
     with av.open(file, "w", format="webm") as output:
@@ -193,18 +201,11 @@ def test_colours_are_read_as_dali_reads_them(matrix: int, full_range: bool) -> N
         output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
-    sample, cut = Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), np.zeros((64, 64, 3), np.uint8)
-    cut_views(
-        VideoSlice(data, (0,), 1), sample, [row], 64, lambda view, time, image: cut.__setitem__(slice(None), image)
-    )
-    graph = VideoGraph(torch.device("cpu"), OneFrame(), 1, 1)
+    cut = clip_of_one_frame(data, Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), 64)
+    graph = DaliGraph(torch.device("cpu"), 1, FrameSize(64, 64), max_videos=1, num_threads=1)
     graph.feed([(VideoSlice(data, row.frames, 1), [row])])
     assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
     assert cut[32, 32, 0] > 195, "mostly red"
-
-
-class OneFrame:
-    views, num_frames, frame_size, batch_size = 1, 1, FrameSize(64, 64), 1
 
 
 NOT_PLAIN = {
@@ -291,11 +292,9 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         upright = decode_frames(data, [numbers[-1]], len(expected))[0]
         height, width = upright.shape[:2]
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
-        row, clip = PlanRow(0, 0, 0, (numbers[-1],), Crop(0, 0, width, height), flip=False), np.zeros((1, 112, 112, 3))
-        whole = VideoSlice(data, row.frames, len(expected))
-        cut_views(whole, sample, [row], 112, lambda view, time, image, into=clip: into.__setitem__(view, image))
+        clip = clip_of_one_frame(data, sample, 112, numbers[-1]).astype(float)
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
-        assert np.abs(clip[0] - scaled).mean() < 16, (path.name, "colours may differ, but not the picture")
+        assert np.abs(clip - scaled).mean() < 16, (path.name, "colors may differ, but not the image")
     assert checked > 40
 
 

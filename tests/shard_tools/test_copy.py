@@ -12,7 +12,7 @@ import pytest
 from made_videos import KINDS, X264, encode, read_number
 from shard_making import all_samples, decode, make, video_bytes
 
-from pipeline.decoding.video import decode_frames
+from pipeline.decoding.sources import decode_frames
 from shard_tools import build
 from shard_tools.encoding import encode as encoding
 from shard_tools.encoding.encode import SAMPLED_SHARE, store_video

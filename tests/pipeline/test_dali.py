@@ -1,0 +1,302 @@
+"""Which decoder takes a video, and that failures of DALI end no run. On the CPU, where DALI decodes VP9 and MJPEG."""
+
+import hashlib
+import threading
+import time
+import weakref
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loading import CPU, check_frames, first_batches, numbers_in, plan_of
+from made_videos import LEVELS, broken_copy, encode, store, write_shards
+
+from common.errors import InputError
+from pipeline.config import DataConfig
+from pipeline.decoding import policy
+from pipeline.decoding.dali import DaliGraph
+from pipeline.decoding.policy import DecoderPolicy
+from pipeline.loader import ClipLoader
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.gops import VideoSlice
+from shard_tools.tables import publish
+
+CUDA = torch.device("cuda", 0)
+
+
+def config_of(**settings: Any) -> DataConfig:
+    return DataConfig(**{"frame_stride": 1, "decoder": "dali", **settings})
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """VP9 of noise, which DALI and PyAV decode slightly differently."""
+    videos = [(f"v{i:02d}", store("vp9", 20, first=i)) for i in range(6)]
+    return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / "vp9", videos))
+
+
+@pytest.mark.parametrize("codec", ["libvpx-vp9", "mjpeg"])
+def test_both_decoders_see_the_same(tmp_path: Path, codec: str) -> None:
+    """Within 2 gray levels on average, without a bias, at every crop: also odd ones, where chroma lies between."""
+    container = {"mjpeg": "avi", "libvpx-vp9": "webm"}[codec]
+    video = encode(8, codec=codec, container=container, width=181, height=135, pattern=True)
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container=container))
+    pyav, dali = (
+        torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).float()
+        for config in (config_of(decoder=name, crop="random_resized") for name in ("pyav", "dali"))
+    )
+    assert (pyav - dali).abs().mean(dim=(1, 2, 3, 4)).max() < 2
+    assert (pyav - dali).mean().abs() < 0.5, "FFmpeg's default rounding is 1.3 to 2.4 too dark"
+
+
+def test_dali_decodes_its_share_of_the_clips(noisy: ShardDataset) -> None:
+    """Evenly spread, and the same clips wherever the loader starts."""
+    alone = {name: first_batches(noisy, config_of(decoder=name), 6) for name in ("pyav", "dali")}
+    shared = first_batches(noisy, config_of(dali_share=0.4), 6)
+    assert torch.equal(first_batches(noisy, config_of(dali_share=0.4, prefetch=1), 2, first=4)[1].clip, shared[5].clip)
+    decoders = []
+    for batch, pyav, dali in zip(shared, alone["pyav"], alone["dali"], strict=True):
+        assert batch.keys == pyav.keys
+        for clip, ours, theirs in zip(batch.clip, pyav.clip, dali.clip, strict=True):
+            assert not torch.equal(ours, theirs)
+            decoders.append("dali" if torch.equal(clip, theirs) else "pyav")
+            assert torch.equal(clip, ours if decoders[-1] == "pyav" else theirs)
+    assert decoders.count("dali") == int(0.4 * 24)
+    assert decoders[:5].count("dali") == 2, "evenly spread"
+
+
+def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path) -> None:
+    codecs = ("vp9", "mjpeg", "h264")
+    videos = [(f"v{i:02d}", store(codecs[i % 3], 20, first=i)) for i in range(9)]
+    mixed = ShardDataset.open(write_shards(tmp_path / "mixed", videos))
+    config = config_of(decoder="auto", dali_share=1.0)
+    plan = plan_of(mixed, config)
+    with ClipLoader(mixed, plan, CPU, config, None) as loader:
+        check_frames(list(islice(loader.batches(0), 9)), plan)
+        assert loader.counters["rescued_clips"] == 0
+        assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
+
+
+def decides(dataset: ShardDataset, device: torch.device, config: DataConfig, sample: int = 0) -> bool:
+    video = VideoSlice(b"", (0,), 1)
+    return DecoderPolicy(dataset, device, config).uses_dali(sample, decode=0, batch=0, video=video)
+
+
+def test_by_default_dali_decodes_on_gpus_and_pyav_on_cpus(noisy: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "try_decoding", lambda *_: "")
+    monkeypatch.setattr(policy, "_PROBED", {})
+    assert decides(noisy, CUDA, DataConfig())
+    assert not decides(noisy, CPU, DataConfig())
+    assert decides(noisy, CPU, DataConfig(dali_share=1.0))
+    assert decides(noisy, CPU, DataConfig(decoder="dali"))
+    assert not decides(noisy, CUDA, DataConfig(dali_share=0.0))
+    assert not decides(noisy, CUDA, DataConfig(decoder="pyav"))
+    with pytest.raises(InputError, match=r"data\.dali_share is 2"):
+        DataConfig(dali_share=2)
+
+
+def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
+    short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One sample of each codec is tried, once per process."""
+    tried: list[object] = []
+    monkeypatch.setattr(policy, "_PROBED", {})
+    monkeypatch.setattr(policy, "try_decoding", lambda *given: tried.append(given) or "no such engine")
+    assert not decides(short, CUDA, DataConfig(num_threads=3))
+    assert len(tried) == policy.PROBES
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("note: DALI cannot decode h264 on cuda (h264: no such engine), which ")
+    assert line.endswith("PyAV decodes it, on 3 CPU threads")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not decides(short, CUDA, DataConfig())
+    assert capfd.readouterr().err == "", "once per node"
+    with pytest.raises(InputError, match=r"no such engine.*set data\.decoder to auto"):
+        decides(short, CUDA, DataConfig(decoder="dali"))
+    assert len(tried) == policy.PROBES
+
+
+@pytest.mark.parametrize(("width", "height", "fits"), [(352, 256, True), (342, 256, False), (640, 360, False)])
+def test_on_a_gpu_sides_that_are_no_multiples_of_16_are_decoded_by_pyav(
+    tmp_path: Path, width: int, height: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "try_decoding", lambda *_: "")
+    monkeypatch.setattr(policy, "_PROBED", {})
+    shards = write_shards(tmp_path / "data", [("v0", encode(2, width=width, height=height))])
+    assert decides(ShardDataset.open(shards), CUDA, DataConfig()) == fits
+
+
+def test_a_copied_video_that_decoders_disagree_about_is_decoded_by_pyav(tmp_path: Path) -> None:
+    plain = encode(20, codec="libvpx-vp9", container="webm")
+    odd = encode(20, codec="libvpx-vp9", container="webm", width=65)
+    shards = write_shards(tmp_path / "data", [("v0", plain), ("v1", odd)], container="webm")
+    dataset = replace(ShardDataset.open(shards), holds_copies=True)
+    decoder = DecoderPolicy(dataset, CPU, config_of())
+    found = [decoder.uses_dali(i, 0, 0, VideoSlice(data, (0,), 20)) for i, data in enumerate((plain, odd))]
+    assert found == [True, False]
+
+
+def test_decoder_dali_says_what_it_cannot_decode(
+    short: ShardDataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="DALI cannot decode h264 on cpu"):
+        ClipLoader(short, plan_of(short, config_of()), CPU, config_of(), None)
+    monkeypatch.setattr("pipeline.decoding.policy.dali_is_installed", lambda: False)
+    assert not decides(short, CUDA, DataConfig())
+    assert "since nvidia-dali is not installed" in capsys.readouterr().err
+
+
+def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path) -> None:
+    """The tables agree with the corrupt bytes: the checksum does not help, the decoder has to say it."""
+    folder = tmp_path / "broken"
+    dataset = broken_copy(vp9_shards, folder, {"v03"}, start=0.0)
+    (index,) = [index for index, sample in enumerate(dataset.samples) if sample.key == "v03"]
+    sample = dataset.samples[index]
+    with open(dataset.shard_path(index), "rb") as shard:
+        shard.seek(sample.offset)
+        digest = hashlib.sha256(shard.read(sample.size)).hexdigest()
+    for table in folder.glob("*.samples.jsonl"):
+        table.write_text(table.read_text().replace(sample.sha256, digest))
+    publish(folder, dataset.info)
+    dataset = ShardDataset.open(folder)
+    config = config_of(max_bad_fraction=0.9, prefetch=3)
+    plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
+    with ClipLoader(dataset, plan, CPU, config, report) as loader:
+        batches = list(islice(loader.batches(0), 8))
+        assert loader.counters["rescued_clips"] > 0
+    for index, batch in enumerate(batches):
+        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
+            if dataset.samples[row.sample].key != "v03":
+                assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+            assert key != "v03"
+    assert report.read_text().count("\n") == report.read_text().count('"key": "v03"') == 1
+
+
+@pytest.fixture
+def hanging_dali(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """DALI hangs at the takes whose numbers are in `takes`, until `release` is set."""
+    state, numbers, plain = SimpleNamespace(takes=[], release=threading.Event()), count(), DaliGraph.take
+
+    def take_or_hang(graph: DaliGraph) -> torch.Tensor:
+        if next(numbers) in state.takes:
+            state.release.wait(20)
+        return plain(graph)
+
+    monkeypatch.setattr(DaliGraph, "take", take_or_hang)
+    return state
+
+
+def test_where_dali_hangs_pyav_takes_over(vp9: ShardDataset, hanging_dali: SimpleNamespace, tmp_path: Path) -> None:
+    hanging_dali.takes = [1]
+    config = config_of(decode_timeout_s=1.0)
+    plan, report = plan_of(vp9, config), tmp_path / "quarantine.jsonl"
+    with ClipLoader(vp9, plan, CPU, config, report) as loader:
+        batches = list(islice(loader.batches(0), 4))
+        assert loader.counters["hung"] == 1
+        assert loader.counters["rescued_clips"] == 4
+        hanging_dali.release.set()
+    check_frames(batches, plan)
+    assert not report.exists(), "no video is known to be bad"
+
+
+def test_a_dali_that_hangs_repeatedly_is_given_up(
+    vp9: ShardDataset, hanging_dali: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hanging_dali.takes = range(10)
+    config = config_of(decode_timeout_s=0.3)
+    plan = plan_of(vp9, config)
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
+        check_frames(list(islice(loader.batches(0), 8)), plan)
+        assert loader.counters["hung"] == 3
+        check_frames([next(loader.batches(8))], plan, first=8)
+        hanging_dali.release.set()
+    (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert "no answer for 0.3 s to one of" in note
+    assert "PyAV decodes everything from now on" in note
+
+
+@pytest.mark.parametrize("method", ["feed", "take", "__init__"])
+def test_a_dali_that_always_fails_is_given_up(
+    vp9: ShardDataset, method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failures = count()
+
+    def fail(*_: object, **__: object) -> None:
+        next(failures)
+        raise RuntimeError("Critical error in pipeline:\n  dlopen failed")
+
+    monkeypatch.setattr(DaliGraph, method, fail)
+    config = config_of()
+    plan = plan_of(vp9, config)
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
+        check_frames(list(islice(loader.batches(0), 12)), plan)
+        assert loader.counters["bad_clips"] == 0
+    assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
+    (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
+
+
+def test_videos_that_dali_fails_at_go_to_pyav_from_then_on(
+    noisy: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, fed = DaliGraph.feed, []
+
+    def feed(graph: DaliGraph, batch: Any) -> None:
+        fed.append(batch[0][1][0].sample)
+        if fed[-1] == 3:
+            raise RuntimeError("what only PyAV decodes")
+        plain(graph, batch)
+
+    monkeypatch.setattr(DaliGraph, "feed", feed)
+    config = config_of(prefetch=2)
+    with ClipLoader(noisy, plan_of(noisy, config, batch_size=1), CPU, config, None) as loader:
+        for _ in islice(loader.batches(0), 24):
+            pass
+        assert loader.counters["rescued_clips"] == 1
+        assert loader.counters["dali_clips"] > 16
+
+
+def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI refuses a batch while others are in flight: all of them come out, in order, from DALI."""
+    numbers, plain = count(), DaliGraph.feed
+
+    def feed_or_fail(graph: DaliGraph, *batch: Any) -> None:
+        if next(numbers) == 2:
+            raise RuntimeError("an earlier batch has failed")
+        plain(graph, *batch)
+
+    monkeypatch.setattr(DaliGraph, "feed", feed_or_fail)
+    config = config_of(prefetch=4)
+    plan = plan_of(vp9, config)
+    with ClipLoader(vp9, plan, CPU, config, None) as loader:
+        batches = []
+        for batch in islice(loader.batches(0), 8):
+            batches.append(batch)
+            time.sleep(0.2)  # the step, in which the next batches are read
+        assert loader.counters["rescued_clips"] == 0
+    check_frames(batches, plan)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_dali_lent_is_kept_while_the_batch_is_in_use(
+    vp9: ShardDataset, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the batch is a copy of it: on a GPU that copy is only queued when the batch is yielded."""
+    lent: list[weakref.ref[torch.Tensor]] = []
+    plain = DaliGraph.take
+
+    def take(graph: DaliGraph) -> torch.Tensor:
+        clips = plain(graph)
+        lent.append(weakref.ref(clips))
+        return clips
+
+    monkeypatch.setattr(DaliGraph, "take", take)
+    config = config_of(dali_share=share)
+    with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
+        for number, batch in zip(range(6), loader.batches(0), strict=False):
+            assert len(batch.keys) == 4
+            del batch
+            assert [kept() is not None for kept in lent] == [False] * number + [True]
