@@ -171,7 +171,7 @@ class PlannedRun:
         """Time training steps on random clips."""
         import torch
 
-        from common.devices import autocast_to, usable_precision
+        from common.devices import autocast_to, choose_precision
         from pipeline.loader import Batch
         from pipeline.planning.crops import FrameSize
         from training.distributed import Distributed
@@ -198,7 +198,7 @@ class PlannedRun:
             step()
             steps += 1
         self.step_speed = steps * count / (time.perf_counter() - start)
-        precision = usable_precision(self.device, config.precision)
+        precision = choose_precision(self.device, config.precision)
         return (
             f"{self.step_speed:.3g} clips/s: pre-training, size {model.size}, mask ratio {model.mask_ratio:g}, batches"
             f" of {count}, {precision}"

@@ -5,8 +5,8 @@ and FOLDER/preview.gif, the same as a video. The clips come from the loader that
 """
 
 import sys
-from argparse import ArgumentError
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
 from common.atomic_io import atomic_write
-from common.config_parser import add_settings, as_options, config_parser, keys_of, require_known
+from common.config_parser import ConfigParser
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from pipeline.config import DataConfig
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def parse(arguments: list[str]) -> Namespace:
-    parser = config_parser(
+    parser = ConfigParser(
         "python preview.py", "python preview.py SHARDS [option ...] [data.key=value ...]", __doc__ or ""
     )
     parser.add_argument("shards", type=str, help="dataset folder or URL")
@@ -83,17 +83,12 @@ def parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--image-size", type=int, default=224, help="height and width of clips in pixels")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
     parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
-    add_settings(parser, DataConfig, "data", skip={"shards", "weights"})
-    given = as_options(arguments)
-    require_known(parser, [name.replace("-", "_") for name in keys_of(given)])
-    try:
-        options = parser.parse_args(given)
-    except ArgumentError as error:
-        raise InputError(" ".join(str(error).split())) from error
+    parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
+    options = parser.parse(arguments)
     for name in ("num_clips", "num_frames", "image_size"):
         if options[name] < 1:
             raise InputError(f"--{name.replace('_', '-')} is {options[name]}: give a whole number of at least 1")
-    options.data = DataConfig(shards=options.shards, **options.data.as_dict())
+    options.data = replace(options.data, shards=options.shards)
     return options
 
 

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from common.devices import numbered, to_device
+from common.devices import add_device_index, to_device
 from common.logging import log_note
 from pipeline.config import DataConfig
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
@@ -84,7 +84,7 @@ class ClipLoader:
         Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device.
         """
         self._dataset, self._plan, self._config = dataset, plan, config
-        self._device = device = numbered(device)
+        self._device = device = add_device_index(device)
         self._policy = DecoderPolicy(dataset, device, config)
         self._decoder = ClipDecoder(dataset, plan, self._policy, config, quarantine)
         self._pool = ThreadPool(config.threads, "clips")

@@ -4,6 +4,7 @@ import importlib.util
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import wait
+from typing import Any
 
 import numpy as np
 import torch

@@ -112,6 +112,7 @@ class TrainingPlan(ClipPlan):
             )
         shared = partial(passes, self.global_batch, batch_size, together, world_size)
         self._passes = shared(rank)
+        self.passes = len(self._passes)
         self.batch_size, self.lanes = max(map(len, self._passes)), config.canonical_nodes
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
@@ -127,11 +128,6 @@ class TrainingPlan(ClipPlan):
     @property
     def clips_per_epoch(self) -> int:
         return self._order.per_epoch * self.views
-
-    @property
-    def passes(self) -> int:
-        """Batches of this rank that make up its part of a step."""
-        return len(self._passes)
 
     def _lanes_of(self, parts: list[range]) -> set[int]:
         """Of the clips of a step that a process takes."""
