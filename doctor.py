@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         report.line("content", run.describe_dataset)
         if run.dataset is not None:
             report.line("read", run.measure_reading)
-            report.line("PyAV", partial(run.measure_decoder, "pyav"))
-            report.line("DALI", partial(run.measure_decoder, "dali"))
+            report.line("PyAV decode", partial(run.measure_decoder, "pyav"))
+            report.line("DALI decode", partial(run.measure_decoder, "dali"))
     log("training step")
     report.line("speed", run.measure_step)
     if run.loader_speeds and run.step_speed:

@@ -98,7 +98,7 @@ def by_torchvision(clip: Tensor, augment_ops: tuple[AugmentOp, ...]) -> Tensor:
         return F.affine(frames, angle, shift, 1.0, degrees, F.InterpolationMode.BILINEAR, fill=[128.0])
 
     frames = clip.permute(0, 3, 1, 2)
-    for name, s in changes:
+    for name, s in augment_ops:
         if name in ("autocontrast", "equalize", "invert"):
             frames = getattr(F, name)(frames)
         elif name == "posterize":
@@ -121,13 +121,13 @@ def by_torchvision(clip: Tensor, augment_ops: tuple[AugmentOp, ...]) -> Tensor:
 def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
     rng = np.random.default_rng(0)
     drawn = [sample_ops(8, 9, rng.random(40).tolist()) for _ in range(2 * MAX_CLIPS)]
-    assert {change.name for changes in drawn for change in changes} == set(NAMES)
+    assert {op.name for ops in drawn for op in ops} == set(NAMES)
     noise = torch.from_numpy(rng.integers(0, 256, (len(drawn), 3, 6, 5, 3), np.uint8)).float()
     clips = torch.nn.functional.interpolate(noise.permute(0, 4, 1, 2, 3), (3, 48, 40)).permute(0, 2, 3, 4, 1).byte()
     ours = augment(clips, [row_of(ops) for ops in drawn])
     assert ours.is_contiguous()
-    for clip, changes, found in zip(clips, drawn, ours, strict=True):
-        assert torch.equal(found, by_torchvision(clip, changes)), changes
+    for clip, ops, found in zip(clips, drawn, ours, strict=True):
+        assert torch.equal(found, by_torchvision(clip, ops)), ops
 
 
 def test_what_is_alike_is_done_together_and_in_order() -> None:

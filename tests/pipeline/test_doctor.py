@@ -1,4 +1,4 @@
-"""The doctor's page: everything is on it, and nothing that is broken ends it."""
+"""The doctor's report: everything is in it, and nothing that is broken ends it."""
 
 import sys
 
@@ -15,8 +15,8 @@ TINY = [
 
 
 @pytest.fixture
-def page(capsys, monkeypatch):
-    """Runs the doctor and gives its exit status and lines."""
+def report(capsys, monkeypatch):
+    """Runs the doctor and returns its exit status and lines."""
     monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests
 
     def run(*arguments: str) -> tuple[int, dict[str, str]]:
@@ -28,48 +28,52 @@ def page(capsys, monkeypatch):
     return run
 
 
-def test_a_healthy_machine_and_its_shards(page, synthetic_shards):
-    status, lines = page(str(synthetic_shards), "data.frame_stride=2", *TINY)
+def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
+    status, lines = report(str(synthetic_shards), "data.frame_stride=2", *TINY)
     assert status == 0
     assert "16 videos, 256 frames, " in lines["content"]
-    assert "B/s from the disk" in lines["read"]
-    assert "clips/s of 8 × 32×32" in lines["by PyAV"]
-    assert "clips/s: tiny, 95% hidden, batches of 2" in lines["takes"]
-    assert "× what a step takes (pyav)" in lines["so"]
+    assert "B/s from disk" in lines["read"]
+    assert "clips/s of 8 × 32×32" in lines["PyAV decode"]
+    assert "size tiny, mask ratio 0.95, batches of 2" in lines["speed"]
+    assert "fastest decoding: data.decoder=pyav" in lines["verdict"]
     assert not any(line.startswith("!") for line in lines.values())
 
 
-def test_without_shards_it_says_what_a_step_takes(page):
-    status, lines = page(*TINY)
+def test_without_shards_it_says_what_a_step_takes(report):
+    status, lines = report(*TINY)
     assert status == 0
-    assert "clips/s" in lines["takes"]
+    assert "clips/s" in lines["speed"]
     assert "content" not in lines
 
 
-def test_what_is_broken_is_a_line(page, monkeypatch, tmp_path):
+def test_what_is_broken_is_a_line(report, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
     monkeypatch.setattr("doctor.version", lambda name: 1 / 0)  # whatever an installation can raise
-    status, lines = page(str(tmp_path / "nowhere"), *TINY)
+    status, lines = report(str(tmp_path / "nowhere"), *TINY)
     assert status == 1
     assert lines["PyAV"].startswith("! ")
     assert "ZeroDivisionError" in lines["Triton"]
     assert "nowhere" in lines["content"]
     assert lines["content"].startswith("! ")
-    assert "clips/s" in lines["takes"]
 
 
-def test_a_key_that_does_not_exist_is_a_line_too(page):
-    status, lines = page("model.sice=tiny")
+def test_a_key_that_does_not_exist_is_a_line_too(report):
+    status, lines = report("model.sise=tiny")
     assert status == 1
-    assert "did you mean model.size" in lines["takes"]
+    assert "did you mean model.size" in lines["speed"]
 
 
-def test_a_loader_that_is_too_slow_is_said_to_be(page):
-    trial = doctor.Trial(doctor.parse(["x"]))
-    trial.made, trial.taken = {"pyav": 2.0, "dali": 5.0}, 10.0
-    assert "wait for data about 50% of the time" in trial.verdict()
-    trial.taken = 1.0
-    assert "will not wait" in trial.verdict()
+def test_the_verdict(monkeypatch):
+    run = doctor.PlannedRun(doctor.parse(["x", "device=cpu"]))
+    run.loader_speeds, run.step_speed = {"pyav": 60.0, "dali": 30.0}, 100.0
+    best, verdict = run.verdict()
+    assert "data.decoder=pyav, about 60 clips/s" in best
+    assert "0.60× the speed of the training step: data-bound, stalled about 40% of the time" in verdict
+    run.device = type("Gpu", (), {"type": "cuda"})()
+    run.step_speed = 30.0
+    best, verdict = run.verdict()
+    assert "data.dali_share=0.33, about 90 clips/s" in best
+    assert "3× faster than the training step: not data-bound" in verdict
 
 
 def test_senseless_seconds():

@@ -7,7 +7,6 @@ from made_videos import encode, write_shards
 from object_store import Proxy, upload
 
 from pipeline.config import DataConfig
-from pipeline.decoding.workers import Task
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
@@ -41,7 +40,7 @@ def read_epochs(url: str, cache: Path, node: int, nodes: int, lanes: int) -> Non
         for number in range(EPOCHS * NUM_SHARDS * PER_SHARD // STEP):
             reader.reach(number)
             for row in plan.batch(number):
-                reader.download(row.sample, Task(lambda task: None))
+                reader.download(row.sample)
     finally:
         reader.close()
 
