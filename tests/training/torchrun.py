@@ -61,8 +61,8 @@ def in_folder_of_its_own(folder: Path) -> None:
 def slow_process_1(clip_seconds: float, forward_seconds: float) -> None:
     """In process 1, every clip and every forward pass of the model take so much longer."""
     if os.environ["RANK"] == "1":
-        make, forward = ClipDecoder.make, AdaMAE.forward
-        ClipDecoder.make = lambda *given: (time.sleep(clip_seconds), make(*given))[1]  # type: ignore[method-assign]
+        make, forward = ClipDecoder.decode, AdaMAE.forward
+        ClipDecoder.decode = lambda *given: (time.sleep(clip_seconds), make(*given))[1]  # type: ignore[method-assign]
         AdaMAE.forward = lambda *given: (time.sleep(forward_seconds), forward(*given))[1]  # type: ignore[method-assign]
 
 
