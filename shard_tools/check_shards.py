@@ -1,10 +1,10 @@
-"""Read shards again and say what is wrong with them, by shard and key.
+"""Verify shards: report what is wrong, by shard and key.
 
     python shard_tools/check_shards.py FOLDER
 
-checks sizes and hashes of all files, compares the tables with each other, with the tars and with what decodes, and
-decodes every video. Other people's WebDatasets, with videos but without our dataset.json, are checked as far as they
-go. Exits with 1 if anything is wrong.
+compares sizes and hashes of all files, the tables with what the shards say, the tars with their tables, and decodes
+every video. Third-party WebDatasets, with videos but without our dataset.json, are checked as far as possible. Exits
+with 1 if anything is wrong.
 """
 
 import argparse
@@ -12,13 +12,13 @@ import hashlib
 import json
 import random
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
 import av
-import numpy as np
 
 from common.atomic_io import hash_file
 from common.errors import InputError, run_command
@@ -34,129 +34,64 @@ from pipeline.shards.format import (
     is_described,
     read_dataset_info,
     read_samples,
-    read_table,
 )
 from pipeline.shards.gops import index_gops
-from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowWriter, ShardRows, encode_gops
-from shard_tools.build import locked_folder
+from pipeline.shards.rows import encode_gops
+from shard_tools.build import lock_folder
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source
 from shard_tools.encoding.timing import read_timing
 from shard_tools.inputs import TarMember
-from shard_tools.tables import hash_of_description, hashed, publish
+from shard_tools.report import describe_samples
+from shard_tools.tables import hash_description, publish_tables, write_tables
 from shard_tools.work import local_copy
-from shard_tools.workers import Failed, count_cpus, run_in_processes
-from shard_tools.write import PLACE, index_of, list_members
+from shard_tools.workers import ENGINES, Failed, count_cpus
+from shard_tools.write import PLACE, Members, format_index, list_members
 
-RATE_TOLERANCE = 0.005  # of frames a second: containers round the times of frames
-Members = dict[str, tuple[int, int]]
+FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
 @dataclass(frozen=True, slots=True)
-class Video:
-    """A video inside a tar; `said` is what it should decode to, None where nobody said."""
+class StoredVideo:
+    """A video inside a tar; `sample` is what it should decode to, None if unknown."""
 
     shard: Path
     member: str
     offset: int
     size: int
-    said: Sample | None
+    sample: Sample | None
 
 
-class DatasetCheck:
-    """Compares all that a dataset of ours says of itself, shard after shard."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.info = folder, read_dataset_info(folder)
-        self._maker = RowWriter()
-        self._num_frames = self._num_bytes = 0
-        self._is_complete = True  # all samples.jsonl could be read
-        self._has_tables = self.info.schema_version > 1
-        if self._has_tables:
-            self._tables = Tables.open(self.info, folder, lambda table: folder / table.file)
-            self._gops = read_table("gops", self.info, lambda table: folder / table.file)
-
-    def shards(self) -> Iterator[tuple[list[str], list[Video]]]:
-        """What is wrong with each shard, and the videos that it holds."""
-        for number, shard in enumerate(progress_bar(self.info.shards, unit="shard")):
-            yield self._check(number, shard)
-
-    def rest(self) -> Iterator[str]:
-        """What is wrong with the tables as a whole and with dataset.json, once all shards have been seen."""
-        if not self._has_tables:
-            return
-        said = json.loads((self.folder / DATASET_FILE).read_bytes())
-        if said.get("sha256") != hash_of_description(said):
-            yield f"{DATASET_FILE} has changed since it was made"
-        for table in self.info.tables.values():
-            path = self.folder / table.file
-            if not path.is_file() or hash_file(path) != table.sha256:
-                yield f"{table.file} has changed since it was made, or is missing"
-        if self._is_complete:
-            found = replace(
-                self._maker.describe(self.info),
-                num_samples=self._maker.num_samples,
-                num_frames=self._num_frames,
-                num_bytes=self._num_bytes,
-            )
-            for entry in fields(DatasetInfo):
-                if getattr(found, entry.name) != getattr(self.info, entry.name):
-                    yield f"{DATASET_FILE} is wrong about {entry.name}"
-
-    def _check(self, number: int, shard: ShardInfo) -> tuple[list[str], list[Video]]:
-        problems: list[str] = []
-        samples = None
-        try:
-            samples = list(read_samples(self.folder, shard))
-            made = self._maker.rows_of(samples)
-            self._num_frames += sum(sample.num_frames for sample in samples)
-            if self._has_tables:
-                problems += self._compare(number, shard, samples, made)
-        except (InputError, ValueError) as error:
-            problems.append(f"{shard.samples_name}: {error}")
-            self._skip(number)
-            samples = None
-        self._num_bytes += shard.num_bytes
-        found, videos = check_shard(self.folder, shard, samples, len(self.info.classes))
-        return [*problems, *found], videos
-
-    def _skip(self, number: int) -> None:
-        """Go on behind a shard whose samples cannot be read."""
-        self._is_complete = False
-        if self._has_tables and number + 1 < len(self.info.shards):
-            row = self._tables.rows[int(self._tables.first_of_shard[number + 1])]
-            self._maker.continue_at(number + 1, int(row["first_gop"]), int(row["name"]))
-
-    def _compare(self, number: int, shard: ShardInfo, samples: list[Sample], made: ShardRows) -> Iterator[str]:
-        """Where the tables of the dataset say something else than the shard's own."""
-        if hashed(self.folder, shard) != shard:
-            yield f"{shard.index_name} or {shard.samples_name} has changed since it was made"
-        first = int(self._tables.first_of_shard[number])
-        rows = self._tables.rows[first : first + shard.num_samples]
-        if len(rows) != len(samples):
-            yield f"{shard.name}: {len(rows)} rows in the table of samples, {len(samples)} in {shard.samples_name}"
-            return
-        for name in rows.dtype.names or ():
-            for place in np.flatnonzero(rows[name] != made.samples[name]).tolist():
-                yield f"{shard.name}: {samples[place].key}: {name} is another one in the table of samples"
-        for place, sample in enumerate(samples):
-            if self._tables.sample(first + place).problem:
-                yield f"{shard.name}: {sample.key}: {self._tables.sample(first + place).problem}"
-            elif (self._tables.sample(first + place).key, self._tables.sample(first + place).source) != (
-                sample.key,
-                sample.source,
-            ):
-                yield f"{shard.name}: {sample.key} has another name in the table of names"
-        start = self._maker.num_gops - len(made.gops)
-        if not np.array_equal(self._gops[start : self._maker.num_gops], made.gops):
-            yield f"{shard.name}: the GOP table has other rows than {shard.samples_name}"
+Found = tuple[list[str], list[StoredVideo]]  # problems, and the videos that a shard holds
 
 
-def check_shard(
-    folder: Path, shard: ShardInfo, samples: list[Sample] | None, num_classes: int
-) -> tuple[list[str], list[Video]]:
-    """What is wrong with a shard of ours, and the videos it holds; `samples` is None where they cannot be read."""
+def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
+    """Compare the tables and dataset.json with what the files beside the shards give."""
+    values = json.loads((folder / DATASET_FILE).read_bytes())
+    if values.get("sha256") != hash_description(values):
+        yield f"{DATASET_FILE} has changed since it was written"
+    for table in info.tables.values():
+        path = folder / table.file
+        if not path.is_file() or hash_file(path) != table.sha256:
+            yield f"{table.file} has changed since it was written, or is missing"
+    try:
+        samples = (sample for shard in info.shards for sample in read_samples(folder, shard))
+        expected = describe_samples(samples, list(info.shards), info.classes, info.encode, info.num_rejected)
+        with tempfile.TemporaryDirectory() as scratch:
+            expected = write_tables(folder, expected, Path(scratch))
+    except (InputError, ValueError, LookupError) as error:
+        yield f"the tables cannot be checked: {error}"
+        return
+    for shard, hashed in zip(info.shards, expected.shards, strict=True):
+        if hashed != shard:
+            yield f"{shard.index_name} or {shard.samples_name} has changed since it was written"
+    for entry in fields(DatasetInfo):
+        if entry.name not in ("shards", "content") and getattr(expected, entry.name) != getattr(info, entry.name):
+            yield f"{DATASET_FILE} does not match the files beside the shards: {entry.name}"
+
+
+def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
+    """Check a shard of ours against its samples.jsonl."""
     path = folder / shard.name
     if not path.is_file():
         return [f"{shard.name} is missing"], []
@@ -164,130 +99,116 @@ def check_shard(
         return [f"{shard.name} has {path.stat().st_size} bytes instead of {shard.num_bytes}"], []
     problems = []
     if hash_file(path) != shard.sha256:
-        problems.append(f"{shard.name}: its bytes have changed since it was made")
+        problems.append(f"{shard.name}: its bytes have changed since it was written")
     try:
         members = list_members(path)
+        samples = list(read_samples(folder, shard))
     except tarfile.TarError as error:
-        return [*problems, f"{shard.name} is not a whole tar file ({error})"], []
+        return [*problems, f"{shard.name} is not a complete tar file ({error})"], []
+    except InputError as error:
+        return [*problems, str(error)], []
     index = folder / shard.index_name
-    if not index.is_file() or index.read_bytes() != index_of(members).encode(errors="surrogateescape"):
-        problems.append(f"{shard.index_name} does not fit its tar")
-    if samples is None:
-        return problems, []
+    if not index.is_file() or index.read_bytes() != format_index(members).encode(errors="surrogateescape"):
+        problems.append(f"{shard.index_name} does not match its tar")
     if not len(samples) == shard.num_samples == len(members) / 2:
         problems.append(
-            f"{shard.name} holds {len(members)} files and {shard.samples_name} {len(samples)} samples, where"
-            f" {shard.num_samples} samples of two files each are promised"
+            f"{shard.name} holds {len(members)} files and {shard.samples_name} {len(samples)} samples, expected"
+            f" {shard.num_samples} samples of two files each"
         )
     with path.open("rb") as file:
         for sample in samples:
             wrong = check_sample(file, sample, members, num_classes)
             problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
-    return problems, [_video(path, sample) for sample in samples]
+    return problems, [
+        StoredVideo(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample) for sample in samples
+    ]
 
 
 def check_sample(file: BinaryIO, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
-    """What is wrong with a sample, as the end of a sentence that begins with its key."""
+    """Yield what is wrong with a sample, as the end of a sentence that starts with its key."""
     if sample.label is not None and not 0 <= sample.label < num_classes:
-        yield f": label {sample.label}, and there are {num_classes} classes"
+        yield f": label {sample.label}, but there are {num_classes} classes"
     if members.get(f"{sample.key}.{sample.container}") != (sample.offset, sample.size):
-        yield " is not where its shard's table says"
+        yield " is not where its shard's samples.jsonl says"
         return
     file.seek(sample.offset)
     video = file.read(sample.size)
     if hashlib.sha256(video).hexdigest() != sample.sha256:
         yield ": the video's bytes have changed"
     elif sample.gops and sample.gops != encode_gops(index_gops(video, sample.num_frames)):
-        yield ": its GOPs differ from what its shard's table says"
-    yield from _check_description(file, sample, members)
-
-
-def _check_description(file: BinaryIO, sample: Sample, members: Members) -> Iterator[str]:
-    """Compare a sample with its <key>.json in the tar."""
+        yield ": its GOPs are not those in samples.jsonl"
     offset, size = members.get(f"{sample.key}.json", (0, 0))
     file.seek(offset)
     try:
-        described = json.loads(file.read(size))
-        others = [name for name, value in asdict(sample).items() if described.get(name, value) != value]
-        missing = [entry.name for entry in fields(Sample)[:11] if entry.name not in described]
-    except (ValueError, AttributeError):
-        yield ": its description in the tar cannot be read"
-        return
-    for name in [*missing, *(name for name in others if name not in PLACE)]:
-        yield f": {name} is {described.get(name)!r} in the tar and {getattr(sample, name)!r} in its shard's table"
+        metadata = json.loads(file.read(size))
+        for name, value in asdict(sample).items():
+            if name not in PLACE and metadata[name] != value:
+                yield f": {name} is {metadata[name]!r} in the tar and {value!r} in samples.jsonl"
+    except (ValueError, TypeError, LookupError):
+        yield ": its metadata in the tar cannot be read"
 
 
-def _video(path: Path, sample: Sample) -> Video:
-    return Video(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample)
-
-
-def check_foreign(path: Path) -> tuple[list[str], list[Video]]:
-    """What is wrong with a tar that has no description, and the videos it holds."""
+def check_foreign_shard(path: Path) -> Found:
+    """Check a tar of a WebDataset that is not ours."""
     try:
         members = list_members(path)
     except tarfile.TarError as error:
-        return [f"{path.name} is not a whole tar file ({error})"], []
+        return [f"{path.name} is not a complete tar file ({error})"], []
     videos = [
-        Video(path, name, offset, size, None)
+        StoredVideo(path, name, offset, size, None)
         for name, (offset, size) in members.items()
         if name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS
     ]
     problems = [] if videos else [f"{path.name} holds no video"]
     index = path.with_suffix(".idx")
-    expected = index_of(members).encode(errors="surrogateescape")
+    expected = format_index(members).encode(errors="surrogateescape")
     if index.is_file() and index.read_bytes().split(b"\n")[1:] != expected.split(b"\n")[1:]:
-        problems.append(f"{index.name} does not fit its tar")
+        problems.append(f"{index.name} does not match its tar")
     return problems, videos
 
 
-def decode(video: Video) -> str | None:
-    """What is wrong with a video, or None."""
+def check_video(video: StoredVideo) -> str | None:
+    """Decode a video; return what is wrong with it, or None."""
     av.logging.set_level(None)
-    place = TarMember(str(video.shard), video.offset, video.size, video.member)
     try:
-        with local_copy(place, None) as path:
-            wrong = "; ".join(_differences(path, video.said))
+        with local_copy(TarMember(str(video.shard), video.offset, video.size, video.member)) as path:
+            is_array = path.suffix == f".{arrays.CONTAINER}"
+            wrong = "; ".join(_compare_array(path, video.sample) if is_array else _compare(path, video.sample))
             return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
-    except UnusableError as error:
+    except (UnusableError, VideoError) as error:
         return f"{video.shard.name}: {video.member}: {error}"
 
 
-def _differences(path: Path, said: Sample | None) -> Iterator[str]:
-    """Where a video is not what was said of it. Raises UnusableError if it does not decode."""
-    if path.suffix == f".{arrays.CONTAINER}":
-        yield from _differences_of_array(path, said)
-        return
+def _compare(path: Path, sample: Sample | None) -> Iterator[str]:
+    """Yield where a video is not what was said of it. Raise UnusableError if it does not decode."""
     with open_source(path) as (container, stream):
         first, count = check_frames(container, stream)
-        width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
-        sides, codec = (round(width), round(height)), stream.codec_context.codec.canonical_name
-    if said is None:
+        width, height = map(round, Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height))
+        codec = stream.codec_context.codec.canonical_name
+    if sample is None:
         return
-    if count != said.num_frames:
-        yield f"{count} frames decode instead of {said.num_frames}"
-    if sides != (said.width, said.height):
-        yield f"it is {sides[0]}x{sides[1]} pixels large instead of {said.width}x{said.height}"
-    if codec != said.codec:
-        yield f"it is {codec} instead of {said.codec}"
+    if count != sample.num_frames:
+        yield f"{count} frames decode instead of {sample.num_frames}"
+    if (width, height) != (sample.width, sample.height):
+        yield f"it has {width}x{height} pixels instead of {sample.width}x{sample.height}"
+    if codec != sample.codec:
+        yield f"it is {codec} instead of {sample.codec}"
     with open_source(path) as (container, stream):
-        rate = float(read_timing(container, stream).rate)
-    if count > 1 and abs(rate - said.fps) > RATE_TOLERANCE * said.fps:
-        yield f"it has {rate:.4g} frames a second instead of {said.fps:.4g}"
+        fps = float(read_timing(container, stream).rate)
+    if count > 1 and abs(fps - sample.fps) > FPS_TOLERANCE * sample.fps:
+        yield f"it has {fps:.4g} fps instead of {sample.fps:.4g}"
 
 
-def _differences_of_array(path: Path, said: Sample | None) -> Iterator[str]:
-    try:
-        frames = arrays.map_frames(path)
-    except VideoError as error:
-        raise UnusableError(str(error)) from error
-    shape = said and (said.num_frames, said.height, said.width, arrays.count_channels([said.codec]))
+def _compare_array(path: Path, sample: Sample | None) -> Iterator[str]:
+    frames = arrays.map_frames(path)
+    shape = sample and (sample.num_frames, sample.height, sample.width, arrays.count_channels([sample.codec]))
     if shape and frames.shape != shape:
         yield f"its shape is {frames.shape} instead of {shape}"
 
 
-def decoding_problems(videos: list[Video], num_workers: int) -> Iterator[str]:
-    """Decode all videos in parallel and yield what is wrong."""
-    results = run_in_processes(decode, videos, num_workers, timeout=900)
+def check_videos(videos: list[StoredVideo], num_workers: int) -> Iterator[str]:
+    """Decode all videos in parallel; yield what is wrong."""
+    results = ENGINES["processes"](check_video, videos, num_workers, timeout=900)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"
@@ -299,34 +220,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=count_cpus(), help="default: one a core")
+    parser.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
     parser.add_argument(
         "--rewrite-tables", action="store_true", help="first write the dataset's tables again from what the shards say"
     )
     parsed = parser.parse_args(arguments)
     if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
-        raise InputError("--workers: give a whole number of at least 1; --decode: of at least 0")
-    folder = parsed.folder
+        raise InputError("--workers must be at least 1, and --decode at least 0")
+    folder: Path = parsed.folder
     if parsed.rewrite_tables:
-        with locked_folder(folder):
-            publish(folder, read_dataset_info(folder))
+        with lock_folder(folder):
+            publish_tables(folder, read_dataset_info(folder))
     if is_described(folder):
-        dataset = DatasetCheck(folder)
-        found = list(dataset.shards())
-        problems = list(dataset.rest())
+        info = read_dataset_info(folder)
+        problems = list(check_tables(folder, info))
+        found = [check_shard(folder, shard, len(info.classes)) for shard in progress_bar(info.shards, unit="shard")]
     else:
         problems = [
-            f"{DATASET_FILE} is missing, and {table.name} was written with one: put it back, or make the shards again"
+            f"{DATASET_FILE} is missing, but {table.name} was written with one: restore it, or create the shards again"
             for table in sorted([*folder.glob("*.samples.jsonl"), *folder.glob("samples-*.npy")])[:1]
         ]
-        found = [check_foreign(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
+        found = [check_foreign_shard(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
     if not found:
-        raise InputError(f"{folder} holds no shards")
-    problems += [problem for wrong, _ in found for problem in wrong]
-    videos = [video for _, held in found for video in held]
+        raise InputError(f"no shards in {folder}")
+    problems += [problem for of_shard, _ in found for problem in of_shard]
+    videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
-    problems += decoding_problems(videos, parsed.workers)
+    problems += check_videos(videos, parsed.workers)
     for problem in problems:
         log(problem)
     log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")

@@ -1,8 +1,8 @@
-"""Where a dataset goes: it stays in the folder that it is made in, or is uploaded to a store shard by shard.
+"""Where a dataset goes: it stays in the folder that it is made in, or is uploaded to object storage shard by shard.
 
-A dataset in a store is made in a folder of this machine, by the same code. A shard's tar is removed there once it is in
-the store: those that are still there are to be uploaded yet, whatever became of the run that made them. `dataset.json`
-is uploaded last of all, and is what counts; where nothing is under way, the folder follows the store.
+A remote dataset is made in a local staging folder, by the same code. A shard's tar is removed there once it is
+uploaded: those that are still there remain to be uploaded, whatever became of the run that made them. `dataset.json` is
+uploaded last, and is what counts; while no run is under way, the staging folder follows the remote one.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from threading import BoundedSemaphore
 
 from common.atomic_io import hash_file
 from common.errors import InputError
-from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore
-from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, TableInfo, read_dataset_info
+from pipeline.reading.cache import user_cache_dir
+from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info
 
-WORK_FOLDER = ".work"
-UPLOADS, WAITING = 2, 4  # shards at a time, and with those that wait for their turn: so many lie on the disk
+PLAN_FILE = ".work/plan.jsonl"  # there while a run is under way
+UPLOADS, WAITING = 2, 4  # shards uploaded at a time; with those that wait for it, so many lie on the local disk
 DOWNLOADS = 16  # small files at a time
-TABLE = re.compile(r"(shards|samples|groups|names)-[0-9a-f]{16}\.(npy|jsonl)")
-GOES_ON = "the same command goes on from there"
+TABLE = re.compile(r"(shards|samples|gops|names)-[0-9a-f]{16}\.(npy|jsonl)")
+RESUMES = "run the same command again to resume"
 
 
 class LocalOutput:
@@ -37,33 +37,33 @@ class LocalOutput:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         pass
 
-    def place_of(self, name: str = "") -> str:
-        """Where a file of the dataset ends up, as people call it."""
+    def locate(self, name: str = "") -> str:
+        """Return where a file of the dataset ends up, for messages."""
         return str(self.folder / name)
 
-    def size_of(self, name: str) -> int | None:
-        """Bytes of a file that the dataset holds; None if it is not there."""
+    def file_size(self, name: str) -> int | None:
+        """Return the bytes of a file of the dataset; None if it is not there."""
         path = self.folder / name
         return path.stat().st_size if path.is_file() else None
 
-    def send(self, shard: ShardInfo) -> None:
-        """A shard is whole."""
+    def add_shard(self, shard: ShardInfo) -> None:
+        """Take over a finished shard."""
 
     def publish(self, info: DatasetInfo | None) -> None:
-        """All shards are whole, and `info` describes them; None if there are none, but `rejected.jsonl`."""
+        """Make the dataset visible: all its shards are finished. None: there is only `rejected.jsonl`."""
 
 
 class RemoteOutput(LocalOutput):
-    """A dataset in a store, and the folder of this machine in which it is made; removed at the end if it is ours."""
+    """A dataset in object storage, and the staging folder in which it is made; removed at the end if it is ours."""
 
     def __init__(self, url: str, staging: Path | None = None) -> None:
-        """Have here what is there, but for the tars. Raises InputError if that cannot be read, or not be written to."""
+        """Fetch all that is there but the tars. Raise InputError if that cannot be read, or written to."""
         self.url = url.rstrip("/")
         self._is_ours = staging is None
-        self._bucket = ObjectStore(self.url)
-        # Not in the cache of downloads, which makes room by removing tars.
-        within = user_cache_dir("adamae-shards", "--staging") if staging is None else staging
-        super().__init__(within / hashlib.sha256(self.url.encode()).hexdigest()[:16] / self.url.rsplit("/", 1)[1])
+        self._store = ObjectStore(self.url)
+        # Not in the cache of downloads, which removes tars to make room.
+        parent = staging or user_cache_dir("adamae-shards", "--staging")
+        super().__init__(parent / hashlib.sha256(self.url.encode()).hexdigest()[:16] / self.url.rsplit("/", 1)[1])
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,9 +71,10 @@ class RemoteOutput(LocalOutput):
         self._threads = ThreadPoolExecutor(UPLOADS, "upload")
         self._room = BoundedSemaphore(WAITING)
         self._uploads: list[Future[None]] = []
-        self._sizes = self._bucket.sizes()
-        self._refuse_read_only()
-        if not (self.folder / WORK_FOLDER / "plan.json").exists():  # else an interrupted run has it here
+        self._sizes = self._store.sizes()
+        self._store.write(".writable", b"yes")  # a refusal is better found now than after the first shard
+        self._store.remove(".writable")
+        if not (self.folder / PLAN_FILE).exists():  # else an interrupted run has it here
             self._fetch()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -83,15 +84,14 @@ class RemoteOutput(LocalOutput):
             if self._is_ours:
                 shutil.rmtree(self.folder.parent)
 
-    def place_of(self, name: str = "") -> str:
+    def locate(self, name: str = "") -> str:
         return f"{self.url}/{name}".rstrip("/")
 
-    def size_of(self, name: str) -> int | None:
+    def file_size(self, name: str) -> int | None:
         return self._sizes.get(name)
 
-    def send(self, shard: ShardInfo) -> None:
-        """Upload a shard beside what goes on; waits where the store is slower. Raises InputError if an earlier one
-        could not be uploaded."""
+    def add_shard(self, shard: ShardInfo) -> None:
+        """Upload a shard in the background; block while too many wait. Raise InputError if an earlier one failed."""
         self._room.acquire()
         for upload in [upload for upload in self._uploads if upload.done()]:
             self._uploads.remove(upload)
@@ -101,7 +101,7 @@ class RemoteOutput(LocalOutput):
         self._uploads.append(upload)
 
     def publish(self, info: DatasetInfo | None) -> None:
-        """Upload what is here yet, `dataset.json` last, and remove the tables that it no longer names."""
+        """Upload what is still here, `dataset.json` last, and remove the tables that it no longer names."""
         self._wait()
         if info is None:
             self._upload(REJECTED_FILE)
@@ -109,25 +109,21 @@ class RemoteOutput(LocalOutput):
         here = {path.name for path in self.folder.glob("*.tar")}  # of other parts, or of a run that was killed
         for shard in info.shards:
             if shard.name in here:
-                self.send(shard)
+                self.add_shard(shard)
         self._wait()
-        self._sizes = self._bucket.sizes()
+        self._sizes = self._store.sizes()
         for shard in info.shards:
-            if self.size_of(shard.name) != shard.num_bytes:
-                where = self.place_of(shard.name)
-                raise InputError(
-                    f"{where} is missing or not whole: put it back, or remove {self.folder} and start again"
-                )
+            if self.file_size(shard.name) != shard.num_bytes:
+                where = self.locate(shard.name)
+                raise InputError(f"{where} is missing or incomplete: restore it, or start again without {self.folder}")
         tables = [table.file for table in info.tables.values()]
-        for name in (*tables, REJECTED_FILE):
+        for name in (*tables, REJECTED_FILE, DATASET_FILE):
             self._upload(name)
-        self._upload(DATASET_FILE)
-        for name in [name for name in self._sizes if TABLE.fullmatch(name) and name not in tables]:
-            self._bucket.remove(name)
-            del self._sizes[name]
+        for name in self._sizes.keys() - tables:
+            if TABLE.fullmatch(name):
+                self._store.remove(name)
 
     def _wait(self) -> None:
-        """Until all that was sent is there. Raises InputError if something could not be uploaded."""
         while self._uploads:
             self._uploads.pop().result()
 
@@ -145,45 +141,32 @@ class RemoteOutput(LocalOutput):
         path = self.folder / name
         size = path.stat().st_size
         try:
-            self._bucket.replace(path, name)
-            there = self._bucket.size(name)
+            self._store.replace(path, name)
+            there = self._store.size(name)
         except InputError as error:
-            raise InputError(f"{error}; {GOES_ON}") from error
+            raise InputError(f"{error}; {RESUMES}") from error
         if there != size:
-            raise InputError(f"{self.place_of(name)} has {there} bytes, and {size} were uploaded; {GOES_ON}")
+            raise InputError(f"{self.locate(name)} has {there} bytes after uploading {size}; {RESUMES}")
         self._sizes[name] = size
 
-    def _refuse_read_only(self) -> None:
-        """Find out before the first video is read, not after the first shard is made."""
-        self._bucket.write(".writable", b"yes")
-        self._bucket.remove(".writable")
-
     def _fetch(self) -> None:
-        """What adding to a dataset needs of it."""
+        """Download what adding to a dataset needs."""
         for name in (REJECTED_FILE, DATASET_FILE):
             if name in self._sizes:
-                self._bucket.download(name, self.folder / name)
+                self._store.download(name, self.folder / name)
             else:
                 (self.folder / name).unlink(missing_ok=True)
         if DATASET_FILE in self._sizes:
-            info = read_dataset_info(self.folder, self._table)
+            info = read_dataset_info(self.folder, lambda table: self._fetch_file(table.file, table.sha256))
+            files = [(shard.index_name, shard.index_sha256) for shard in info.shards]
+            files += [(shard.samples_name, shard.samples_sha256) for shard in info.shards]
             with ThreadPoolExecutor(DOWNLOADS, "download") as threads:
-                for _ in threads.map(self._beside, info.shards):
-                    pass
+                list(threads.map(lambda file: self._fetch_file(*file), files))
 
-    def _table(self, table: TableInfo) -> Path:
-        return self._have(table.file, table.sha256)
-
-    def _beside(self, shard: ShardInfo) -> None:
-        """The files beside a tar."""
-        self._have(shard.index_name, shard.index_sha256)
-        self._have(shard.samples_name, shard.samples_sha256)
-
-    def _have(self, name: str, sha256: str) -> Path:
-        """`sha256` is empty where it is not known."""
+    def _fetch_file(self, name: str, sha256: str) -> Path:
         path = self.folder / name
-        if not (sha256 and path.is_file() and hash_file(path) == sha256):
-            self._bucket.download(name, path)
-            if sha256 and hash_file(path) != sha256:
-                raise InputError(f"{self.place_of(name)} is not the one that {DATASET_FILE} describes: put it back")
+        if not (path.is_file() and hash_file(path) == sha256):
+            self._store.download(name, path)
+            if hash_file(path) != sha256:
+                raise InputError(f"{self.locate(name)} is not the file that {DATASET_FILE} describes: restore it")
         return path

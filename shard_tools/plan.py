@@ -1,19 +1,25 @@
-"""The plan of a run, written before the first video is read and never changed: what goes into which shard."""
+"""Which video goes into which shard: decided and written down before the first one is read, and never changed.
 
+A pure function of the sorted sources and the settings, so that shards have the same bytes with any number of workers
+and after any interruption. A video that turns out to be unusable leaves a gap and moves no other one.
+"""
+
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
-from pathlib import Path
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import av
 import fsspec
-from av.container import InputContainer
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
@@ -21,96 +27,60 @@ from pipeline.decoding.containers import open_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
 from shard_tools.inputs import Item, TarMember, is_url
-from shard_tools.layout import EARLIER_KEY_DIGITS, KEY_DIGITS, make_key
+from shard_tools.settings import Settings
+from shard_tools.temp_table import TempTable, as_bytes, as_text
 from shard_tools.work import local_copy
 
+KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
 class Entry(NamedTuple):
-    """A video, or a piece of a long one: number `piece`. The last one planned stands for all that may follow."""
+    """A video, or piece number `piece` of a long one; the last planned piece stands for all that may follow."""
 
     source: str
     label: int | None
     piece: int
 
 
-class SavedShards(Mapping[str, list[Entry]]):
-    """The shards of a plan on the disk, of which memory holds names and places: a line is read when it is asked for."""
-
-    def __init__(self, path: Path, offsets: dict[str, int]):
-        self._path = path
-        self._offsets = offsets
-
-    def __getitem__(self, name: str) -> list[Entry]:
-        offset = self._offsets[name]
-        with self._path.open("rb") as file, _damaged(self._path):
-            file.seek(offset)
-            return _entries(file.readline())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._offsets  # the mixin would read the line
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._offsets)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """`shards` maps a shard's name to its entries in order.
+    """The plan of a run.
 
-    On disk it is a line of JSON with all but the shards, then a line a shard; earlier versions put all into one line.
-    Where a source may go into several shards, `places_of` holds all sources in memory.
+    On disk it is one JSON line per shard, [name, entries], then one with the other fields. Memory holds where the lines
+    start and, only if long videos are split, all sources.
     """
 
     settings: dict[str, Any]
     classes: list[str]
-    shards: Mapping[str, list[Entry]]
     rejected: dict[str, str]  # sources that are known to be unusable, with the reason
-    retries: bool = False  # whether it tries again what was rejected before
-    key_digits: int = EARLIER_KEY_DIGITS  # what earlier versions planned, and did not say, is ended as it was begun
-
-    def save(self, path: Path) -> None:
-        self.save_with(self.shards.items(), len(self.shards), path)
-
-    def save_with(self, shards: Iterable[tuple[str, list[Entry]]], num_shards: int, path: Path) -> None:
-        """Save it with these shards, which are written as they come, instead of its own."""
-        head = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "shards"}
-        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(head | {"num_shards": num_shards}) + "\n")
-            file.writelines(json.dumps(shard) + "\n" for shard in shards)
+    retries: bool  # whether it tries again what was rejected before
+    path: Path = field(compare=False)
+    offsets: dict[str, int] = field(compare=False)  # shard -> first byte of its line
 
     @classmethod
-    def load(cls, path: Path, part: tuple[int, int] = (0, 1)) -> "Plan":
-        """Raises InputError where it is no longer as save() wrote it.
+    def load(cls, path: Path) -> "Plan":
+        """Raise InputError if it is not as `save_plan` wrote it."""
+        offsets: dict[str, int] = {}
+        offset = 0
+        with _explain_damage(path), path.open("rb") as file:
+            for line in file:
+                if not line.startswith(b"["):
+                    return cls(**json.loads(line), path=path, offsets=offsets)
+                offsets[line[2 : line.index(b'"', 2)].decode()] = offset
+                offset += len(line)
+            raise ValueError("its last line is missing")
 
-        `part` (i, n): the lines of shards that other parts make by themselves are not looked into.
-        """
-        with _damaged(path), path.open("rb") as file:
-            head = json.loads(file.readline())
-            shards = head.pop("shards", None)
-            if shards is None:
-                parts = 1 if head["settings"].get("max_seconds") else part[1]
-                offsets: dict[str, int] = {}
-                end = file.tell()
-                for number, line in enumerate(file):
-                    offsets[line.split(b'"', 2)[1].decode()] = end
-                    end += len(line)
-                    if number % parts == part[0] % parts:
-                        _entries(line)
-                if len(offsets) != head.pop("num_shards"):
-                    raise ValueError(f"it has {len(offsets)} shards")
-                plan = cls(shards=SavedShards(path, offsets), **head)
-            else:
-                named = {name: [Entry(*entry) for entry in entries] for name, entries in shards.items()}
-                plan = cls(shards=named, **head)
-            if plan.key_digits not in (KEY_DIGITS, EARLIER_KEY_DIGITS):
-                raise ValueError(f"key_digits {plan.key_digits}")
-            return plan
+    def entries(self, shard: str) -> list[Entry]:
+        with _explain_damage(self.path), self.path.open("rb") as file:
+            file.seek(self.offsets[shard])
+            _, entries = json.loads(file.readline())
+            return [Entry(*entry) for entry in entries]
+
+    def sources(self, shard: str) -> list[str]:
+        """List the sources of which something goes into a shard, each once."""
+        return list(dict.fromkeys(entry.source for entry in self.entries(shard)))
 
     @property
     def splits(self) -> bool:
@@ -118,89 +88,123 @@ class Plan:
         return bool(self.settings.get("max_seconds"))
 
     @cached_property
-    def _places(self) -> dict[str, list[str]]:
-        numbered: dict[str, dict[int, str]] = {}
-        for name, entries in self.shards.items():
-            for entry in entries:
-                numbered.setdefault(entry.source, {})[entry.piece] = name
-        return {source: [names[piece] for piece in sorted(names)] for source, names in numbered.items()}
+    def _shards_of_pieces(self) -> dict[str, list[str]]:
+        found: dict[str, dict[int, str]] = {}
+        for shard in self.offsets:
+            for entry in self.entries(shard):
+                found.setdefault(entry.source, {})[entry.piece] = shard
+        return {source: [shards[piece] for piece in sorted(shards)] for source, shards in found.items()}
 
-    def places_of(self, source: str, shard: str) -> list[str]:
-        """The shards of a source's pieces, by number; `shard` is one of them."""
-        return self._places[source] if self.splits else [shard]
-
-    def key(self, source: str) -> str:
-        """The name of a source's samples inside the tars."""
-        return make_key(source, self.key_digits)
+    def shards_of(self, source: str, shard: str) -> list[str]:
+        """List the shards of a source's pieces in order; `shard` is one of them."""
+        return self._shards_of_pieces[source] if self.splits else [shard]
 
     @cached_property
-    def _order(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.shards)}
+    def _numbers(self) -> dict[str, int]:
+        return {shard: number for number, shard in enumerate(self.offsets)}
 
     def part_of(self, source: str, shard: str, num_parts: int) -> int:
-        """Which part of a job array works on a video, of which something goes into `shard`: that of its first piece."""
-        return self._order[self.places_of(source, shard)[0]] % num_parts
+        """Return the part of a job array that works on a source: the part of its first piece."""
+        return self._numbers[self.shards_of(source, shard)[0]] % num_parts
 
     def parts_of(self, shard: str, num_parts: int) -> set[int]:
-        """The parts that work on the videos of a shard."""
+        """Return the parts that work on the sources of a shard."""
         if not self.splits:
-            return {self._order[shard] % num_parts}
+            return {self._numbers[shard] % num_parts}
         return {self.part_of(source, shard, num_parts) for source in self.sources(shard)}
 
-    def sources(self, shard: str) -> list[str]:
-        """Those of which something goes into a shard, in order, each once."""
-        return list(dict.fromkeys(entry.source for entry in self.shards[shard]))
 
-    def entry_of(self, source: str, shard: str, piece: int) -> int:
-        """The number of the entry that a source's piece belongs to."""
-        return min(piece, len(self.places_of(source, shard)) - 1)
-
-    def shard_of(self, source: str, shard: str, piece: int) -> str:
-        return self.places_of(source, shard)[self.entry_of(source, shard, piece)]
+def save_plan(
+    path: Path,
+    settings: Settings,
+    classes: list[str],
+    rejected: dict[str, str],
+    retries: bool,
+    shards: Iterable[list[Entry]],
+    first_number: int,
+) -> None:
+    """Write a plan; `shards` are written as they come and named by number."""
+    rest = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+        for number, entries in enumerate(shards, first_number):
+            file.write(json.dumps([f"shard-{number:06d}.tar", entries]) + "\n")
+        file.write(json.dumps(rest) + "\n")
 
 
 @contextmanager
-def _damaged(path: Path) -> Iterator[None]:
+def _explain_damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}): put it back, or begin in another folder") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
 
 
-def _entries(line: bytes) -> list[Entry]:
-    """Of a shard in a saved plan."""
-    _, entries = json.loads(line)
-    return [Entry(*entry) for entry in entries]
+def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str]) -> Iterator[list[Entry]]:
+    """Shuffle items and cut them into shards of equal count, or of about equal bytes; no shard is empty."""
+    table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, label BLOB, size INTEGER, piece INTEGER)")
+    table.insert("items", (_shuffle_row(item, settings.seed) for item in items), 5)
+    count, num_bytes = table.fetch_one("SELECT count(*), coalesce(sum(size), 0) FROM items")
+    num_shards = min(settings.min_shards, count)
+    if settings.shard_mb:
+        num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
+    else:
+        num_shards = max(num_shards, -(-count // settings.samples_per_shard))
+    ids = {name: number for number, name in enumerate(classes)}
+
+    def numbered() -> Iterator[tuple[int, Entry]]:
+        bytes_before = 0
+        rows = table.run("SELECT source, label, size, piece FROM items ORDER BY shuffle_key")
+        for place, (source, label, size, piece) in enumerate(rows):
+            if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
+                number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
+            else:
+                number = ((place + 1) * num_shards - 1) // count
+            bytes_before += size
+            yield number, Entry(as_text(source), None if label is None else ids[as_text(label)], piece)
+
+    for _, group in groupby(numbered(), itemgetter(0)):
+        yield [entry for _, entry in group]
 
 
-def in_pieces(items: Iterable[Item], max_seconds: float | None) -> Iterator[Item]:
-    """Long videos as so many items as pieces will be made of them, by what their headers say of their length."""
+def _shuffle_row(item: Item, seed: int) -> tuple[Any, ...]:
+    name = f"{item.source}\0{item.piece}" if item.piece else item.source
+    return shuffle_key(name, seed), as_bytes(item.source), as_bytes(item.label), item.size, item.piece
+
+
+def shuffle_key(name: str, seed: int = 0) -> bytes:
+    """Return what shuffled values are sorted by."""
+    return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
+
+
+def make_key(source: str) -> str:
+    """Name a source's samples inside the tars: readable, without dots and slashes, another name for every source."""
+    digest = hashlib.sha256(source.encode(errors="surrogateescape")).hexdigest()[:KEY_DIGITS]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[: 70 - KEY_DIGITS]
+    return f"{readable}-{digest}" if readable else digest
+
+
+def split_long_videos(items: Iterable[Item], max_seconds: float | None) -> Iterator[Item]:
+    """Yield a long video once per piece that will be made of it, going by its header."""
     if max_seconds is None:
         yield from items
         return
     items = iter(items)
     with ThreadPoolExecutor(PROBING_THREADS) as threads:
         while some := list(islice(items, PROBED_AT_ONCE)):
-            counts = threads.map(lambda item: max(1, math.ceil(probe_duration(item.location) / max_seconds)), some)
-            for item, count in zip(some, counts, strict=True):
-                for piece in range(count):
-                    yield replace(item, piece=piece, size=item.size // count)
+            durations = threads.map(lambda item: probe_duration(item.location), some)
+            for item, duration in zip(some, durations, strict=True):
+                count = max(1, math.ceil(duration / max_seconds))
+                yield from (replace(item, piece=piece, size=item.size // count) for piece in range(count))
 
 
 def probe_duration(location: str | TarMember) -> float:
-    """How long a video says that it lasts; 0 where it does not say, or is no video."""
+    """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
     try:
-        with _header(location) as container:
+        with ExitStack() as stack:
+            if isinstance(location, str) and is_url(location):
+                container = stack.enter_context(open_video(stack.enter_context(fsspec.open(location))))
+            else:
+                container, _ = stack.enter_context(open_source(stack.enter_context(local_copy(location))))
             return (container.duration or 0) / av.time_base
     except (UnusableError, av.error.FFmpegError, OSError, ValueError):
         return 0.0
-
-
-@contextmanager
-def _header(location: str | TarMember) -> Iterator[InputContainer]:
-    if isinstance(location, str) and is_url(location):
-        with fsspec.open(location) as file, open_video(file) as container:
-            yield container
-    else:
-        with local_copy(location, None) as path, open_source(path) as (container, _):
-            yield container

@@ -1,39 +1,35 @@
-"""Draw labelled videos whose class is told by motion alone: no single frame of them says anything about it.
+"""Generate the synthetic motion dataset: labeled videos whose class shows in motion alone, never in a single frame.
 
     python shard_tools/synthetic_motion.py OUTPUT --num-videos 640 --seed 0
 
-writes OUTPUT/<class>/video_000000.mp4 and its video_000000.motion.json, as synthetic_videos.py does. An object has four
-coordinates of pose: place across, place down, angle and (logarithmic) size. Each of them is a circle: what leaves the
-picture on the right enters it on the left, what has grown to the full size goes on at the smallest. The class says
-which coordinate moves, and which way; some classes move one coordinate in the first half and another in the second. All
-start anywhere with equal probability, and so are anywhere with equal probability in every later frame: the distribution
-of a single frame is exactly the same in all classes. Look, speed, background, still objects and distractors (objects
-like the others that move at the same speeds along the same coordinates, but to and fro) are drawn without knowing the
-class.
+writes OUTPUT/<class>/video_000000.mp4 and its video_000000.motion.json, as synthetic_videos.py does. The pose of an
+object has four coordinates: x, y, angle and (logarithmic) size. Each of them is a circle: what leaves the picture on
+the right enters it on the left, what has grown to the full size continues at the smallest. The class says which
+coordinate moves, and in which direction; some classes move one coordinate in the first half and another in the second.
+All start anywhere with equal probability, and so are anywhere with equal probability in every later frame: the
+distribution of a single frame is exactly the same in all classes. Textures, speeds, background, still objects and
+distractors (objects that look the same and move at the same speeds along the same coordinates, but back and forth) do
+not depend on the class.
 """
 
-import argparse
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from PIL import Image
 
 from common.errors import InputError, run_command
 from common.logging import log
-from pipeline.shards.arrays import CONTAINER
-from shard_tools.encoding.codecs import CODECS
-from shard_tools.synthetic_videos import texture, video_name, write_video
+from common.progress import progress_bar
+from shard_tools.synthetic_videos import Boxes, Frame, make_parser, make_texture, require_at_least, write_labeled_video
 
 
 class Pose(NamedTuple):
-    """Coordinates in turns: 0 and 1 are the same place, angle and size."""
+    """Coordinates in turns: 0 and 1 are the same position, angle and size."""
 
     x: float
     y: float
@@ -57,11 +53,11 @@ CLASSES: dict[str, tuple[Float[np.ndarray, "4"], ...]] = {
 }
 SPEEDS = (0.5, 1.0)  # turns per second
 LOG_SIZES = math.log(2.0)  # largest : smallest
-TO_AND_FRO = 0.15  # seconds in which a distractor turns back; shorter than a clip, so that it gets nowhere
+SWING_S = 0.15  # seconds until a distractor turns back; shorter than a clip, so that it gets nowhere
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class MovingObject:
     """An object. `shape` and `picture` are squares of the same side, drawn at the largest size."""
 
     picture: Image.Image
@@ -69,8 +65,8 @@ class Thing:
     start: Float[np.ndarray, "4"]
     speed: float  # turns per second
 
-    def pasted(self, canvas: Image.Image, pose: Pose) -> list[tuple[int, int, int, int]]:
-        """Draw it onto `canvas`, around whose borders it wraps; its boxes x0, y0, x1, y1 in pixels of the canvas."""
+    def paste(self, canvas: Image.Image, pose: Pose) -> list[tuple[int, int, int, int]]:
+        """Draw it onto `canvas`, around whose borders it wraps; return its boxes in pixels of the canvas."""
         side = max(3, round(self.picture.width * math.exp(-LOG_SIZES * (1 - pose.size))))
         # PIL turns counterclockwise.
         picture = self.picture.rotate(-360 * pose.angle, Image.Resampling.BILINEAR).resize((side, side))
@@ -84,8 +80,8 @@ class Thing:
         return boxes
 
 
-def _thing(rng: np.random.Generator, side: int) -> Thing:
-    """A square, an ellipse or an L of random look, pose and speed; `side`: of the largest, in pixels."""
+def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
+    """Make a square, an ellipse or an L of random texture, pose and speed; `side`: of the largest, in pixels."""
     y, x = (np.mgrid[:side, :side] + 0.5) / side * 2 - 1
     flat = rng.uniform(0.5, 0.9)
     shapes = (
@@ -94,15 +90,17 @@ def _thing(rng: np.random.Generator, side: int) -> Thing:
         (abs(x) < 0.7) & (abs(y) < 0.7) & ((x < 0) | (y > 0)),
     )
     shape = Image.fromarray(np.uint8(255 * shapes[rng.integers(len(shapes))]))
-    return Thing(Image.fromarray(texture(rng, side, side, contrast=55)), shape, rng.random(4), rng.uniform(*SPEEDS))
+    return MovingObject(
+        Image.fromarray(make_texture(rng, side, side, contrast=55)), shape, rng.random(4), rng.uniform(*SPEEDS)
+    )
 
 
-def _moved(thing: Thing, travel: Float[np.ndarray, "4"]) -> Pose:
+def _move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
     return Pose(*((thing.start + thing.speed * travel) % 1).tolist())
 
 
 def _camera(rng: np.random.Generator, num_frames: int, shake: int) -> list[tuple[int, int]]:
-    """Offsets of the picture in the canvas, from 0 to 2·shake pixels: a smooth random path."""
+    """Make a smooth random path of offsets of the picture in the canvas, from 0 to 2·shake pixels."""
     knots = rng.uniform(0, 2 * shake, (2, num_frames // 4 + 2))
     at = np.arange(num_frames) / 4
     across, down = (np.interp(at, np.arange(knots.shape[1]), row).round().astype(int).tolist() for row in knots)
@@ -119,21 +117,21 @@ def draw_frames(
     distractors: int = 1,
     shake: int = 0,
     object_size: float = 0.7,
-) -> Iterator[tuple[UInt8[np.ndarray, "H W 3"], list[list[float]]]]:
-    """Yield frames, each with the boxes [x0, y0, x1, y1] in pixels of all that moves in the scene.
+) -> Iterator[tuple[Frame, Boxes]]:
+    """Yield frames, each with the boxes of all that moves in the scene.
 
-    size: (width, height). movers: how many objects move by the class. shake: the most that the camera leaves its
-    middle position, in pixels. object_size: side of the largest object as a share of the picture's.
+    size: (width, height). movers: objects that move by the class. shake: maximum displacement of the camera, in pixels.
+    object_size: side of the largest object as a fraction of the picture's.
     """
     width, height = size
     canvas_size = width + 2 * shake, height + 2 * shake
     side = round(object_size * min(size))
-    still = Image.fromarray(texture(rng, *canvas_size, contrast=28))
+    still = Image.fromarray(make_texture(rng, *canvas_size, contrast=28))
     for _ in range(rng.integers(1, 3)):
-        thing = _thing(rng, side)
-        thing.pasted(still, Pose(*thing.start))
-    things = [_thing(rng, side) for _ in range(movers)]
-    strays = [(_thing(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
+        thing = _make_object(rng, side)
+        thing.paste(still, Pose(*thing.start))
+    things = [_make_object(rng, side) for _ in range(movers)]
+    strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     camera = _camera(rng, num_frames, shake)
     parts = CLASSES[class_name]
     travel = np.zeros(4)
@@ -141,10 +139,10 @@ def draw_frames(
         frame = still.copy()
         boxes = []
         for thing, axis, phase in strays:
-            swing = abs((number / fps / (2 * TO_AND_FRO) + phase) % 1 * 2 - 1) * TO_AND_FRO
-            boxes += thing.pasted(frame, _moved(thing, swing * axis))
+            swing = abs((number / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S
+            boxes += thing.paste(frame, _move(thing, swing * axis))
         for thing in things:
-            boxes += thing.pasted(frame, _moved(thing, travel))
+            boxes += thing.paste(frame, _move(thing, travel))
         travel = travel + parts[number * len(parts) // num_frames] / fps
         corners = np.array(boxes, float) - (left, top, left, top)
         corners = np.clip(corners, 0, (width, height, width, height))
@@ -152,65 +150,26 @@ def draw_frames(
         yield np.asarray(frame)[top : top + height, left : left + width], seen
 
 
-def make_video(output: Path, index: int, arguments: argparse.Namespace) -> Path:
-    """Draw and write video `index` and its sidecar; the same arguments give the same files."""
-    name = arguments.classes[index % len(arguments.classes)]
-    folder = output / name
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / video_name(index, arguments.codec)
-    width, height = arguments.size
-    rng = np.random.default_rng([arguments.seed, index])
-    options = {name: getattr(arguments, name) for name in ("movers", "distractors", "shake", "object_size")}
-    drawn = list(draw_frames(rng, name, (width, height), arguments.num_frames, arguments.fps, **options))
-    write_video(path, (frame for frame, _ in drawn), arguments.fps, arguments.codec)
-    sidecar = {
-        "fps": arguments.fps,
-        "width": width,
-        "height": height,
-        "num_frames": arguments.num_frames,
-        "class": name,
-        "moving_boxes": [boxes for _, boxes in drawn],
-    }
-    path.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
-    return path
-
-
-def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    size = int(width), int(height or width)
-    if min(size) < 32 or size[0] % 2 or size[1] % 2:
-        raise argparse.ArgumentTypeError(f"{text} is not an even size of at least 32 pixels, like 64 or 320x240")
-    return size
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, help="folder to write to; another --seed gives videos for a test")
-    parser.add_argument("--num-videos", type=int, default=640)
-    parser.add_argument("--num-frames", type=int, default=32)
-    parser.add_argument("--size", type=_size, default=(64, 64), help="pixels: 64 or 320x240 (default 64)")
-    parser.add_argument("--fps", type=int, default=30)
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__, num_videos=640, num_frames=32, side=64)
     parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES), metavar="CLASS")
     parser.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
-    parser.add_argument("--distractors", type=int, default=1, help="objects that move to and fro (default 1)")
-    parser.add_argument("--shake", type=int, default=0, help="the most the camera leaves its place, in pixels")
-    parser.add_argument("--object-size", type=float, default=0.7, help="of the largest, of the picture's side (0.7)")
-    parser.add_argument("--codec", choices=[*CODECS, CONTAINER], default="h264")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parsed = parse_arguments(arguments)
-    if min(parsed.num_videos, parsed.num_frames, parsed.fps, parsed.movers) < 1:
-        raise InputError("--num-videos, --num-frames, --fps and --movers must be at least 1")
-    if min(parsed.distractors, parsed.shake, parsed.seed) < 0:
-        raise InputError("--distractors, --shake and --seed must be at least 0")
+    parser.add_argument("--distractors", type=int, default=1, help="objects that move back and forth (default 1)")
+    parser.add_argument("--shake", type=int, default=0, help="maximum displacement of the camera in pixels")
+    parser.add_argument("--object-size", type=float, default=0.7, help="largest object ÷ picture side (default 0.7)")
+    parsed = parser.parse_args(arguments)
+    require_at_least(parsed, 1, "num_videos", "num_frames", "fps", "movers")
+    require_at_least(parsed, 0, "distractors", "shake", "seed")
     if not 0 < parsed.object_size <= 1:
-        raise InputError(f"--object-size is {parsed.object_size}: give a share above 0, up to 1")
-    for index in range(parsed.num_videos):
-        make_video(parsed.output, index, parsed)
-    log(f"{parsed.num_videos} videos of {parsed.num_frames} frames in {len(parsed.classes)} classes: {parsed.output}")
+        raise InputError(f"--object-size must be above 0 and at most 1, not {parsed.object_size}")
+    for index in progress_bar(range(parsed.num_videos), unit="video"):
+        name = parsed.classes[index % len(parsed.classes)]
+        rng = np.random.default_rng([parsed.seed, index])
+        options = {option: getattr(parsed, option) for option in ("movers", "distractors", "shake", "object_size")}
+        frames = draw_frames(rng, name, parsed.size, parsed.num_frames, parsed.fps, **options)
+        write_labeled_video(parsed, index, name, frames)
+    classes = f"{len(parsed.classes)} classes"
+    log(f"wrote {parsed.num_videos} videos of {parsed.num_frames} frames in {classes} to {parsed.output}")
 
 
 if __name__ == "__main__":

@@ -1,69 +1,54 @@
-"""Tables of more rows than memory should hold: SQLite's, which puts on the disk what is more than its cache.
+"""Tables of more rows than memory should hold: SQLite's, which spills what exceeds its cache to disk.
 
-They lie among SQLite's temporary files ($SQLITE_TMPDIR or $TMPDIR) and are gone when the process is, however it ends.
+They lie among SQLite's temporary files ($SQLITE_TMPDIR or $TMPDIR) and vanish with the process, however it ends.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from common.errors import InputError
 
-CACHE_KIB = 64 * 1024  # of memory for each of them, and as much again while it sorts
+CACHE_KIB = 64 * 1024  # of memory per database, and as much again while it sorts
+BYTES_PER_VIDEO = 1000  # of disk, about
 
 
 class TempTable:
-    """A database that nobody else sees. Raises InputError where there is no room for it."""
+    """One private database with the tables of `schema`."""
 
-    schema: ClassVar[str]
-    content: ClassVar[str]  # what a message calls its rows
-    row_bytes: ClassVar[int]  # of disk, about
+    def __init__(self, schema: str) -> None:
+        self.database = sqlite3.connect("", isolation_level=None)
+        self.database.executescript(
+            f"PRAGMA cache_size = -{CACHE_KIB}; PRAGMA journal_mode = OFF; {schema}; BEGIN"  # nothing is rolled back
+        )
 
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._database.execute("PRAGMA journal_mode = OFF")  # nothing is ever taken back
-        self._database.executescript(self.schema)
-        self._database.execute("BEGIN")
+    def run(self, query: str, *values: Any) -> Iterable[Any]:
+        return self.database.execute(query, values)
 
-    def __enter__(self) -> Self:
-        return self
+    def fetch_one(self, query: str, *values: Any) -> Any:
+        return self.database.execute(query, values).fetchone()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._database.close()
-        self._refuse_full(error)
+    def insert(self, table: str, rows: Iterable[tuple[Any, ...]], num_columns: int) -> None:
+        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
 
-    @contextmanager
-    def room(self) -> Iterator[None]:
-        """Says what it needs where the disk is full, as leaving it does, and leaves it open."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            self._refuse_full(error)
 
-    def _refuse_full(self, error: object) -> None:
-        if isinstance(error, sqlite3.OperationalError):  # the disk's, as the database is nobody else's
-            raise InputError(
-                f"{self.content} cannot be sorted ({error}): make room among the temporary files, or set "
-                f"SQLITE_TMPDIR to a folder with {self.row_bytes} bytes a video"
-            ) from error
-
-    def _run(self, query: str, *values: Any) -> Iterable[Any]:
-        return self._database.execute(query, values)
-
-    def _one(self, query: str, *values: Any) -> Any:
-        return self._database.execute(query, values).fetchone()
-
-    def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], num_columns: int) -> None:
-        self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
-
-    def _teach(self, name: str, function: Callable[..., Any], num_arguments: int) -> None:
-        self._database.create_function(name, num_arguments, function, deterministic=True)
+@contextmanager
+def explain_full_disk() -> Iterator[None]:
+    """Turn SQLite's error on a full temporary disk into an InputError."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname not in ("SQLITE_FULL", "SQLITE_CANTOPEN") and "IOERR" not in error.sqlite_errorname:
+            raise
+        raise InputError(
+            f"the list of all videos does not fit on the disk for temporary files ({error}): free some space, or set"
+            f" SQLITE_TMPDIR to a folder with {BYTES_PER_VIDEO} bytes per video"
+        ) from error
 
 
 def as_bytes(text: str | None) -> bytes | None:
-    """Names that are not UTF-8 hold half surrogate pairs. Written like this, bytes sort as characters do."""
+    """Encode a name, which may hold half a surrogate pair; these bytes sort as the characters do."""
     return None if text is None else text.encode(errors="surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with one input video: fetch it, store it, leave the result in the staging folder.
+"""What a worker does with one input video: fetch it, encode it, leave the result in the staging folder.
 
 A staged result is a JSON file and the video files it names. It is complete when the JSON file is there and the hashes
 in it are right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
@@ -25,13 +25,13 @@ from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import TarMember, is_url
 from shard_tools.settings import Settings
 
-LEAST_FREE_BYTES = 1_000_000
-LONGEST_SUFFIX = 16  # characters, of a temporary copy
+MIN_FREE_BYTES = 1_000_000
+MAX_SUFFIX = 16  # characters, of a temporary copy
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One video to work on; `stem` is where its results go, without extension, and its name the samples' key."""
+    """One video to process; `stem` is where its results go, without extension, and its name the samples' key."""
 
     source: str
     location: str | TarMember
@@ -56,12 +56,12 @@ class Outcome:
         aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
-def load_outcome(stem: Path, needed: Callable[[int], bool] = lambda piece: True) -> Outcome | None:
-    """The staged result at `stem`, or None where it is missing, or one of the pieces that are needed is torn."""
+def load_outcome(stem: Path, is_needed: Callable[[int], bool]) -> Outcome | None:
+    """Load the staged result at `stem`; None if it is missing, or one of the pieces that are needed is torn."""
     try:
         value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
         samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
-        if any(needed(piece) and hash_file(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
+        if any(is_needed(piece) and hash_file(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -72,17 +72,11 @@ def process_job(job: Job) -> Outcome | OSError:
     """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
     av.logging.set_level(None)
     try:
-        outcome = Outcome(job.source, _samples(job))
-    except UnusableError as error:
-        outcome = Outcome(job.source, [], str(error))
-    except (av.error.FFmpegError, OSError, MemoryError, ValueError, KeyError) as error:
-        # What FFmpeg, the file system or a remote store reports about this one input; a full disk is not about it.
-        outcome = Outcome(job.source, [], _sentence(error))
-    except Exception as error:  # a fault of ours or of a library's: it costs this video, and says what to report
-        fault = f"{type(error).__name__}: {error}"
-        outcome = Outcome(job.source, [], f"a fault of make_shards, which you may want to report ({fault})")
+        outcome = Outcome(job.source, _make_samples(job))
+    except Exception as error:  # whatever it is costs this video, and says why
+        outcome = Outcome(job.source, [], _explain(error))
     try:
-        if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < LEAST_FREE_BYTES:
+        if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < MIN_FREE_BYTES:
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
         outcome.save(job.stem)
     except OSError as error:
@@ -90,26 +84,29 @@ def process_job(job: Job) -> Outcome | OSError:
     return outcome
 
 
-def _sentence(error: BaseException) -> str:
+def _explain(error: Exception) -> str:
+    if isinstance(error, UnusableError):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, PermissionError):
-        return "permission to read it is missing"
+        return "no permission to read it"
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"
-    return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
+    if isinstance(error, (av.error.FFmpegError, OSError, ValueError, KeyError)):  # of FFmpeg, the disk or the network
+        return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
+    return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _samples(job: Job) -> list[tuple[Sample, Path]]:
-    with local_copy(job.location, job.stem) as path:
+def _make_samples(job: Job) -> list[tuple[Sample, Path]]:
+    with local_copy(job.location, job.stem.parent) as path:
         source_hash = hash_file(path)
         # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
         stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
-        stored = store_video(path, stem, job.settings)
         samples = []
-        for number, video in enumerate(stored):
+        for number, video in enumerate(store_video(path, stem, job.settings)):
             kept = video.path
-            if kept == path and is_temporary(job.location):
+            if kept == path and _is_temporary(job.location):
                 kept = stem.with_name(f"{stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
             sample = Sample(
@@ -132,24 +129,20 @@ def _samples(job: Job) -> list[tuple[Sample, Path]]:
         return samples
 
 
-def is_temporary(location: str | TarMember) -> bool:
-    """Whether `fetched` makes a temporary copy of what lies at `location`."""
+def _is_temporary(location: str | TarMember) -> bool:
     return isinstance(location, TarMember) or is_url(location)
 
 
 @contextmanager
-def local_copy(location: str | TarMember, stem: Path | None) -> Iterator[Path]:
-    """A local file with the bytes at `location`: the file itself, or a copy that is removed again.
-
-    The copy lies beside `stem`, or among the system's temporary files.
-    """
-    if not isinstance(location, TarMember) and not is_url(location):
+def local_copy(location: str | TarMember, folder: Path | None = None) -> Iterator[Path]:
+    """Yield a local file with the bytes at `location`: the file itself, or a temporary copy in `folder`."""
+    if isinstance(location, str) and not is_url(location):
         yield Path(location)
         return
     name = location.name if isinstance(location, TarMember) else location
-    with tempfile.TemporaryDirectory(dir=stem and stem.parent) as folder:
-        # Its name matters to nobody, may be longer than a file's, and FFmpeg looks at the extension alone.
-        path = Path(folder, "video").with_suffix(PurePosixPath(name).suffix[:LONGEST_SUFFIX])
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        # The member's own name may be longer than a file's, and FFmpeg looks at the extension alone.
+        path = Path(scratch, "video").with_suffix(PurePosixPath(name).suffix[:MAX_SUFFIX])
         if isinstance(location, TarMember):
             with open(location.archive, "rb") as archive:
                 archive.seek(location.offset)

@@ -1,11 +1,10 @@
-"""Put staged samples into a shard: tar, DALI index and table of samples, each of which exists whole or not at all."""
+"""Put staged samples into a shard: tar, DALI index and samples.jsonl, each of which exists whole or not at all."""
 
 import hashlib
 import io
 import json
 import mmap
 import tarfile
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -20,14 +19,15 @@ from pipeline.shards.rows import encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
 PLACE = ("offset", "size", "gops")  # what of a Sample follows from the tar
+Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
 
 class ChangedError(Exception):
-    """A video is not what it was when it was looked at; the message is its source."""
+    """A video is not what it was when it was processed; the message is its source."""
 
 
 class HashingFile:
-    """A file that hashes and counts what is written to it."""
+    """Hashes and counts what is written to, or read from, a file."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -39,14 +39,6 @@ class HashingFile:
         self.num_bytes += len(data)
         return self.file.write(data)
 
-
-class HashingReader:
-    """Hashes what is read from a file."""
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        self.digest = hashlib.sha256()
-
     def read(self, size: int = -1) -> bytes:
         data = self.file.read(size)
         self.digest.update(data)
@@ -54,45 +46,34 @@ class HashingReader:
 
 
 def tar_metadata(sample: Sample) -> bytes:
-    """The <key>.json member: all of a sample but what follows from the tar."""
-    value = {name: content for name, content in asdict(sample).items() if name not in PLACE}
-    return json.dumps(value).encode()
+    """Return the <key>.json member: all of a sample but what follows from the tar."""
+    return json.dumps({name: value for name, value in asdict(sample).items() if name not in PLACE}).encode()
 
 
-def write_shard(folder: Path, name: str, samples: Iterable[tuple[Sample, Path]]) -> ShardInfo:
-    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raises ChangedError."""
-    samples = list(samples)
-    with atomic_write(folder / name) as aside:
-        with aside.open("wb") as file:
-            hashing = HashingFile(file)
-            # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
-            with tarfile.open(fileobj=hashing, mode="w|") as tar:  # type: ignore[call-overload]
-                for sample, path in samples:
-                    description = tar_metadata(sample)
-                    _add(tar, f"{sample.key}.json", io.BytesIO(description), len(description))
-                    _add_video(tar, sample, path)
-        members = list_members(aside)
-    placed = [
-        replace(
-            sample,
-            offset=members[f"{sample.key}.{sample.container}"][0],
-            size=path.stat().st_size,
-            gops=encode_gops(index_stored_gops(sample, path)),
-        )
-        for sample, path in samples
-    ]
+def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
+    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raise ChangedError."""
+    placed = []
+    members: Members = {}
+    with atomic_write(folder / name) as aside, aside.open("wb") as file:
+        hashing = HashingFile(file)
+        # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
+        with tarfile.open(fileobj=hashing, mode="w|") as tar:  # type: ignore[call-overload]
+            for sample, path in samples:
+                metadata = tar_metadata(sample)
+                _add(tar, members, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
+                offset, size = _add_video(tar, members, sample, path)
+                placed.append(replace(sample, offset=offset, size=size, gops=encode_gops(_index_stored_gops(sample, path))))
     info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
-    write_text(folder / info.index_name, index_of(members))
+    write_text(folder / info.index_name, format_index(members))
     with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
 
 
-def index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
-    """The rows of the GOP table of a video that we have encoded.
+def _index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
+    """Return the GOP table's rows of a video that we have encoded.
 
-    One that was copied may be cut into groups too, but whether these need each other only its encoder knows; frames of
-    an array never do.
+    A copied one may have groups too, but only its encoder knows whether they are closed; frames of an array always are.
     """
     if sample.sha256 == sample.source_sha256 and sample.container != CONTAINER:
         return np.empty(0, GOP)
@@ -104,43 +85,47 @@ def index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
         return index_gops(view, sample.num_frames)
 
 
-def _add_video(tar: tarfile.TarFile, sample: Sample, path: Path) -> None:
-    """Raises ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
+def _add_video(tar: tarfile.TarFile, members: Members, sample: Sample, path: Path) -> tuple[int, int]:
+    """Raise ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
     with path.open("rb") as video:
-        member = HashingReader(video)
+        hashing, size = HashingFile(video), path.stat().st_size
         try:
-            _add(tar, f"{sample.key}.{sample.container}", cast(BinaryIO, member), path.stat().st_size)
+            place = _add(tar, members, f"{sample.key}.{sample.container}", cast(BinaryIO, hashing), size)
         except OSError as error:
-            if error.errno is not None:  # the disk's fault; tarfile's own error, at a file that ends early, has none
+            if error.errno is not None:  # the disk's fault; tarfile's own error, for a file that ends early, has none
                 raise
             raise ChangedError(sample.source) from error
-    if member.digest.hexdigest() != sample.sha256:
+    if hashing.digest.hexdigest() != sample.sha256:
         raise ChangedError(sample.source)
+    return place
 
 
-def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
+def _add(tar: tarfile.TarFile, members: Members, name: str, content: BinaryIO, size: int) -> tuple[int, int]:
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o444
+    offset = tar.offset + tarfile.BLOCKSIZE  # names are short enough for a header of one block
     tar.addfile(member, content)
+    members[name] = offset, size
+    return members[name]
 
 
-def list_members(path: Path) -> dict[str, tuple[int, int]]:
-    """(offset, size) in bytes of every file in a tar, in order; raises tarfile.TarError if it is not whole."""
+def list_members(path: Path) -> Members:
+    """List the files in a tar; raise tarfile.TarError if it is not whole."""
     try:
         members = {}
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                if member.size < 0:  # tarfile would go round in circles
+                if member.size < 0:  # tarfile would loop forever
                     raise ValueError(f"{member.size} bytes")
                 if member.isfile():
                     members[member.name] = member.offset_data, member.size
         return members
     except (ValueError, OverflowError) as error:  # tarfile seeks wherever a header says
-        raise tarfile.ReadError(f"a header is of no file that could be: {error}") from error
+        raise tarfile.ReadError(f"a header describes an impossible file: {error}") from error
 
 
-def index_of(members: dict[str, tuple[int, int]]) -> str:
-    """What DALI's `wds2idx` writes for a tar with these members."""
+def format_index(members: Members) -> str:
+    """Return what DALI's `wds2idx` writes for a tar with these members."""
     lines: dict[str, list[str]] = {}
     for name, (offset, size) in members.items():
         start = name.find(".", name.rfind("/") + 1)

@@ -1,16 +1,17 @@
-"""One video of the input, and what is passed over on the way to it."""
+"""One video of the input, and what is skipped on the way to it."""
 
+import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from common.logging import printable
+from common.logging import log, printable
 
-NUM_EXAMPLES = 3  # names given of each kind of what is passed over
+NUM_EXAMPLES = 3  # names given of each kind of what is skipped
 NUM_EXTENSIONS = 10
 HIDDEN = "hidden"
-UNKNOWN = "of an extension that no video has"
+UNKNOWN = "without a video's extension"
 
 
 class TarMember(NamedTuple):
@@ -35,7 +36,7 @@ class Item:
 
 
 class Skipped:
-    """What is no video by its name and so is in no shard and no reject: counted by kind, with a few names."""
+    """Counts, by kind and with a few names, what has no video's name and so is in no shard and no reject."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -54,14 +55,18 @@ class Skipped:
         return self.counts.total()
 
     def lines(self) -> list[str]:
-        """A sentence for each kind."""
-        return [self._line(kind, count) for kind, count in self.counts.items()]
+        """Return a sentence for each kind."""
+        lines = []
+        for kind, count in self.counts.items():
+            names = [*map(printable, self.examples[kind]), *["…"] * (count > NUM_EXAMPLES)]
+            most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
+            by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
+            lines.append(f"skipped {count} {kind}{by_extension}: {', '.join(names)}")
+        return lines
 
-    def _line(self, kind: str, count: int) -> str:
-        names = [*map(printable, self.examples[kind]), *["…"] * (count > NUM_EXAMPLES)]
-        most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
-        by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
-        return f"skipped {count} {kind}{by_extension}: {', '.join(names)}"
+    def log(self) -> None:
+        for line in self.lines():
+            log(line, sys.stderr)
 
 
 def is_url(location: str) -> bool:

@@ -1,4 +1,4 @@
-"""All videos of an input, in a table on the disk: there may be more of them than memory should hold."""
+"""All videos of an input, in a table on disk: there may be more of them than memory should hold."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -11,157 +11,149 @@ from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.item import Item, Skipped, TarMember
 from shard_tools.temp_table import TempTable, as_bytes, as_text
 
-LARGEST = 2**63 - 1  # of SQLite's numbers; a tar's header may say more of what is no file
-COLUMNS = "source, location, label, size, problem"
+MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
+SELECT = "SELECT source, location, label, size, problem FROM items"
+SCHEMA = """
+    CREATE TABLE items (source BLOB, location BLOB, label BLOB, size INTEGER, problem BLOB, is_array INTEGER);
+    CREATE TABLE stored (source BLOB, label BLOB, size INTEGER);
+    CREATE TABLE rejects (source BLOB PRIMARY KEY) WITHOUT ROWID
+"""
+IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source)
+    AND source NOT IN (SELECT source FROM rejects)"""
 
 
-class Inputs(TempTable):
-    """Items by source, each once. What is asked for streams: nothing here grows with their number but the disk."""
-
-    schema = """
-        CREATE TABLE items (source BLOB, location BLOB, label BLOB, size INTEGER, problem BLOB, is_array INTEGER);
-        CREATE TABLE stored (source BLOB, label BLOB, size INTEGER);
-        CREATE TABLE rejects (source BLOB PRIMARY KEY) WITHOUT ROWID;
-        CREATE TABLE renamed (label BLOB PRIMARY KEY, name BLOB, problem BLOB) WITHOUT ROWID;
-    """
-    content = "the names of all videos"
-    row_bytes = 800
+class Inputs:
+    """Items by source, each once, in the order of their sources. All of them stream."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._teach("two_labels", _two_labels, 2)
+        self._table = TempTable(SCHEMA)
 
     def add(self, items: Iterable[Item]) -> None:
-        self._insert("items", map(_row, items), 6)
+        self._table.insert("items", map(_to_row, items), 6)
 
     @property
-    def only_arrays(self) -> bool:
-        return self._one("SELECT 1 FROM items WHERE NOT is_array LIMIT 1") is None
+    def has_only_arrays(self) -> bool:
+        return self._table.fetch_one("SELECT 1 FROM items WHERE NOT is_array LIMIT 1") is None
 
-    def pass_over_arrays(self, skipped: Skipped, kind: str) -> None:
-        for (source,) in self._run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
+    def skip_arrays(self, skipped: Skipped, kind: str) -> None:
+        for (source,) in self._table.run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
             skipped.add(kind, as_text(source))
-        self._run("DELETE FROM items WHERE is_array")
+        self._table.run("DELETE FROM items WHERE is_array")
 
     def deduplicate(self, unlabelled: bool) -> None:
-        """See to it that every source is there once, as it was added first, and that all have labels or none has."""
-        self._run("CREATE INDEX by_source ON items (source)")
-        self._run("""CREATE TABLE again AS
-            SELECT source, min(rowid) AS first FROM items GROUP BY source HAVING count(*) > 1""")
-        others = "FROM items AS other WHERE other.source = items.source AND other.label IS NOT items.label"
-        self._run(f"""UPDATE items
-            SET problem = two_labels(label, (SELECT label {others} ORDER BY other.rowid DESC LIMIT 1))
-            WHERE rowid IN (SELECT first FROM again) AND EXISTS (SELECT 1 {others})""")
-        self._run("""DELETE FROM items
-            WHERE source IN (SELECT source FROM again) AND rowid NOT IN (SELECT first FROM again)""")
+        """Keep every source once, as it was added first; require that all have labels, or none has."""
+        table = self._table
+        table.run("CREATE INDEX by_source ON items (source)")
+        conflicts = "GOP BY source HAVING count(DISTINCT coalesce(label, x'')) > 1"
+        for source, first in list(table.run(f"SELECT source, min(rowid) FROM items {conflicts}")):
+            rows = table.run("SELECT label FROM items WHERE source = ? ORDER BY rowid", source)
+            label, *others = [as_text(row[0]) for row in rows]
+            other = [other for other in others if other != label][-1]
+            reason = as_bytes(f"it is listed with two labels, {label!r} and {other!r}")
+            table.run("UPDATE items SET problem = ? WHERE rowid = ?", reason, first)
+        repeated = "FROM items GOP BY source HAVING count(*) > 1"
+        table.run(f"""DELETE FROM items
+            WHERE source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
         if unlabelled:
-            self._run("UPDATE items SET label = NULL")
-        elif self._one("SELECT 1 FROM items WHERE label IS NOT NULL LIMIT 1"):
-            problem = as_bytes("it has no label, others have one")
-            self._run("UPDATE items SET problem = ? WHERE label IS NULL AND problem IS NULL", problem)
+            table.run("UPDATE items SET label = NULL")
+        elif table.fetch_one("SELECT 1 FROM items WHERE label IS NOT NULL LIMIT 1"):
+            problem = "it has no label, others have one"
+            table.run("UPDATE items SET problem = ? WHERE label IS NULL AND problem IS NULL", as_bytes(problem))
 
     def __len__(self) -> int:
-        return int(self._one("SELECT count(*) FROM items")[0])
+        return int(self._table.fetch_one("SELECT count(*) FROM items")[0])
 
     def __iter__(self) -> Iterator[Item]:
-        return map(_item, self._run(f"SELECT {COLUMNS} FROM items ORDER BY source"))
+        return map(_to_item, self._table.run(f"{SELECT} ORDER BY source"))
 
     @property
     def num_usable(self) -> int:
-        return int(self._one("SELECT count(*) FROM items WHERE problem IS NULL")[0])
+        return int(self._table.fetch_one("SELECT count(*) FROM items WHERE problem IS NULL")[0])
 
     def by_size(self) -> Iterator[Item]:
-        """Those that have no problem, from the smallest to the largest."""
-        return map(_item, self._run(f"SELECT {COLUMNS} FROM items WHERE problem IS NULL ORDER BY size, source"))
+        """Yield the usable ones from the smallest to the largest."""
+        return map(_to_item, self._table.run(f"{SELECT} WHERE problem IS NULL ORDER BY size, source"))
 
     def location(self, source: str) -> str | TarMember | None:
-        row = self._one("SELECT location FROM items WHERE source = ?", as_bytes(source))
+        row = self._table.fetch_one("SELECT location FROM items WHERE source = ?", as_bytes(source))
         return None if row is None else pickle.loads(row[0])
 
     def labels(self) -> set[str]:
-        return {as_text(label) for (label,) in self._run("SELECT DISTINCT label FROM items WHERE label IS NOT NULL")}
+        rows = self._table.run("SELECT DISTINCT label FROM items WHERE label IS NOT NULL")
+        return {as_text(label) for (label,) in rows}
 
-    def name_labels(self, classes: list[str]) -> None:
-        """Under a label map, a label is a name of it, or a number of one; all others make a video unusable."""
-        rows = []
+    def apply_label_map(self, classes: list[str]) -> None:
+        """Turn labels that are numbers of the label map into names; any other unknown label is a problem."""
+        names = {name: name for name in classes}
         for label in self.labels() - set(classes):
-            known = is_id(label) and int(label) < len(classes)
-            name, problem = (
-                (classes[int(label)], None) if known else (None, f"its label {label!r} is not in the label map")
-            )
-            rows.append((as_bytes(label), as_bytes(name), as_bytes(problem)))
-        self._run("DELETE FROM renamed")
-        self._insert("renamed", rows, 3)
-        self._run("""
-            UPDATE items SET (label, problem) = (SELECT name, problem FROM renamed WHERE renamed.label = items.label)
-            WHERE problem IS NULL AND label IN (SELECT label FROM renamed)
-        """)
+            if is_id(label) and int(label) < len(classes):
+                names[label] = classes[int(label)]
+
+        def find_name(label: bytes) -> bytes | None:
+            return as_bytes(names.get(as_text(label)))
+
+        def find_problem(label: bytes) -> bytes | None:
+            text = as_text(label)
+            return None if text in names else as_bytes(f"its label {text!r} is not in the label map")
+
+        self._table.database.create_function("find_name", 1, find_name)
+        self._table.database.create_function("find_problem", 1, find_problem)
+        self._table.run("""UPDATE items SET label = find_name(label), problem = find_problem(label)
+            WHERE problem IS NULL AND label IS NOT NULL""")
 
     def compare(self, stored: Iterable[tuple[str, str | None, int]], rejects: Iterable[str]) -> None:
-        """What a dataset holds, as (source, label, bytes), and what it has rejected: these are not new."""
-        self._run("DELETE FROM stored")
-        self._run("DELETE FROM rejects")
-        self._insert("stored", ((as_bytes(name), as_bytes(label), size) for name, label, size in stored), 3)
-        self._insert("rejects", ((as_bytes(source),) for source in rejects), 1)
-        self._run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source)")
+        """Tell what a dataset holds, as (source, label, bytes), and what it has rejected: these are not new."""
+        self._table.run("DELETE FROM stored")
+        self._table.run("DELETE FROM rejects")
+        self._table.insert("stored", ((as_bytes(name), as_bytes(label), size) for name, label, size in stored), 3)
+        self._table.insert("rejects", ((as_bytes(source),) for source in rejects), 1)
+        self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source)")
 
-    def relabelled(self) -> tuple[int, str]:
-        """How many stored videos have another label now, and what is to say of the first."""
-        return self._changed(
-            "stored.label",
-            "items.label",
-            "stored.label IS NOT items.label",
-            "{!r} there and {!r} in the input",
-            as_text,
-        )
-
-    def resized(self) -> tuple[int, str]:
-        """How many stored videos have another size now, and what is to say of the first."""
-        differ = "items.size AND stored.size AND stored.size != items.size"
-        return self._changed("stored.size", "items.size", differ, "{} bytes then and {} now", int)
-
-    def _changed(self, then: str, now: str, differ: str, sentence: str, shown: Any) -> tuple[int, str]:
-        rows = self._run(f"""
-            SELECT items.source, {then}, {now} FROM items JOIN stored ON stored.source = items.source
-            WHERE items.problem IS NULL AND {differ} ORDER BY items.source, stored.rowid
-        """)
-        count, first = 0, ""
-        for source, samples in groupby(rows, itemgetter(0)):
-            *_, (_, there, here) = samples
-            count += 1
-            first = first or f"{as_text(source)}, {sentence.format(shown(there), shown(here))}"
-        return count, first
-
-    _NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source)
-        AND source NOT IN (SELECT source FROM rejects)"""
+    def find_change(self) -> str | None:
+        """Say how many stored videos differ from the input, and how the first does; None if none does."""
+        changes = {
+            "label": ("stored.label IS NOT items.label", "have another label now", "{!r} there and {!r} in the input"),
+            "size": (
+                "items.size AND stored.size AND stored.size != items.size",
+                "have changed since they were stored",
+                "{} bytes then and {} now",
+            ),
+        }
+        for column, (differs, what, how) in changes.items():
+            rows = self._table.run(f"""
+                SELECT items.source, stored.{column}, items.{column} FROM items
+                JOIN stored ON stored.source = items.source
+                WHERE items.problem IS NULL AND {differs} ORDER BY items.source, stored.rowid
+            """)
+            last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0))]
+            if last_samples:
+                source, *values = (as_text(it) if isinstance(it, bytes) else it for it in last_samples[0])
+                return f"{len(last_samples)} videos that {what} (the first: {source}, {how.format(*values)})"
+        return None
 
     def new(self) -> Iterator[Item]:
-        """What the dataset neither holds nor has rejected, and has no problem, in the order of the sources."""
-        return map(
-            _item, self._run(f"SELECT {COLUMNS} FROM items WHERE problem IS NULL AND {self._NEW} ORDER BY source")
-        )
+        """Yield the usable ones that the dataset neither holds nor has rejected."""
+        return map(_to_item, self._table.run(f"{SELECT} WHERE problem IS NULL AND {IS_NEW} ORDER BY source"))
 
     def new_problems(self) -> dict[str, str]:
-        """Sources that are new and cannot be used, with the reason."""
-        rows = self._run(f"SELECT source, problem FROM items WHERE problem IS NOT NULL AND {self._NEW} ORDER BY source")
+        """Return the new sources that cannot be used, with the reason."""
+        rows = self._table.run(
+            f"SELECT source, problem FROM items WHERE problem IS NOT NULL AND {IS_NEW} ORDER BY source"
+        )
         return {as_text(source): as_text(problem) for source, problem in rows}
 
 
-def _row(item: Item) -> tuple[Any, ...]:
+def _to_row(item: Item) -> tuple[Any, ...]:
     return (
         as_bytes(item.source),
         pickle.dumps(item.location),
         as_bytes(item.label),
-        min(item.size, LARGEST),
+        min(item.size, MAX_SIZE),
         as_bytes(item.problem),
         item.source.lower().endswith(f".{CONTAINER}"),
     )
 
 
-def _item(row: tuple[Any, ...]) -> Item:
+def _to_item(row: tuple[Any, ...]) -> Item:
     source, location, label, size, problem = row
     return Item(as_text(source), pickle.loads(location), as_text(label), size, as_text(problem))
-
-
-def _two_labels(first: bytes | None, other: bytes | None) -> bytes | None:
-    return as_bytes(f"it is listed with two labels, {as_text(first)!r} and {as_text(other)!r}")

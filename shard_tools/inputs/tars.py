@@ -7,20 +7,18 @@ member that cannot be read is an item with the reason.
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs.classes import MOST_DIGITS
-from shard_tools.inputs.folders import skipped_as
+from shard_tools.inputs.classes import MAX_DIGITS
+from shard_tools.inputs.folders import classify_name
 from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
-from shard_tools.inputs.lists import LABEL_COLUMNS, first_of
+from shard_tools.inputs.lists import LABEL_COLUMNS, find_first
 
 LABEL_EXTENSIONS = ("cls", "txt", "json")
-MOST_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
-BLOCK = 512  # bytes, of a tar
+MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -31,49 +29,28 @@ COMPRESSED = {
 }
 
 
-@dataclass
-class Labels:
-    """What stands beside the videos of one tar, by a member's name without its last extension."""
-
-    texts: dict[str, str | None] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-
-    def of(self, name: str) -> tuple[str | None, str | None]:
-        """(label, problem) of the video `name`: a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key."""
-        own, key = name.rpartition(".")[0], webdataset_key(name)
-        stem = own if own in self.texts or own in self.problems else key
-        text = self.texts.get(stem)
-        return text, self.problems.get(stem) if text is None else None
-
-
-def webdataset_key(name: str) -> str:
-    """LocalOutput and name up to the name's first dot."""
-    folder, slash, base = name.rpartition("/")
-    return folder + slash + base.partition(".")[0]
-
-
-def refuse_compressed(path: Path) -> None:
-    """Raises InputError if a file that should be a tar or a list is an archive of another kind."""
+def require_uncompressed(path: Path) -> None:
+    """Raise InputError if a file that should be a tar or a list is an archive of another kind."""
     with path.open("rb") as file:
         head = file.read(8)
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise InputError(f"{path} is compressed ({name}): unpack it, videos are read out of plain tars only")
+            raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars are read")
 
 
-def from_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> Iterator[Item]:
-    """The videos of all these tars of a folder. In shards of ours a label is the number of a class."""
+def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> Iterator[Item]:
+    """Yield the videos of the tars of a folder. In shards of ours a label is a class id."""
     ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if ours else []
     for tar in tars:
-        yield from _from_tar(tar, classes if tar in ours else None, skipped)
+        yield from _list_tar(tar, classes if tar in ours else None, skipped)
 
 
-def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[Item]:
-    labels = Labels()
+def _list_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> Iterator[Item]:
+    labels: dict[str, str | None] = {}  # by a member's name without its last extension
+    label_problems: dict[str, str] = {}
     videos: dict[str, list[tuple[TarMember, str | None]]] = {}
-    archive_path = str(path.absolute())
-    for archive, member in _members(path):
+    for archive, member in _read_members(path):
         if member.isdir():
             continue
         name = "/".join(part for part in member.name.split("/") if part != ".") if "./" in member.name else member.name
@@ -82,69 +59,77 @@ def _from_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> list[I
         if is_hidden(base):
             skipped.add(HIDDEN, f"{path.name}/{name}")
         elif "." in base and extension in LABEL_EXTENSIONS:
-            if problem := _why_not_label(member):
-                labels.problems[stem] = f"its label {base} {problem}"
+            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+            if content is None:
+                label_problems[stem] = f"its label {base} is a link or no file"
+            elif member.size > MAX_LABEL_BYTES:
+                label_problems[stem] = f"its label {base} is larger than {MAX_LABEL_BYTES >> 20} MiB"
             else:
-                content = archive.extractfile(member)
-                assert content is not None  # it is a file
-                labels.texts[stem] = _label_in(content.read(), extension) or labels.texts.get(stem)
-        elif kind := skipped_as(base):
+                labels[stem] = _parse_label(content.read(), extension) or labels.get(stem)
+        elif kind := classify_name(base):
             skipped.add(kind, f"{path.name}/{name}")
         else:
-            place = TarMember(archive_path, member.offset_data, member.size, name)
-            videos.setdefault(name, []).append((place, _why_not_file(member)))
-    return [_item(f"{path.name}/{name}", places, labels, classes) for name, places in videos.items()]
+            place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
+            videos.setdefault(name, []).append((place, _explain_unreadable(member)))
+    for name, places in videos.items():
+        place, problem = places[0]
+        # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
+        folder, slash, base = name.rpartition("/")
+        stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
+        stem = next((stem for stem in stems if stem in labels or stem in label_problems), stems[0])
+        label = labels.get(stem)
+        if label is None:
+            problem = problem or label_problems.get(stem)
+        elif classes is not None:
+            is_known = label.isdecimal() and len(label) <= MAX_DIGITS and int(label) < len(classes)
+            if not is_known:
+                problem = problem or f"its label {label!r} is none of the dataset's {len(classes)} classes"
+            label = classes[int(label)] if is_known else None
+        if len(places) > 1:
+            problem = problem or f"the tar holds it {len(places)} times"
+        yield Item(f"{path.name}/{name}", place, label, place.size, problem)
 
 
-def _members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """All members in order. Raises InputError where the tar is compressed, cut off, damaged, or goes on behind its end.
+def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield all members in order. Raise InputError where the tar is compressed, cut off, damaged or concatenated.
 
-    tarfile ends in silence at the first header that it cannot read, and goes round in circles at a negative size.
+    tarfile silently stops at the first header that it cannot read, and loops forever at a negative size.
     """
-    refuse_compressed(path)
+    require_uncompressed(path)
     num_bytes = path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                if member.size < 0 or member.offset_data + _stored_bytes(member) > num_bytes:
+                # Links and devices may name a size and have no bytes, a sparse file has fewer.
+                stored_bytes = member.size if member.isreg() and not member.issparse() else 0
+                if member.size < 0 or member.offset_data + stored_bytes > num_bytes:
                     raise tarfile.ReadError(f"{printable(member.name)} would have {member.size} bytes")
                 yield archive, member
             end = archive.offset
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
-        raise InputError(f"{path} is not a whole tar file ({error}): mend it, or move it away") from error
-    _refuse_more(path, end)
+        raise InputError(f"{path} is not a complete tar file ({error}): repair it, or move it away") from error
+    _require_end(path, end)
 
 
-def _stored_bytes(member: tarfile.TarInfo) -> int:
-    """Bytes of its data in the tar: links and devices may name a size and have none, a sparse file has fewer."""
-    return member.size if member.isreg() and not member.issparse() else 0
-
-
-def _refuse_more(path: Path, end: int) -> None:
-    """Raises InputError unless there are zeros, and nothing else, from the byte `end` on, where tarfile stopped."""
+def _require_end(path: Path, end: int) -> None:
+    """Raise InputError unless there are zeros, and nothing else, from the byte `end` on, where tarfile stopped."""
     with path.open("rb") as file:
         file.seek(end)
-        block = file.read(BLOCK)
+        block = file.read(tarfile.BLOCKSIZE)
         if not block:
-            whole = f"if it is whole, `truncate -s +{2 * BLOCK}` adds one"
-            raise InputError(f"{path} has no end mark, as if it were cut off between two members: {whole}")
+            fix = f"if it is complete, `truncate -s +{2 * tarfile.BLOCKSIZE}` adds one"
+            raise InputError(f"{path} has no end-of-archive marker, as if cut off between two members: {fix}")
         if block.strip(b"\0"):
-            raise InputError(f"{path} is not a whole tar file (no header at byte {end}): mend it, or move it away")
+            raise InputError(f"{path} is not a complete tar file (no header at byte {end}): repair it, or move it away")
         while block:
             block = file.read(2**20)
             if block.strip(b"\0"):
                 raise InputError(
-                    f"{path} goes on behind its end mark at byte {end}, as joined tars do: take them apart"
+                    f"{path} contains data after the end-of-archive marker at byte {end} (concatenated tars?): split it"
                 )
 
 
-def _why_not_label(member: tarfile.TarInfo) -> str | None:
-    if member.size > MOST_LABEL_BYTES:
-        return f"is larger than {MOST_LABEL_BYTES >> 20} MiB"
-    return None if member.isreg() and not member.issparse() else "is a link or no file"
-
-
-def _why_not_file(member: tarfile.TarInfo) -> str | None:
+def _explain_unreadable(member: tarfile.TarInfo) -> str | None:
     if member.issym() or member.islnk():
         return f"it is a link to {printable(member.linkname)}: put the file itself into the tar"
     if member.issparse():
@@ -152,20 +137,7 @@ def _why_not_file(member: tarfile.TarInfo) -> str | None:
     return None if member.isreg() else "it is a device or a pipe, not a video file"
 
 
-def _item(source: str, places: list[tuple[TarMember, str | None]], labels: Labels, classes: list[str] | None) -> Item:
-    """The video that lies there, or the problem with it; with `classes`, a label is the number of one of them."""
-    place, unreadable = places[0]
-    label, problem = labels.of(place.name)
-    if classes is not None and label is not None:
-        known = label.isdecimal() and len(label) <= MOST_DIGITS and int(label) < len(classes)
-        problem = None if known else f"its label {label!r} is none of the dataset's {len(classes)} classes"
-        label = classes[int(label)] if known else None
-    if len(places) > 1:
-        problem = f"the tar holds it {len(places)} times"
-    return Item(source, place, label, place.size, unreadable or problem)
-
-
-def _label_in(content: bytes, extension: str) -> str | None:
+def _parse_label(content: bytes, extension: str) -> str | None:
     text = content.decode("utf-8", "replace").strip()
     if extension != "json":
         return text or None
@@ -173,4 +145,4 @@ def _label_in(content: bytes, extension: str) -> str | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return first_of(value, LABEL_COLUMNS) if isinstance(value, dict) else None
+    return find_first(value, LABEL_COLUMNS) if isinstance(value, dict) else None

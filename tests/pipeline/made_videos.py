@@ -17,7 +17,7 @@ from shard_tools.encoding.codecs import CODECS, open_encoder
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
-from shard_tools.tables import publish
+from shard_tools.tables import publish_tables
 from shard_tools.write import write_shard
 
 VERSION_1 = ("num_samples", "num_frames", "num_bytes", "classes", "encode", "num_rejected", "report")
@@ -147,7 +147,7 @@ def write_shards(
         len(videos), sum(sample.num_frames for sample in samples), sum(shard.num_bytes for shard in shards),
         [f"class {i}" for i in range(classes)], {}, shards,
     )  # fmt: skip
-    publish(folder, info)
+    publish_tables(folder, info)
     return folder
 
 

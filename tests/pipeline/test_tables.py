@@ -214,7 +214,7 @@ def test_a_row_that_says_something_else_than_the_shard_is_passed_over(
     assert [n for n, sample in enumerate(found.samples) if sample.problem] == [number]
     assert found.samples[number].problem == f"its row is not what shard-{number // 4:06d}.samples.jsonl says"
     assert "note: 1 rows in " in (said := capsys.readouterr().err)
-    assert "have changed and are passed over: write it again with shard_tools/check_shards.py --rewrite-tables" in said
+    assert "have changed and are skipped: write it again with check_shards.py --rewrite-tables" in said
 
 
 def test_a_row_that_has_no_line_beside_its_shard_is_passed_over(copied: Path) -> None:
@@ -264,7 +264,7 @@ def test_names_are_opened_when_they_are_asked_for(copied: Path) -> None:
     path.unlink()
     dataset = ShardDataset.open(copied)
     assert dataset.samples[3].num_frames == 20
-    with pytest.raises(InputError, match="is missing or not whole"):
+    with pytest.raises(InputError, match="is missing or incomplete"):
         _ = dataset.samples[3].key
 
 

@@ -1,20 +1,21 @@
-"""Small synthetic videos, and a short way to make shards of them."""
+"""Small synthetic videos, and shards of them; videos are processed in this process unless a test wants workers."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shard_making import NUM_FRAMES, NUM_VIDEOS, make
+from shard_making import NUM_FRAMES, NUM_VIDEOS, make, run_here
 
 from shard_tools import synthetic_videos
+from shard_tools.workers import ENGINES
 
 
 @pytest.fixture(scope="session")
-def draw(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """draw("--codec", "vp9") draws one video and returns its path."""
+def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """generate("--codec", "vp9") makes one video and returns its path."""
 
     def one(*options: str) -> Path:
-        folder = tmp_path_factory.mktemp("drawn")
+        folder = tmp_path_factory.mktemp("generated")
         synthetic_videos.main([str(folder), "--num-videos", "1", "--size", "64", *options])
         return next(path for path in folder.glob("*/*") if path.suffix != ".json")
 
@@ -34,5 +35,19 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of `videos` with the default settings, three samples each."""
     folder = tmp_path_factory.mktemp("shards") / "dataset"
-    assert make(videos, folder, "--samples-per-shard", "3") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "processes", run_here)
+        assert make(videos, folder, "--samples-per-shard", "3") == 0
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spawning a worker takes longer than most tests."""
+    if "workers" not in request.fixturenames:
+        monkeypatch.setitem(ENGINES, "processes", run_here)
+
+
+@pytest.fixture
+def workers() -> None:
+    """For tests that want worker processes."""

@@ -14,7 +14,9 @@ from shard_tools import make_shards
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 
 
-def run_here(function: Callable[[Any], Any], jobs: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
+def run_here(
+    function: Callable[[Any], Any], jobs: Iterable[Any], *_: object, **__: object
+) -> Iterator[tuple[Any, Any]]:
     """Run all jobs in this process."""
     return ((job, function(job)) for job in jobs)
 

@@ -14,16 +14,19 @@ from PIL import Image
 from shard_making import all_samples, make
 
 from common.errors import InputError
+from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
-from shard_tools.build import read_rejects
-from shard_tools.synthetic_videos import main as draw_videos
+from shard_tools.build import Build, read_rejects
+from shard_tools.output import LocalOutput
+from shard_tools.settings import Settings
+from shard_tools.synthetic_videos import main as generate_videos
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An intact video, with its table of contents at the end as most tools write it."""
     folder = tmp_path_factory.mktemp("whole")
-    draw_videos([str(folder), "--num-videos", "1", "--size", "96", "--num-frames", "100"])
+    generate_videos([str(folder), "--num-videos", "1", "--size", "96", "--num-frames", "100"])
     return next(folder.rglob("*.mp4"))
 
 
@@ -152,7 +155,7 @@ def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) ->
     assert all(sample.key.isascii() and sample.key.replace("-", "").replace("_", "").isalnum() for sample in samples)
     assert {sample.container for sample in samples} == {"mp4"}
     assert read_rejects(tmp_path / "out") == {}
-    duplicates = make_shards.Build(tmp_path / "out", make_shards.Settings(encode="copy")).done.report["duplicates"]
+    duplicates = read_dataset_info(tmp_path / "out").report["duplicates"]
     assert [len(group) for group in duplicates] == [len(names)]
 
 
@@ -190,7 +193,7 @@ def test_a_file_without_permission_is_named(whole: Path, tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as patch:  # root may read everything
         patch.setattr(os, "access", lambda path, mode: "secret" not in str(path))
         make(tmp_path / "in", tmp_path / "out")
-    assert read_rejects(tmp_path / "out") == {"secret.mp4": "permission to read it is missing"}
+    assert read_rejects(tmp_path / "out") == {"secret.mp4": "no permission to read it"}
 
 
 BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
@@ -201,9 +204,9 @@ BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
     "output is a file": (["videos", "empty.csv"], "empty.csv is a file"),
     "output inside input": (["videos", "videos/shards"], "lies inside the input"),
     "output is the input": (["videos", "videos"], "lies inside the input"),
-    "nothing there": (["absent.csv", "out"], "not one of 2 videos can be used"),
-    "binary list": (["binary.csv", "out"], "not one of 1 videos can be used"),
-    "nothing usable": (["rubbish", "out"], "not one of 1 videos can be used"),
+    "nothing there": (["absent.csv", "out"], "none of 2 videos can be used"),
+    "binary list": (["binary.csv", "out"], "none of 1 videos can be used"),
+    "nothing usable": (["rubbish", "out"], "none of 1 videos can be used"),
     "stride": (["videos", "out", "--frame-stride", "0"], "--frame-stride 0 is too small"),
     "check": (["videos", "out", "--check", "full"], "--check is for --encode copy"),
     "fps": (["videos", "out", "--fps", "-1"], "--fps -1.0 is not a number above 0"),
@@ -211,8 +214,9 @@ BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
     "workers": (["videos", "out", "--workers", "0"], "--workers must be at least 1"),
     "copy cannot split": (["videos", "out", "--encode", "copy", "--max-seconds", "3"], "cannot go with --max-seconds"),
     "copy is no encode": (["videos", "out", "--encode", "copy", "--gop", "4"], "cannot go with --gop"),
-    "root of a folder": (["videos", "out", "--root", "videos"], "--root says where the paths of a list start"),
+    "root of a folder": (["videos", "out", "--root", "videos"], "--root is for the paths of a list"),
     "label map": (["videos", "out", "--label-map", "nowhere.txt"], "nowhere.txt is not a label map"),
+    "split twice": (["videos", "out", "--split", "a=x.csv", "--split", "a=y.csv"], "--split names must differ"),
     "url": (["nonsense://bucket/folder", "out"], "cannot be listed"),
 }
 
@@ -240,9 +244,8 @@ def test_bad_commands_end_in_one_sentence(whole: Path, tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["videos", "https://server/out"], "https://server/out can only be read"),
-        (["videos", "out", "--split", "a=x.csv", "--split", "a=y.csv"], "--split a is given twice"),
-        (["videos", "out", "--split", "a.csv"], "--split a.csv is not like"),
+        (["videos", "https://server/out"], "https://server/out is read-only"),
+        (["videos", "out", "--split", "a.csv"], "a.csv is not like train=train.csv"),
     ],
 )
 def test_what_the_command_line_cannot_mean_is_said(
@@ -255,8 +258,8 @@ def test_what_the_command_line_cannot_mean_is_said(
 
 
 def test_a_second_run_at_the_same_time_is_refused(whole: Path, tmp_path: Path) -> None:
-    build = make_shards.Build(tmp_path / "out", make_shards.Settings())
-    with build.locked(), pytest.raises(InputError, match="another run is making"):
+    build = Build(LocalOutput(tmp_path / "out"), Settings())
+    with build.lock(), pytest.raises(InputError, match="is locked by another run"):
         make(whole.parent, tmp_path / "out")
 
 

@@ -21,8 +21,8 @@ from shard_tools.synthetic_videos import read_frame_number
 
 
 @pytest.fixture(scope="module")
-def source(draw) -> Path:
-    return draw("--num-frames", "80", "--size", "128x96")
+def source(generate) -> Path:
+    return generate("--num-frames", "80", "--size", "128x96")
 
 
 def made(source: Path, folder: Path, **settings: object) -> StoredVideo:
@@ -62,8 +62,8 @@ def test_no_encoder_makes_the_process_a_real_time_one(source: Path, tmp_path: Pa
     assert os.SCHED_FIFO not in {os.sched_getscheduler(thread) for thread in threads}
 
 
-def test_h264_is_the_same_on_every_processor(draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [draw("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)]
+def test_h264_is_the_same_on_every_processor(generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [generate("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)]
     bytes_here = [made(source, tmp_path).path.read_bytes() for source in sources]
     usual = CODECS["h264"]
 
@@ -114,10 +114,10 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_does_not_grow_with_the_length_of_a_video(draw, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_length_of_a_video(generate, tmp_path: Path) -> None:
     peaks = []
     for num_frames in ("20", "120"):
-        path = draw("--size", "640x480", "--num-frames", num_frames)
+        path = generate("--size", "640x480", "--num-frames", num_frames)
         command = [sys.executable, "-c", PEAK_MEMORY, str(path), str(tmp_path / num_frames)]
         peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024)
     assert peaks[1] < peaks[0] + 20, f"frames of 0.44 MiB are kept: {peaks} MiB"

@@ -16,6 +16,7 @@ from shard_making import hashes, run_here
 from pipeline.shards.format import read_dataset_info
 from shard_tools.build import Build
 from shard_tools.inputs import read_inputs
+from shard_tools.output import LocalOutput
 from shard_tools.settings import Settings
 from shard_tools.work import process_job
 
@@ -26,8 +27,8 @@ IN_PIECES = Settings(samples_per_shard=3, frame_stride=3, max_seconds=0.3, prese
 
 def make(videos: Path, folder: Path, settings: Settings) -> None:
     items = read_inputs(str(videos), None, unlabelled=False)
-    build = Build(folder, settings)
-    with build.locked():
+    build = Build(LocalOutput(folder), settings)
+    with build.lock():
         while (plan := build.plan(items, [], retry_rejects=False)) is not None:
             build.run(plan, items, partial(run_here, process_job), lambda outcome: None)
             assert build.finish(plan) is None
@@ -95,6 +96,7 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # 30 s: two runs per change of the disk
 @pytest.mark.parametrize("settings", [COPIED, IN_PIECES], ids=["copied", "in pieces"])
 def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, settings: Settings) -> None:
     assert in_clean_process(killed_before_every_change, few, tmp_path, settings) >= 30

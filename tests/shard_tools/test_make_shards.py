@@ -23,9 +23,6 @@ from common.errors import InputError
 from pipeline.shards.format import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
-from shard_tools.estimate import NUM_TRIED, by_size
-from shard_tools.inputs import Item
-from shard_tools.report import LETTERS, caption
 from shard_tools.synthetic_videos import read_frame_number
 from shard_tools.write import PLACE
 
@@ -89,7 +86,9 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
             assert described == {k: v for k, v in asdict(sample).items() if k not in PLACE}
 
 
-def test_same_bytes_at_any_number_of_workers_and_in_parts(videos: Path, dataset: Path, tmp_path: Path) -> None:
+def test_same_bytes_at_any_number_of_workers_and_in_parts(
+    workers: None, videos: Path, dataset: Path, tmp_path: Path
+) -> None:
     make(videos, tmp_path / "three", "--samples-per-shard", "3", "--workers", "3")
     assert hashes(tmp_path / "three") == hashes(dataset)
     for part in ("2/2", "1/2"):
@@ -109,7 +108,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(videos: Path, dataset:
     command = [sys.executable, make_shards.__file__, str(videos), str(tmp_path / "out")]
     command += ["--samples-per-shard", "3", "--workers", "2", "--max-rejects", "1"]
     # Before the first result, in the middle of the first shard, and after it.
-    moments = [".work/plan.json", ".work/items/*/*.json", "shard-000000.tar"]
+    moments = [".work/plan.jsonl", ".work/items/*/*.json", "shard-000000.tar"]
     for moment in moments:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not any((tmp_path / "out").glob(moment)):
@@ -169,7 +168,7 @@ def test_a_second_run_with_other_labels_is_refused(videos: Path, tmp_path: Path)
     make(*arguments)
     before = hashes(tmp_path / "out")
     (tmp_path / "train.csv").write_text("right/video_000000.mp4,left\nleft/video_000001.mp4,left\n")
-    changed = r"1 videos of .* have another label now \(the first: right/video_000000\.mp4, 'right' there and 'left' in"
+    changed = r"1 videos that have another label now \(the first: right/video_000000\.mp4, 'right' there and 'left' in"
     with pytest.raises(InputError, match=changed):
         make(*arguments)
     with pytest.raises(InputError, match="have another label now"):
@@ -185,7 +184,7 @@ def test_a_video_that_has_changed_since_is_named(videos: Path, tmp_path: Path) -
     make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
     shutil.copy(second, tmp_path / "in" / "a.mp4")
     sizes = f"{first.stat().st_size} bytes then and {second.stat().st_size} now"
-    with pytest.raises(InputError, match=f"1 videos .* have changed since .*a.mp4, {sizes}"):
+    with pytest.raises(InputError, match=f"1 videos that have changed since .*a.mp4, {sizes}"):
         make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
 
 
@@ -193,10 +192,10 @@ def test_a_shard_that_is_gone_is_named(videos: Path, dataset: Path, tmp_path: Pa
     copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
     gone = sorted(copy.glob("*.tar"))[0]
     gone.write_bytes(gone.read_bytes()[:-512])
-    with pytest.raises(InputError, match=f"{gone.name} is missing or not whole"):
+    with pytest.raises(InputError, match=f"{gone.name} is missing or incomplete"):
         make(videos, copy, "--samples-per-shard", "3")
     gone.unlink()
-    with pytest.raises(InputError, match=f"{gone.name} is missing or not whole"):
+    with pytest.raises(InputError, match=f"{gone.name} is missing or incomplete"):
         make(videos, copy, "--samples-per-shard", "3")
 
 
@@ -316,44 +315,10 @@ def test_estimate_writes_nothing(videos: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     found = re.search(
-        r"9 of 9 videos tried, 0 unusable: expect about ([\d.]+) kB, (\d+) frames and [\d.]+ (s|min)", said
+        r"tried 9 of 9 videos, 0 unusable: expect about ([\d.]+) kB, (\d+) frames and [\d.]+ (s|min)", said
     )
     assert found, said
     make(videos, tmp_path / "out")
     info = read_dataset_info(tmp_path / "out")
     assert float(found[1]) * 1000 == pytest.approx(info.num_bytes, rel=0.1)
     assert int(found[2]) == pytest.approx(info.num_frames, rel=0.1)
-
-
-def test_an_estimate_tries_videos_of_all_sizes() -> None:
-    items = [Item(str(i), str(i), size=i) for i in range(1, 101)]
-    groups = list(by_size(items, len(items)))
-    assert len(groups) == NUM_TRIED
-    assert {group.num_videos for group in groups} == {8, 9}
-    assert sum(group.num_videos for group in groups) == 100
-    assert sum(group.num_bytes for group in groups) == sum(range(1, 101))
-    assert [group.middle.size for group in groups] == sorted(group.middle.size for group in groups)
-    assert groups[0].middle == items[4]
-    assert list(by_size([], 0)) == []
-
-
-def test_a_caption_keeps_the_beginning_of_a_name() -> None:
-    assert caption("short") == ("short", "")
-    assert "".join(caption("a" * 79)) == "a" * 79
-    lines = caption("folder/" + "x" * 100 + "/end.mp4")
-    assert [len(line) for line in lines] == [LETTERS, LETTERS]
-    assert lines[0].startswith("folder/")
-    assert lines[1].endswith("/end.mp4")
-
-
-def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path: Path) -> None:
-    shutil.copytree(dataset, tmp_path / "out")
-    make(videos, tmp_path / "out", "--samples-per-shard", "3", "--contact-sheet")
-    with av.open(str(tmp_path / "out" / "contact_sheet.png")) as container:
-        sheet = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    assert sheet.shape == (24 + 2 * 232, 5 * 250, 3)
-    assert sheet[:24].min() < 100  # how many of all these are
-    cells = sheet[24:].reshape(2, 232, 5, 250, 3).transpose(0, 2, 1, 3, 4).reshape(10, 232, 250, 3)
-    spread = cells[:, 5:69, 5:69].reshape(10, -1).std(axis=1)
-    assert (spread[:NUM_VIDEOS] > 10).all()
-    assert spread[NUM_VIDEOS] == 0

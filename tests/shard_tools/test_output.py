@@ -59,7 +59,6 @@ def store_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Leaky]:
     monkeypatch.setattr(Leaky, "cut", None)
     monkeypatch.setattr("shard_tools.output.user_cache_dir", lambda *_: tmp_path / "cache")
     monkeypatch.setattr(storage.time, "sleep", lambda _: None)
-    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     return Leaky
 
 
@@ -148,7 +147,7 @@ def test_killed_at_an_upload_the_same_command_goes_on(videos, expected, monkeypa
 @pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000000.idx", "dataset.json"])
 def test_what_the_store_refuses_is_said_and_made_good(videos, expected, name):
     Leaky.refused = name
-    with pytest.raises(InputError, match=rf"^{URL}/{name} cannot be written to: no permission; the same command goes"):
+    with pytest.raises(InputError, match=rf"^{URL}/{name} cannot be written to: no permission; run the same command"):
         make(videos, URL)
     assert "dataset.json" not in there()
     Leaky.refused = None
@@ -158,7 +157,7 @@ def test_what_the_store_refuses_is_said_and_made_good(videos, expected, name):
 
 def test_half_a_shard_is_found_and_made_good(videos, expected):
     Leaky.cut = "shard-000001.tar"
-    with pytest.raises(InputError, match=r"shard-000001.tar has \d+ bytes, and \d+ were uploaded"):
+    with pytest.raises(InputError, match=r"shard-000001.tar has \d+ bytes after uploading \d+"):
         make(videos, URL)
     Leaky.cut = None
     assert make(videos, URL) == 0
@@ -175,7 +174,7 @@ def test_a_store_that_takes_nothing_is_found_before_a_video_is_read(videos, monk
 def test_a_shard_that_is_gone_from_the_store_is_said(few, videos):
     assert make(few, URL) == 0
     del Leaky.store["/bucket/data/shard-000000.tar"]
-    with pytest.raises(InputError, match=rf"^{URL}/shard-000000.tar is missing or not whole"):
+    with pytest.raises(InputError, match=rf"^{URL}/shard-000000.tar is missing or incomplete"):
         make(videos, URL)
 
 
@@ -183,9 +182,9 @@ def test_a_shard_that_is_gone_from_the_store_is_said(few, videos):
     ("output", "options", "sentence"),
     [
         ("nosuch://bucket/x", [], "nosuch://bucket/x cannot be opened: Protocol not known"),
-        (URL, ["--contact-sheet"], "--contact-sheet looks into shards on this machine"),
-        (URL, ["--part", "1/2"], "need a --staging folder that all of them see"),
-        ("folder", ["--staging", "here"], "--staging is where shards are made that go to a URL"),
+        (URL, ["--contact-sheet"], "--contact-sheet needs local shards"),
+        (URL, ["--part", "1/2"], "need a shared --staging folder"),
+        ("folder", ["--staging", "here"], "--staging is for an OUTPUT that is a URL"),
     ],
 )
 def test_what_cannot_be_is_said(videos, output, options, sentence, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from shard_making import decode
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import draw_frame_number, read_frame_number, texture
+from shard_tools.synthetic_videos import draw_frame_number, make_texture, read_frame_number
 
 
 def numbered(number: int, width: int = 96, height: int = 64) -> np.ndarray:
@@ -240,7 +240,9 @@ def combing(frame: np.ndarray) -> float:
 def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     # Upright stripes: neighbouring rows differ only where they show different moments.
-    background = texture(rng, 400, 96, contrast=10) // 2 + rng.integers(0, 120, (1, 50, 1), np.uint8).repeat(8, axis=1)
+    background = make_texture(rng, 400, 96, contrast=10) // 2 + rng.integers(0, 120, (1, 50, 1), np.uint8).repeat(
+        8, axis=1
+    )
     moments = [background[:, 6 * field : 6 * field + 128] for field in range(40)]
     frames = []
     for number in range(20):

@@ -86,10 +86,10 @@ def test_poses_are_spread_alike_at_every_time_in_every_class():
     for name, parts in CLASSES.items():
         travel = sum(parts) * rng.random()
         things = [
-            synthetic_motion.Thing(None, None, rng.random(4), rng.uniform(*synthetic_motion.SPEEDS))
+            synthetic_motion.MovingObject(None, None, rng.random(4), rng.uniform(*synthetic_motion.SPEEDS))
             for _ in range(2000)
         ]
-        poses = np.array([synthetic_motion._moved(thing, travel) for thing in things])
+        poses = np.array([synthetic_motion._move(thing, travel) for thing in things])
         histograms = np.stack([np.histogram(column, 10, (0, 1))[0] for column in poses.T])
         chi_square = ((histograms - 200) ** 2 / 200).sum(1)
         assert chi_square.max() < 33.7, name  # p = 1e-4 at 9 degrees of freedom

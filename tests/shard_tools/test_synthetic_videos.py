@@ -13,8 +13,8 @@ from shard_tools.synthetic_videos import draw_frame_number, read_frame_number
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_frame_numbers_survive_every_codec_and_scaling(draw, codec: str) -> None:
-    frames = decode(draw("--codec", codec, "--num-frames", "12"))
+def test_frame_numbers_survive_every_codec_and_scaling(generate, codec: str) -> None:
+    frames = decode(generate("--codec", codec, "--num-frames", "12"))
     assert len(frames) == 12
     for number, frame in enumerate(frames):
         assert read_frame_number(frame) == number
@@ -36,8 +36,8 @@ def test_a_corner_without_a_number_is_not_read_as_one(grey: int) -> None:
         read_frame_number(np.full((64, 64, 3), grey, np.uint8))
 
 
-def test_boxes_hold_all_that_moves(draw) -> None:
-    path = draw("--seed", "3", "--size", "96", "--num-frames", "30")
+def test_boxes_hold_all_that_moves(generate) -> None:
+    path = generate("--seed", "3", "--size", "96", "--num-frames", "30")
     truth = json.loads(path.with_suffix(".motion.json").read_text())
     frames = np.stack(decode(path)).astype(int)
     assert (truth["width"], truth["height"], truth["num_frames"], truth["class"]) == (96, 96, 30, "right")

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shard_making import all_samples, make, run_here
+from shard_making import all_samples, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.inputs import Item, Skipped, read_inputs
 
@@ -74,7 +73,6 @@ def test_names_longer_than_a_files_and_with_any_byte(
         "日本.mp4",
         "line\nbreak\x1b.mp4",
     ]
-    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     tar = packed(tmp_path / "a::b.tar", [(name, content + bytes([number])) for number, name in enumerate(names)], form)
     assert make(tar, tmp_path / "out", "--encode", "copy") == 0
     assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {f"{tar.name}/{name}" for name in names}
@@ -113,7 +111,7 @@ def test_what_is_no_video_by_its_name_is_counted_and_named(tmp_path: Path) -> No
     assert list(items) == ["x.tar/a.mp4"]
     assert skipped.lines() == [
         "skipped 2 hidden: x.tar/.hidden.mp4, x.tar/__MACOSX/._a.mp4",
-        "skipped 3 of an extension that no video has (.jpg 2, none 1): x.tar/a.jpg, x.tar/b.jpg, x.tar/v1.0/readme",
+        "skipped 3 without a video's extension (.jpg 2, none 1): x.tar/a.jpg, x.tar/b.jpg, x.tar/v1.0/readme",
     ]
 
 
@@ -160,13 +158,13 @@ def endless_headers(path: Path) -> None:
     ("damage", "sentence"),
     [
         (compressed, r"x\.tar is compressed \(gzip\): unpack it"),
-        (cut_in_a_video, r"x\.tar is not a whole tar file"),
-        (cut_in_a_header, r"x\.tar is not a whole tar file \(no header at byte 1024\)"),
-        (cut_between_members, r"x\.tar has no end mark, as if it were cut off"),
-        (impossible_checksum, r"x\.tar is not a whole tar file \(no header at byte 1024\)"),
-        (negative_size, r"x\.tar is not a whole tar file \(b\.mp4 would have -1024 bytes\)"),
-        (joined, r"x\.tar goes on behind its end mark at byte 4608"),
-        (endless_headers, r"x\.tar is not a whole tar file"),
+        (cut_in_a_video, r"x\.tar is not a complete tar file"),
+        (cut_in_a_header, r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
+        (cut_between_members, r"x\.tar has no end-of-archive marker, as if cut off"),
+        (impossible_checksum, r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
+        (negative_size, r"x\.tar is not a complete tar file \(b\.mp4 would have -1024 bytes\)"),
+        (joined, r"x\.tar contains data after the end-of-archive marker at byte 4608"),
+        (endless_headers, r"x\.tar is not a complete tar file"),
     ],
 )
 def test_a_tar_that_cannot_be_read_to_its_end_is_refused(
@@ -207,7 +205,6 @@ def test_a_label_that_is_no_class_of_ours_costs_its_video(dataset: Path, tmp_pat
 def test_rejected_members_are_listed_and_the_rest_goes_on(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(make_shards.ENGINES, "processes", run_here)
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         add(tar, "./a.b.mp4", next(videos.rglob("*.mp4")).read_bytes())
         add(tar, "link.mp4", type=tarfile.SYMTYPE, linkname="a.b.mp4")
@@ -217,4 +214,4 @@ def test_rejected_members_are_listed_and_the_rest_goes_on(
     assert list(read_rejects(tmp_path / "out")) == ["x.tar/link.mp4"]
     said = capsys.readouterr()
     assert "1 rejected, 1 skipped" in said.out
-    assert "skipped 1 of an extension that no video has (.md 1): x.tar/readme.md" in said.err
+    assert "skipped 1 without a video's extension (.md 1): x.tar/readme.md" in said.err

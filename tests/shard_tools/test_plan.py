@@ -1,0 +1,221 @@
+"""Inputs and plans: what they give, damaged plans, and a disk for temporary files that is full."""
+
+import os
+import tracemalloc
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from shard_making import hashes, make
+
+from common.errors import InputError
+from shard_tools.build import read_rejects
+from shard_tools.inputs import Inputs, Item, Skipped, TarMember
+from shard_tools.inputs.table import MAX_SIZE
+from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, shuffle_key
+from shard_tools.settings import Settings
+from shard_tools.temp_table import TempTable
+
+NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
+LAST = "\U0001f3a6.mp4"
+
+
+def collect(items: list[Item], unlabelled: bool = False) -> Inputs:
+    inputs = Inputs()
+    inputs.add(items)
+    inputs.deduplicate(unlabelled)
+    return inputs
+
+
+def test_sources_come_complete_and_in_the_order_of_their_characters() -> None:
+    items = [Item(name, os.path.join("/in", name), "x", number) for number, name in enumerate(NAMES)]
+    inputs = collect([Item(LAST, member := TarMember("a.tar", 512, 2**70, "a"), "x", 2**70), *reversed(items)])
+    assert list(inputs) == [*sorted(items, key=lambda item: item.source), Item(LAST, member, "x", MAX_SIZE)]
+    assert len(inputs) == inputs.num_usable == len(items) + 1
+    assert [item.source for item in inputs.by_size()] == [*NAMES, LAST]
+    assert inputs.location(NAMES[4]) == f"/in/{NAMES[4]}"
+    assert inputs.location("none") is None
+
+
+def test_a_repeated_source_counts_once_and_must_have_one_label() -> None:
+    items = [Item("a", "1", "x"), Item("b", "b", "y"), Item("a", "2", "x"), Item("b", "b", "z"), Item("c", "c")]
+    a, b, c = collect(items)
+    assert a == Item("a", "1", "x")
+    assert b == Item("b", "b", "y", problem="it is listed with two labels, 'y' and 'z'")
+    assert c == Item("c", "c", problem="it has no label, others have one")
+    assert all(item.label is None for item in collect(items, unlabelled=True))
+    assert [item.problem for item in collect([Item("c", "c"), Item("d", "d")])] == [None, None]
+
+
+def test_arrays_beside_videos_are_skipped() -> None:
+    inputs, skipped = collect([Item("a.npy", "a"), Item("b.mp4", "b"), Item("c.NPY", "c")]), Skipped()
+    assert not inputs.has_only_arrays
+    inputs.skip_arrays(skipped, "arrays beside videos")
+    assert [item.source for item in inputs] == ["b.mp4"]
+    assert skipped.lines() == ["skipped 2 arrays beside videos: a.npy, c.NPY"]
+
+
+def test_what_a_dataset_holds_or_has_rejected_is_not_new() -> None:
+    items = [Item(name, name, "x", 10, "broken" if name in "de" else None) for name in "abcdef"]
+    inputs = collect(items)
+    inputs.compare([("a", "x", 10), ("d", "x", 10), ("gone", "x", 1)], ["b", "e"])
+    assert [item.source for item in inputs.new()] == ["c", "f"]
+    assert inputs.new_problems() == {}
+    assert inputs.find_change() is None
+    inputs.compare([("c", "x", 10), ("b", "x", 11), ("d", "z", 1)], ())
+    changed = "1 videos that have changed since they were stored (the first: b, 11 bytes then and 10 now)"
+    assert inputs.find_change() == changed
+    inputs.compare([("c", "z", 0), ("c", "x", 10), ("a", None, 10)], ())
+    changed = "2 videos that have another label now (the first: a, None there and 'x' in the input)"
+    assert inputs.find_change() == changed
+    assert inputs.new_problems() == {"d": "broken", "e": "broken"}
+
+
+def test_a_label_map_names_labels_and_rejects_others() -> None:
+    inputs = collect([Item("a", "", "cat"), Item("b", "", "1"), Item("c", "", "2"), Item("d", "", "cow")])
+    inputs.apply_label_map(["cat", "dog"])
+    a, b, c, d = inputs
+    assert (a.label, b.label) == ("cat", "dog")
+    assert c.problem == "its label '2' is not in the label map"
+    assert d.problem == "its label 'cow' is not in the label map"
+    assert inputs.labels() == {"cat", "dog"}
+
+
+def test_keys_differ_between_sources() -> None:
+    sources = ["a/clip.mp4", "b/clip.mp4", "a/clip.webm", "clip.mp4", "clip.final.mp4", "日本.mp4", "x" * 300 + ".mp4"]
+    keys = [make_key(source) for source in sources]
+    assert len(set(keys)) == len(keys)
+    assert all(key[-24:].isalnum() and len(key) <= 80 and "." not in key and "/" not in key for key in keys)
+
+
+def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
+    classes = sorted({item.label for item in items if item.label})
+    return list(assign_shards(items, Settings(**settings), classes))  # type: ignore[arg-type]
+
+
+def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
+    return [Item(f"{n:05d}.mp4", "", str(n // 100), sizes[n] if sizes else 1000) for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 5, 256, 257, 1000])
+def test_shards_have_equal_counts(count: int) -> None:
+    lengths = [len(entries) for entries in shard(numbered(count))]
+    assert sum(lengths) == count
+    assert len(lengths) == -(-count // 256)
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_there_are_as_many_shards_as_asked_for_and_videos_for() -> None:
+    assert len(shard(numbered(100), min_shards=16)) == 16
+    assert len(shard(numbered(3), min_shards=16)) == 3
+    assert shard([], min_shards=16) == []
+
+
+def test_shards_have_about_equal_bytes() -> None:
+    sizes = [1_000_000 + 50_000 * (n % 37) for n in range(400)]
+    shards = shard(numbered(400, sizes), shard_mb=50)
+    totals = [sum(sizes[int(entry.source[:5])] for entry in entries) for entries in shards]
+    assert len(shards) == round(sum(sizes) / 50e6)
+    assert max(totals) - min(totals) <= 2 * max(sizes)
+    with_giant = shard(numbered(5, [1, 1, 10**9, 1, 1]), shard_mb=100)
+    assert all(with_giant)
+    assert sum(map(len, with_giant)) == 5
+
+
+def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
+    items = [Item(name, name, None, 5, piece=piece) for name in NAMES for piece in range(3)]
+    found = [
+        f"{entry.source}\0{entry.piece}" if entry.piece else entry.source
+        for (entry,) in shard(items, seed=7, samples_per_shard=1)
+    ]
+    assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
+    items = numbered(1000)
+    first, again, other = shard(items), shard(items[::-1]), shard(items, seed=1)
+    assert first == again
+    assert first != other
+    assert sorted(chain(*first)) == sorted(chain(*other))
+    assert min(len({entry.label for entry in entries}) for entries in first) == 10
+
+
+def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> None:
+    peaks = []
+    for count in (1_000, 20_000):
+        tracemalloc.start()
+        inputs = Inputs()
+        inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
+        inputs.deduplicate(unlabelled=False)
+        inputs.compare((), ())
+        shards = assign_shards(inputs.new(), Settings(), [])
+        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, shards, 0)
+        assert len(Plan.load(tmp_path / "plan.jsonl").offsets) == -(-count // 256)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000, "bytes; a list of all items takes megabytes"
+
+
+SHARDS = [[Entry("x.mp4", 0, 0), Entry("y.mp4", None, 1)], [Entry("y.mp4", None, 0)], [Entry("z.mp4", None, 0)]]
+
+
+def save(path: Path, **settings: float) -> Plan:
+    save_plan(path, Settings(**settings), ["a"], {"w.mp4": "empty"}, False, SHARDS, 5)  # type: ignore[arg-type]
+    return Plan.load(path)
+
+
+def test_a_plan_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    plan = save(tmp_path / "plan.jsonl")
+    assert list(plan.offsets) == ["shard-000005.tar", "shard-000006.tar", "shard-000007.tar"]
+    assert [plan.entries(name) for name in plan.offsets] == SHARDS
+    assert (plan.classes, plan.rejected, plan.retries) == (["a"], {"w.mp4": "empty"}, False)
+    assert [plan.parts_of(name, 2) for name in plan.offsets] == [{0}, {1}, {0}]
+
+
+def test_the_pieces_of_a_video_belong_to_the_part_of_its_first_one(tmp_path: Path) -> None:
+    plan = save(tmp_path / "plan.jsonl", max_seconds=5.0)
+    assert plan.shards_of("y.mp4", "shard-000005.tar") == ["shard-000006.tar", "shard-000005.tar"]
+    assert [plan.parts_of(name, 2) for name in plan.offsets] == [{0, 1}, {1}, {0}]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"{", b'{"settings": {}, "new": 1}', b'["shard-000000.tar", []]\n', b"[]", b"\xff\xfe"]
+)
+def test_a_damaged_plan_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "plan.jsonl").write_bytes(text)
+    with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
+        Plan.load(tmp_path / "plan.jsonl")
+
+
+def test_a_damaged_shard_of_a_plan_is_named(tmp_path: Path) -> None:
+    plan = save(tmp_path / "plan.jsonl")
+    (tmp_path / "plan.jsonl").write_text(plan.path.read_text().replace('["x.mp4", 0, 0]', '["x.mp4", 0, 0'))
+    with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
+        plan.entries("shard-000005.tar")
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"source": "a.mp4"}', b"\xff"])
+def test_damaged_rejects_are_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "rejected.jsonl").write_bytes(b'{"source": "a.mp4", "reason": "empty"}\n' + line + b"\n")
+    with pytest.raises(InputError, match=r"rejected\.jsonl is damaged"):
+        read_rejects(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["items (source", "items (shuffle_key", "files (sha256"])
+def test_a_full_temporary_disk_is_explained_and_nothing_is_lost(
+    table: str, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = next(videos.glob("*/*.mp4"))
+    (folder := tmp_path / "in").mkdir()
+    for number in range(150):
+        (folder / f"{'long_name_' * 20}{number}.mp4").hardlink_to(source)
+    create = TempTable.__init__
+
+    def create_small(self: TempTable, schema: str) -> None:
+        create(self, f"PRAGMA max_page_count = 8; {schema}" if f"CREATE TABLE {table}" in schema else schema)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TempTable, "__init__", create_small)
+        with pytest.raises(InputError, match=r"\(database or disk is full\): free some space, or set SQLITE_TMPDIR"):
+            make(folder, tmp_path / "out", "--encode", "copy")
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    for name in ("out", "other"):
+        assert make(folder, tmp_path / name, "--encode", "copy") == 0
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "other")

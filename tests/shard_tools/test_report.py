@@ -1,0 +1,85 @@
+"""What dataset.json says of the samples, what that costs, and how samples look."""
+
+import hashlib
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+from shard_making import NUM_VIDEOS, make
+
+from pipeline.shards.format import Sample
+from shard_tools.report import LETTERS, describe_samples, wrap_caption
+
+HASHES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
+
+
+def sample(source: str, content: str, label: int | None = None, codec: str = "h264") -> Sample:
+    return Sample(
+        key=source, container="mp4", codec=codec, num_frames=30, fps=10.0, frame_stride=1, width=64, height=48,
+        label=label, source=source, sha256=content, size=7, source_sha256=content,
+    )  # fmt: skip
+
+
+SAMPLES = [
+    sample("b\n.mp4", HASHES[0], 1),
+    sample("b\udc80.mp4", HASHES[1], 0),  # not UTF-8
+    sample("a.mp4", HASHES[1], 1, "vp9"),
+    sample("\uffee.mp4", HASHES[1]),
+    sample("b\udc80.mp4", HASHES[1], 0),  # the second piece of a video
+    sample("b", HASHES[0]),
+    sample("b\udc80.mp4", HASHES[2], 0),  # a third, cut when the video had been changed
+]
+
+
+def test_the_summary_covers_all_samples() -> None:
+    lines = sorted({f"{sample.source_sha256}  {sample.source}\n" for sample in SAMPLES})
+    assert describe_samples(iter(SAMPLES), [], ["no", "yes"], {}, 0).report == {
+        "hours": round(21 / 3600, 6),
+        "num_sources": 5,
+        "video_bytes": 49,
+        "codecs": {"h264": 6, "vp9": 1},
+        "sizes": {"64x48": 7},
+        "class_histogram": {"no": 3, "yes": 2},
+        "unlabelled": 2,
+        "file_list_sha256": hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest(),
+        "duplicates": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
+    }
+
+
+def test_memory_does_not_grow_with_the_number_of_samples() -> None:
+    def many(count: int) -> Iterator[Sample]:
+        return (
+            sample(f"{number:09d}.mp4", hashlib.sha256(str(number).encode()).hexdigest()) for number in range(count)
+        )
+
+    peaks = []
+    for count in (500, 10_000):
+        tracemalloc.start()
+        assert describe_samples(many(count), [], [], {}, 0).report["num_sources"] == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000  # bytes; the samples alone are 10 MB
+
+
+def test_a_caption_keeps_the_beginning_of_a_name() -> None:
+    assert wrap_caption("short") == ("short", "")
+    assert "".join(wrap_caption("a" * 79)) == "a" * 79
+    lines = wrap_caption("folder/" + "x" * 100 + "/end.mp4")
+    assert [len(line) for line in lines] == [LETTERS, LETTERS]
+    assert lines[0].startswith("folder/")
+    assert lines[1].endswith("/end.mp4")
+
+
+def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "out")
+    make(videos, tmp_path / "out", "--samples-per-shard", "3", "--contact-sheet")
+    with av.open(str(tmp_path / "out" / "contact_sheet.png")) as container:
+        sheet = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    assert sheet.shape == (24 + 2 * 232, 5 * 250, 3)
+    assert sheet[:24].min() < 100, "no title"
+    cells = sheet[24:].reshape(2, 232, 5, 250, 3).transpose(0, 2, 1, 3, 4).reshape(10, 232, 250, 3)
+    spread = cells[:, 5:69, 5:69].reshape(10, -1).std(axis=1)
+    assert (spread[:NUM_VIDEOS] > 10).all()
+    assert spread[NUM_VIDEOS] == 0
