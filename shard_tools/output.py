@@ -14,8 +14,8 @@ from threading import BoundedSemaphore
 
 from common.atomic_io import hash_file
 from common.errors import InputError
-from pipeline.reading.storage import ObjectStore
 from pipeline.reading.cache import user_cache_dir
+from pipeline.reading.storage import ObjectStore
 from pipeline.shards.format import DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info
 
 PLAN_FILE = ".work/plan.jsonl"  # there while a run is under way

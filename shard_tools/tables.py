@@ -35,8 +35,7 @@ SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     """Write the tables, then `dataset.json`, then remove tables that it no longer names; return what it says."""
     new = write_tables(folder, info, folder)
-    values = new.to_json()
-    write_text(folder / DATASET_FILE, json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n")
+    write_description(folder, new)
     for name, suffix in SUFFIXES.items():
         for path in folder.glob(f"{name}-*.{suffix}"):
             if path.name != new.tables[name].file:
@@ -74,6 +73,12 @@ def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
         schema_version=SCHEMA_VERSION,
     )
     return replace(new, content=Tables.open(new, target, lambda table: target / table.file).content)
+
+
+def write_description(folder: Path, info: DatasetInfo) -> None:
+    """Write `dataset.json`, with the hash of what it says as the last entry."""
+    values = info.to_json()
+    write_text(folder / DATASET_FILE, json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n")
 
 
 def hash_description(values: dict[str, Any]) -> str:

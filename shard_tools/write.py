@@ -62,7 +62,9 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
                 metadata = tar_metadata(sample)
                 _add(tar, members, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                 offset, size = _add_video(tar, members, sample, path)
-                placed.append(replace(sample, offset=offset, size=size, gops=encode_gops(_index_stored_gops(sample, path))))
+                placed.append(
+                    replace(sample, offset=offset, size=size, gops=encode_gops(_index_stored_gops(sample, path)))
+                )
     info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
     write_text(folder / info.index_name, format_index(members))
     with atomic_write(folder / info.samples_name) as aside:

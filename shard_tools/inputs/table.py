@@ -44,14 +44,14 @@ class Inputs:
         """Keep every source once, as it was added first; require that all have labels, or none has."""
         table = self._table
         table.run("CREATE INDEX by_source ON items (source)")
-        conflicts = "GOP BY source HAVING count(DISTINCT coalesce(label, x'')) > 1"
+        conflicts = "GROUP BY source HAVING count(DISTINCT coalesce(label, x'')) > 1"
         for source, first in list(table.run(f"SELECT source, min(rowid) FROM items {conflicts}")):
             rows = table.run("SELECT label FROM items WHERE source = ? ORDER BY rowid", source)
             label, *others = [as_text(row[0]) for row in rows]
             other = [other for other in others if other != label][-1]
             reason = as_bytes(f"it is listed with two labels, {label!r} and {other!r}")
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", reason, first)
-        repeated = "FROM items GOP BY source HAVING count(*) > 1"
+        repeated = "FROM items GROUP BY source HAVING count(*) > 1"
         table.run(f"""DELETE FROM items
             WHERE source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
         if unlabelled:

@@ -234,7 +234,7 @@ def test_what_decodes_is_compared(copied: Path, name: str, value: object, says: 
 
 def test_damaged_tables_can_be_rewritten(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = hashes(copied)
-    for name in ("samples", "groups", "names"):
+    for name in ("samples", "gops", "names"):
         remove(f"{name}-*")(copied)
     assert check(copied, capsys, "--decode", "0", "--rewrite-tables")[0] == 0
     assert hashes(copied) == before

@@ -10,8 +10,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from shard_making import hashes, run_here
 
 from common.errors import InputError
+from pipeline.config import DataConfig
 from pipeline.reading import storage
-from pipeline.reading.cache import ShardCache
 from pipeline.shards.dataset import ShardDataset
 from shard_tools import make_shards
 
@@ -98,7 +98,8 @@ def test_a_dataset_in_a_store_is_one_of_a_folder(videos, expected, tmp_path, cap
     assert Leaky.order[-1] == "dataset.json"
     assert URL in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*data*"))  # nothing of it stays on this machine
-    assert len(ShardDataset.open(URL, cache=ShardCache(tmp_path / "read")).samples) == 9
+    config = DataConfig(shards=URL, cache_dir=str(tmp_path / "read"))
+    assert len(ShardDataset.open(config).samples) == 9
     assert make(videos, URL) == 0  # there is nothing to add
     assert there() == expected
 
