@@ -28,8 +28,8 @@ import visualize  # noqa: F401
 from shard_tools.workers import ENGINES
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60  # of processor time, imports done
-MEMORY = 2**31  # bytes beyond what the imports take
+SECONDS = 10  # of processor time, imports done
+MEMORY = 2**30  # bytes beyond what the imports take
 DISK_ERROR = 74
 MAKE = ["shard_tools/make_shards.py", "--workers=1", "--max-rejects=1", "--samples-per-shard=3"]
 STRIDE = ["--frame-stride=2"]
