@@ -183,7 +183,7 @@ def _compare(path: Path, sample: Sample | None) -> Iterator[str]:
     """Yield where a video is not what was said of it. Raise UnusableError if it does not decode."""
     with open_source(path) as (container, stream):
         first, count = check_frames(container, stream)
-        width, height = map(round, Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height))
+        width, height = map(round, Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height))
         codec = stream.codec_context.codec.canonical_name
     if sample is None:
         return

@@ -1,4 +1,4 @@
-"""What can be chosen about shards, and the ready-made choices behind `--for`."""
+"""What can be chosen about shards, and the presets behind `--for`."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +10,8 @@ COPY = "copy"
 CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "max_seconds")  # nothing to copied bytes
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "max_seconds")  # no effect on copied bytes
+MINIMA = {"frame_stride": 1, "gop": 1, "samples_per_shard": 1, "min_shards": 1, "short_side": 16, "seed": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,44 +21,33 @@ class Settings:
     encode: str = "h264"  # a codec of CODECS, or copy: keep the bytes as they are
     frame_stride: int = 4  # store every n-th source frame
     fps: float | None = None  # instead of frame_stride: per video, the stride that comes nearest to this rate
-    short_side: int | None = 256  # pixels, at most, of the shorter side as stored; None: as it comes
+    short_side: int | None = 256  # maximum in pixels; None: as it comes
     gop: int = 8  # frames from one key frame to the next
-    quality: int | None = None  # crf or quantiser, lower is better; None: the codec's default
+    quality: int | None = None  # CRF or quantizer, lower is better; None: the codec's default
     preset: str = "veryfast"  # x264's and x265's effort
     max_seconds: float | None = None  # longer videos are split into samples of this length
-    check: str | None = None  # of a copied video decode all, or (None too) the first quarter of every group
+    check: str | None = None  # of a copied video decode all, or (None too) the first quarter of every GOP
     seed: int = 0  # of the shuffle
-    samples_per_shard: int = 256
+    samples_per_shard: int = 256  # maximum
     shard_mb: float | None = None  # instead of samples_per_shard: megabytes of source video in a shard
-    min_shards: int = 1  # at least this many, as far as there are videos
+    min_shards: int = 1  # as far as there are videos
 
     def __post_init__(self) -> None:
-        if self.encode != COPY and self.encode not in CODECS:
-            raise InputError(f"--encode {self.encode} is not one of {', '.join([*CODECS, COPY])}")
-        whole = {"frame_stride": 1, "gop": 1, "samples_per_shard": 1, "min_shards": 1, "short_side": 16, "seed": 0}
-        for name, least in whole.items():
+        for name, minimum in MINIMA.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} {value} is too small: {least} is the least")
+            if value is not None and value < minimum:
+                raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}, not {value}")
         for name in ("fps", "max_seconds", "shard_mb"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"--{name.replace('_', '-')} {value} is not a number above 0")
-        if self.preset not in PRESETS:
-            raise InputError(f"--preset {self.preset} is not one of {', '.join(PRESETS)}")
+                raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
         if self.quality is not None and not 0 <= self.quality <= 63:
-            raise InputError(f"--quality {self.quality} is not between 0 (best) and 63")
-        if self.check is not None and self.check not in CHECKS:
-            raise InputError(f"--check {self.check} is not one of {', '.join(CHECKS)}")
+            raise InputError(f"--quality must be between 0 (best) and 63, not {self.quality}")
         if self.check is not None and self.encode != COPY:
-            raise InputError("--check is for --encode copy: what is encoded is always decoded whole, leave it out")
-
-    @property
-    def container(self) -> str:
-        return CODECS[self.encode].container
+            raise InputError("--check is for --encode copy: what is encoded is always decoded completely, remove it")
 
     def to_json(self) -> dict[str, Any]:
-        """As recorded in `dataset.json`: with the defaults filled in, without what has no effect."""
+        """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
             kept = ("encode", "seed", "samples_per_shard", "shard_mb", "min_shards")
@@ -73,6 +63,6 @@ PURPOSES: dict[str, dict[str, Any]] = {
     "pretrain": {},
     # Segment-based sampling and dense test views want every second frame, and labels deserve better pictures.
     "finetune": {"frame_stride": 2, "quality": 20},
-    # To make other shards from later: every frame, shorter side 480, longer groups since nobody reads it at random.
+    # To create other shards from later: every frame, larger, with long GOPs since nobody reads it at random.
     "archive": {"frame_stride": 1, "quality": 18, "short_side": 480, "gop": 48, "preset": "medium"},
 }

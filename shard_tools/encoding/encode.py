@@ -1,4 +1,4 @@
-"""One source video -> the files that are stored: decode, thin, convert and encode frame by frame, then decode again.
+"""One source video -> the files that are stored: decode, subsample, convert, encode, and decode again to verify.
 
 Memory does not grow with a video's length.
 """
@@ -21,7 +21,7 @@ from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, P
 from shard_tools.encoding.source import (
     assign_ticks,
     check_frames,
-    container_of,
+    choose_extension,
     open_source,
     read_frames,
     require_complete,
@@ -30,10 +30,10 @@ from shard_tools.encoding.source import (
 from shard_tools.encoding.timing import Timing, read_timing
 from shard_tools.settings import COPY, Settings
 
-# A fragment a group of pictures, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py).
-# The trailer, a table of the fragments, would be of no use to a clip.
+# A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a
+# table of the fragments, would be of no use to a clip.
 FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
-SAMPLED_SHARE = 0.25  # of a copied video's frames, where only a sample of them is decoded
+SAMPLED_FRACTION = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +83,29 @@ class VideoWriter:
 
 
 def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
-    """Make the files that are stored of `source`: one, or several with `max_seconds`; raises UnusableError.
+    """Make the files that are stored of `source`: one, or several with `max_seconds`. Raise UnusableError.
 
     They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
     """
-    before = _version(source)
-    stored = _stored(source, stem, settings)
-    if _version(source) != before:  # a download that goes on, say
+    before = source.stat()
+    stored = _store_array(source) if arrays.is_array(source) else _store_video(source, stem, settings)
+    after = source.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):  # an unfinished download, say
         raise UnusableError("it was changed while it was read")
     return stored
 
 
-def _version(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _store_array(source: Path) -> list[StoredVideo]:
+    """Keep an array as it is, whatever the settings say of videos."""
+    try:
+        num_frames, height, width, channels = arrays.map_frames(source).shape
+    except VideoError as error:
+        raise UnusableError(str(error)) from error
+    codec = arrays.codec_name(channels)
+    return [StoredVideo(source, arrays.CONTAINER, codec, num_frames, arrays.FPS, 1, width, height)]
 
 
-def _stored(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
-    if arrays.is_array(source):
-        return [_array(source)]
+def _store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
     with open_source(source) as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
@@ -109,36 +113,27 @@ def _stored(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
         if container.format.name.startswith("mov"):
             require_complete(source, timing.num_packets, stream.frames)
     if settings.encode == COPY:
-        return [_copied(source, timing, settings.check != "full")]
+        return [_copy(source, timing, settings.check != "full")]
     stride = settings.frame_stride
     if settings.fps:
         stride = max(1, round(timing.rate / Fraction(settings.fps)))
     pieces = _transcode(source, stem, settings, timing, stride)
-    return [_verified(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
-
-
-def _array(source: Path) -> StoredVideo:
-    """An array as it is, whatever the settings say of videos."""
-    try:
-        num_frames, height, width, channels = arrays.map_frames(source).shape
-    except VideoError as error:
-        raise UnusableError(str(error)) from error
-    return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
+    return [_verify(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
 
 
 def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:
-    """Encode every `stride`-th frame; returns the files and the number of frames put into each."""
+    """Encode every `stride`-th frame; return the files and the number of frames put into each."""
     codec = CODECS[settings.encode]
     rate = (timing.rate / stride).limit_denominator(100_000)
-    most = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
+    max_frames = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
     pieces: list[tuple[Path, int]] = []
     writer: VideoWriter | None = None
     with open_source(source) as (container, stream):
-        converter = FrameConverter(codec, settings.short_side, stream.sample_aspect_ratio)
+        convert = FrameConverter(codec, settings.short_side, stream.sample_aspect_ratio)
         frames = deinterlace(assign_ticks(read_frames(container, stream), timing))
         for frame in subsample(frames, stride):
-            picture = converter(frame)
-            if writer is not None and writer.num_frames == most:
+            picture = convert(frame)
+            if writer is not None and writer.num_frames == max_frames:
                 writer.close()
                 writer = None
             if writer is None:
@@ -152,40 +147,40 @@ def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, str
     return pieces
 
 
-def _verified(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> StoredVideo:
+def _verify(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> StoredVideo:
     """Decode what was stored: the number of frames is the one that comes out again."""
     with open_source(path) as (container, stream):
         size = stream.width, stream.height
-        _, counted = check_frames(container, stream)
-    if counted != num_frames:
-        raise UnusableError(f"{num_frames} frames were encoded, but {counted} come out again")
-    return StoredVideo(path, CODECS[settings.encode].container, settings.encode, counted, float(rate), stride, *size)
+        _, count = check_frames(container, stream)
+    if count != num_frames:
+        raise UnusableError(f"{num_frames} frames were encoded, but {count} decode")
+    return StoredVideo(path, CODECS[settings.encode].container, settings.encode, count, float(rate), stride, *size)
 
 
-def _copied(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
+def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
-    Nothing decodes in a fifth of the time that encoding takes. A sample does: all packets are read and looked at, and
-    SAMPLED_SHARE of the frames are decoded, the key frames, on which the others rest, among them. It speaks for the
-    others only where as many as expected come out.
+    Decoding everything takes a fifth of the time of encoding. A sample takes less: all packets are read and inspected,
+    and SAMPLED_FRACTION of the frames are decoded, among them the key frames, on which the others rest. It speaks for
+    the others only if as many as expected come out.
     """
-    run = max(1, round(SAMPLED_SHARE * timing.num_packets / len(timing.groups))) if sample_only else math.inf
+    run = max(1, round(SAMPLED_FRACTION * timing.num_packets / len(timing.gops))) if sample_only else math.inf
     with open_source(source) as (container, stream):
         try:
             first, decoded = check_frames(container, stream, run)
-            as_expected = decoded == sum(min(size, run) for size in timing.groups) and not guesses_times(stream)
+            as_expected = decoded == sum(min(size, run) for size in timing.gops) and not guesses_times(stream)
         except UnusableError:
             if not sample_only:
                 raise
             as_expected = False
         if sample_only and not as_expected:
-            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again: even
-            # all of the sample. Only decoding everything tells how many there are.
-            return _copied(source, timing, sample_only=False)
-        width, height = Pose.of(first, stream.sample_aspect_ratio).shown_size(first.width, first.height)
+            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again. Only
+            # decoding everything tells how many there are.
+            return _copy(source, timing, sample_only=False)
+        width, height = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
         return StoredVideo(
             path=source,
-            container=container_of(source, container),
+            container=choose_extension(source, container),
             codec=stream.codec_context.codec.canonical_name,
             num_frames=timing.num_packets if sample_only else decoded,
             fps=float(timing.rate),

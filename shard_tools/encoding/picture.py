@@ -17,59 +17,35 @@ from shard_tools.encoding.codecs import Codec
 
 BT601 = 6  # AVCOL_SPC_SMPTE170M
 LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
+MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
+Filter = tuple[str, str]  # name and options
 
 
 class UnusableError(Exception):
-    """A video cannot become a sample; the message says why, for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What of a frame decides how it must be converted."""
-
-    width: int
-    height: int
-    pixel_format: str
-    color_range: int
-    color_matrix: int
-
-    @classmethod
-    def of(cls, frame: VideoFrame) -> "Form":
-        color = int(frame.color_range), int(frame.colorspace)
-        return cls(frame.width, frame.height, frame.format.name, *color)
-
-    def source_filter(self) -> tuple[str, str]:
-        fields = {
-            "video_size": f"{self.width}x{self.height}",
-            "pix_fmt": self.pixel_format,
-            "time_base": "1/1000",
-            "colorspace": self.color_matrix,
-            "range": self.color_range,
-        }
-        return "buffer", ":".join(f"{name}={value}" for name, value in fields.items())
+    """A video cannot become a sample; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """How the pictures of a video are to be shown."""
+    """How the pictures of a video are to be displayed."""
 
     pixel_aspect: Fraction  # width of a pixel over its height
-    turn: tuple[tuple[str, str], ...]  # the filters, with their options, that bring a picture upright
+    turn: tuple[Filter, ...]  # the filters that bring a picture upright
 
     @classmethod
-    def of(cls, frame: VideoFrame, pixel_aspect: Fraction | None) -> "Pose":
+    def read(cls, frame: VideoFrame, pixel_aspect: Fraction | None) -> "Pose":
         """Read it off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long."""
-        usual = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8  # else nonsense in the header
-        return cls(pixel_aspect if pixel_aspect and usual else Fraction(1), _turn(frame))
+        is_plausible = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8
+        return cls(pixel_aspect if pixel_aspect and is_plausible else Fraction(1), _find_turn(frame))
 
-    def shown_size(self, width: int, height: int) -> tuple[float, float]:
-        """Width and height of a picture, upright and in square pixels."""
+    def display_size(self, width: int, height: int) -> tuple[float, float]:
+        """Return width and height of a picture, upright and in square pixels."""
         wide, high = float(width * self.pixel_aspect), float(height)
         return (high, wide) if any(name == "transpose" for name, _ in self.turn) else (wide, high)
 
 
-def _turn(frame: VideoFrame) -> tuple[tuple[str, str], ...]:
-    """The filters that obey the frame's display matrix, like `ffmpeg -autorotate`; angles between are left alone."""
+def _find_turn(frame: VideoFrame) -> tuple[Filter, ...]:
+    """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only."""
     data = cast(Any, frame.side_data).get(Type.DISPLAYMATRIX)
     if data is None:
         return ()
@@ -83,9 +59,9 @@ def _turn(frame: VideoFrame) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def stored_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
-    """Width and height to store, multiples of SIDE_STEP: the shorter side is the nearest one, but at most `short_side`,
-    the longer one what comes nearest to the same shape."""
+def choose_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
+    """Return the width and height to store, multiples of SIDE_STEP: the nearest short side up to `short_side`, and the
+    long side that comes nearest to the same shape."""
     shorter, longer = sorted((width, height))
     steps = max(1, round(shorter / SIDE_STEP))
     if short_side:
@@ -95,15 +71,27 @@ def stored_size(width: float, height: float, short_side: int | None) -> tuple[in
     return (steps + others - high) * SIDE_STEP, high * SIDE_STEP
 
 
-def _graph(form: Form, steps: list[tuple[str, str]]) -> Graph:
+def _read_form(frame: VideoFrame) -> dict[str, Any]:
+    """Return what of a frame decides how it must be converted, as options of FFmpeg's buffer filter."""
+    return {
+        "video_size": f"{frame.width}x{frame.height}",
+        "pix_fmt": frame.format.name,
+        "time_base": "1/1000",
+        "colorspace": int(frame.colorspace),
+        "range": int(frame.color_range),
+    }
+
+
+def _build_graph(form: dict[str, Any], filters: list[Filter]) -> Graph:
     graph = Graph()
-    nodes = [graph.add(name, options or None) for name, options in [form.source_filter(), *steps, ("buffersink", "")]]
+    source = "buffer", ":".join(f"{name}={value}" for name, value in form.items())
+    nodes = [graph.add(name, options or None) for name, options in [source, *filters, ("buffersink", "")]]
     graph.link_nodes(*nodes).configure()
     return graph
 
 
 class FrameConverter:
-    """Turns, scales and recolours frames to one size and pixel format, whatever form they come in."""
+    """Rotates, scales and converts frames to one size and pixel format, whatever form they come in."""
 
     def __init__(self, codec: Codec, short_side: int | None, pixel_aspect: Fraction | None):
         self.codec = codec
@@ -113,71 +101,62 @@ class FrameConverter:
         self.pose: Pose | None = None
         self.size = (0, 0)
         self.shape = 1.0  # width over height
-        self.form: Form | None = None
+        self.form: dict[str, Any] = {}
         self.graph: Graph | None = None
 
     def __call__(self, frame: VideoFrame) -> VideoFrame:
-        """Raises UnusableError if the picture's shape changes in the middle of the video."""
-        form = Form.of(frame)
+        """Raise UnusableError if the picture's shape changes in the middle of the video."""
+        form = _read_form(frame)
         if form != self.form or self.graph is None:
             if self.pose is None:
-                self.pose = Pose.of(frame, self.pixel_aspect)
-                width, height = self.pose.shown_size(form.width, form.height)
-                self.size, self.shape = stored_size(width, height, self.short_side), width / height
-            self.graph = self._build(form, self.pose)
+                self.pose = Pose.read(frame, self.pixel_aspect)
+                width, height = self.pose.display_size(frame.width, frame.height)
+                self.size, self.shape = choose_size(width, height, self.short_side), width / height
+            width, height = self.pose.display_size(frame.width, frame.height)
+            if abs(width / height / self.shape - 1) > MAX_SHAPE_CHANGE and min(self.size) > 32:
+                raise UnusableError("its picture changes shape in the middle")
+            color_range = "pc" if self.codec.full_range else "tv"
+            # bitexact: the same pixels on every processor
+            scale = (
+                f"w={self.size[0]}:h={self.size[1]}:flags=bicubic+accurate_rnd+full_chroma_int+bitexact"
+                f":out_color_matrix=smpte170m:out_range={color_range}"
+            )
+            filters = [*self.pose.turn, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
+            self.graph = _build_graph(form, filters)
             self.form = form
         self.graph.push(frame)
         return self.graph.pull()  # type: ignore[return-value]
-
-    def _build(self, form: Form, pose: Pose) -> Graph:
-        width, height = pose.shown_size(form.width, form.height)
-        if abs(width / height / self.shape - 1) > 0.05 and min(self.size) > 32:
-            raise UnusableError("its picture changes shape in the middle")
-        scale = {
-            "w": self.size[0],
-            "h": self.size[1],
-            # bitexact: the same pixels on every processor
-            "flags": "bicubic+accurate_rnd+full_chroma_int+bitexact",
-            "out_color_matrix": "smpte170m",
-            "out_range": "pc" if self.codec.full_range else "tv",
-        }
-        options = ":".join(f"{name}={value}" for name, value in scale.items())
-        steps = [("scale", options), ("setsar", "1"), ("format", self.codec.pixel_format)]
-        return _graph(form, [*pose.turn, *steps])
 
 
 def deinterlace(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
     """Pass on (tick, frame); from the first interlaced frame on, through a deinterlacer that keeps the frame rate."""
     graph: Graph | None = None
-    form: Form | None = None
+    form: dict[str, Any] = {}
     ticks: deque[int] = deque()
+
+    def pull(graph: Graph) -> Iterator[tuple[int, VideoFrame]]:
+        while True:
+            try:
+                frame = graph.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return
+            yield ticks.popleft(), frame  # type: ignore[misc]
+
     for tick, frame in frames:
-        if graph is not None and Form.of(frame) != form:
-            yield from _rest(graph, ticks)
+        if graph is not None and _read_form(frame) != form:
+            graph.push(None)
+            yield from pull(graph)
             graph = None
         if graph is None and not frame.interlaced_frame:
             yield tick, frame
             continue
         if graph is None:
-            form = Form.of(frame)
-            graph = _graph(form, [("bwdif", "mode=send_frame:deint=interlaced")])
+            form = _read_form(frame)
+            graph = _build_graph(form, [("bwdif", "mode=send_frame:deint=interlaced")])
         frame.pts, frame.time_base = tick, Fraction(1, 1000)
         ticks.append(tick)
         graph.push(frame)
-        yield from _ready(graph, ticks)
+        yield from pull(graph)
     if graph is not None:
-        yield from _rest(graph, ticks)
-
-
-def _ready(graph: Graph, ticks: deque[int]) -> Iterator[tuple[int, VideoFrame]]:
-    while True:
-        try:
-            frame = graph.pull()
-        except (av.error.BlockingIOError, av.error.EOFError):
-            return
-        yield ticks.popleft(), frame  # type: ignore[misc]
-
-
-def _rest(graph: Graph, ticks: deque[int]) -> Iterator[tuple[int, VideoFrame]]:
-    graph.push(None)
-    yield from _ready(graph, ticks)
+        graph.push(None)
+        yield from pull(graph)

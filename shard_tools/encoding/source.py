@@ -1,4 +1,4 @@
-"""Read videos of any origin, frame by frame, and refuse those that are not intact, with reasons that people understand.
+"""Read videos of any origin, frame by frame, and refuse those that are not intact, with human-readable reasons.
 
 Anything that does not decode cleanly makes the whole video unusable: training must never meet a picture that a decoder
 had to guess.
@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import av
 from av.container import InputContainer
@@ -23,12 +22,12 @@ from shard_tools.encoding.timing import Timing
 
 # In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
 # a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
-WITHOUT_ZEROS = {"h264", "hevc"}
+NEVER_ZEROS = {"h264", "hevc"}
 HOLE = re.compile(32 * rb"\0" + rb"\0*[^\0\1]")  # written out it is searched 30 times as fast as \0{32,}
 
 
-def container_of(path: Path, container: InputContainer) -> str:
-    """The extension that a copy of `path` gets: its own if that fits what the file is, else the usual one."""
+def choose_extension(path: Path, container: InputContainer) -> str:
+    """Return the extension for a copy of `path`: its own if that fits what the file is, else the usual one."""
     own = path.suffix.lower().removeprefix(".")
     names = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
     return own if own in names else names[0]
@@ -36,7 +35,7 @@ def container_of(path: Path, container: InputContainer) -> str:
 
 @contextmanager
 def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open the video stream of a file for decoding on one thread; raises UnusableError if there is none.
+    """Open the video stream of a file for decoding on one thread; raise UnusableError if there is none.
 
     `options` are FFmpeg's for the demuxer.
     """
@@ -45,11 +44,10 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
     try:
         container = open_video(path, **options)
     except av.error.FFmpegError as error:
-        raise UnusableError(_why_not_open(path, error)) from error
-    if _is_cut_off(path):
-        container.close()
-        raise UnusableError("the file is cut off: it is shorter than it says itself")
+        raise UnusableError(_explain_open_error(path, error)) from error
     with container:
+        if _is_cut_off(path):
+            raise UnusableError("the file is cut off: it is shorter than it says itself")
         stream = main_stream(container)
         if stream is None:
             raise UnusableError("it holds no video" + (", only sound" if container.streams.audio else ""))
@@ -57,70 +55,70 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
             raise UnusableError("its video codec is not known")
         if stream.width * stream.height > MAX_PIXELS:
             raise UnusableError(f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's")
-        # One thread: the worker processes are the parallelism.
-        stream.codec_context.thread_count = 1
+        stream.codec_context.thread_count = 1  # the worker processes are the parallelism
         yield container, stream
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether an MP4, Matroska or AVI file names a size that goes beyond its end: FFmpeg reads some as if whole."""
+    """Whether an MP4, Matroska or AVI file names a size that goes beyond its end: FFmpeg reads some as if complete."""
+    num_bytes = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(128)
-        if head[4:8] in (b"ftyp", b"moov", b"mdat"):
-            return _has_cut_box(file, path.stat().st_size)
+    if head[4:8] in (b"ftyp", b"moov", b"mdat"):
+        return _has_cut_box(path, num_bytes)
     if head.startswith(b"RIFF"):
-        return 8 + int.from_bytes(head[4:8], "little") > path.stat().st_size
+        return 8 + int.from_bytes(head[4:8], "little") > num_bytes
     segment = head.find(b"\x18\x53\x80\x67")
     if not head.startswith(b"\x1a\x45\xdf\xa3") or segment < 0:
         return False
     # The number of leading zero bits says how long the size is; all ones mean that it was not known.
-    first = head[segment + 4]
-    length = 9 - first.bit_length()
-    field = int.from_bytes(head[segment + 4 : segment + 4 + length]) & (1 << 7 * length) - 1
-    unknown = field == (1 << 7 * length) - 1
-    return not unknown and segment + 4 + length + field > path.stat().st_size
+    length = 9 - head[segment + 4].bit_length()
+    unknown = (1 << 7 * length) - 1
+    size = int.from_bytes(head[segment + 4 : segment + 4 + length]) & unknown
+    return size != unknown and segment + 4 + length + size > num_bytes
 
 
-def _has_cut_box(file: BinaryIO, size: int) -> bool:
-    """Whether a box of an MP4 file that matters goes beyond `size`: one made of fragments simply ends earlier then."""
+def _has_cut_box(path: Path, num_bytes: int) -> bool:
+    """Whether a box of an MP4 file that matters goes beyond its end: a fragmented one simply ends earlier then."""
     start = 0
-    while start + 8 <= size:
-        file.seek(start)
-        header = file.read(16)
-        length, kind = int.from_bytes(header[:4]), header[4:8]
-        if length == 1:
-            length = int.from_bytes(header[8:])
-        if length < 8:  # 0: to the end of the file
-            return False
-        if start + length > size:
-            return kind in (b"moov", b"moof", b"mdat")  # not if it is rubbish behind the last one
-        start += length
+    with path.open("rb") as file:
+        while start + 8 <= num_bytes:
+            file.seek(start)
+            header = file.read(16)
+            length, kind = int.from_bytes(header[:4]), header[4:8]
+            if length == 1:
+                length = int.from_bytes(header[8:])
+            if length < 8:  # 0: to the end of the file
+                return False
+            start += length
+            if start > num_bytes:
+                return kind in (b"moov", b"moof", b"mdat")  # not if it is rubbish behind the last one
     return False
 
 
-def _why_not_open(path: Path, error: av.error.FFmpegError) -> str:
+def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
     with path.open("rb") as file:
         head = file.read(4096)
     if not head.strip(b"\0"):
-        return "the file begins with nothing but zeros: it was probably never fully written"
+        return "the file starts with nothing but zeros: it was probably never completely written"
     if head[4:8] == b"ftyp":
-        return "the file is cut off or damaged: its table of contents (moov) is missing or incomplete"
+        return "the file is cut off or damaged: moov atom not found"
     if all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in head):
         return "it is a text file, not a video"
     if isinstance(error, av.error.ArgumentError):
-        return f"it is a still image, sound, or of another kind that is not taken: give {', '.join(EXTENSIONS)}"
+        return f"it is a still image, sound, or of another kind that is not supported: give {', '.join(EXTENSIONS)}"
     return "it is in no video format that FFmpeg knows, or its beginning is missing"
 
 
 def read_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Iterator[VideoFrame]:
-    """Yield the frames in the order in which they are shown; raises UnusableError at the first that is not intact.
+    """Yield the frames in display order; raise UnusableError at the first that is not intact.
 
-    With `run`, of every group of pictures only that many packets are decoded; the others are still looked at.
+    With `run`, only that many packets of every group of pictures are decoded; the others are still inspected.
     """
     count = 0
     left = run
     decoder = stream.codec_context
-    never_zeros = decoder.codec.canonical_name in WITHOUT_ZEROS
+    never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
     try:
         for packet in container.demux(stream):
             if packet.is_corrupt:
@@ -141,7 +139,7 @@ def read_frames(container: InputContainer, stream: VideoStream, run: float = mat
 
 
 def check_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> tuple[VideoFrame, int]:
-    """The first frame and the number of all of them, if they are intact; `run` and errors as in `read_frames`."""
+    """Decode all frames; return the first and their number. `run` and errors as in `read_frames`."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
     frames = read_frames(container, stream, run)
@@ -150,7 +148,7 @@ def check_frames(container: InputContainer, stream: VideoStream, run: float = ma
 
 
 def require_complete(path: Path, num_packets: int, num_promised: int) -> None:
-    """Raises UnusableError if an MP4 file holds fewer packets than its table of contents promises."""
+    """Raise UnusableError if an MP4 file holds fewer packets than its moov atom promises."""
     if num_packets < num_promised:
         # Those that an edit list hides (a video trimmed on a phone) count too.
         with open_source(path, ignore_editlist="1") as (container, stream):
@@ -161,7 +159,7 @@ def require_complete(path: Path, num_packets: int, num_promised: int) -> None:
 
 
 def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame); ticks never fall."""
+    """Yield (tick, frame); ticks never decrease."""
     last = 0
     for count, frame in enumerate(frames):
         time = None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
@@ -171,13 +169,12 @@ def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple
 
 def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int) -> Iterator[VideoFrame]:
     """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
-    wanted = 0
-    shown: VideoFrame | None = None
-    last = 0
+    wanted = last = 0
+    current: VideoFrame | None = None
     for tick, frame in frames:
-        while shown is not None and wanted < tick:
-            yield shown
+        while current is not None and wanted < tick:
+            yield current
             wanted += stride
-        shown, last = frame, tick
-    if shown is not None and wanted <= last:
-        yield shown
+        current, last = frame, tick
+    if current is not None and wanted <= last:
+        yield current

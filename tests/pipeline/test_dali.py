@@ -23,7 +23,7 @@ from pipeline.decoding.policy import DecoderPolicy
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
-from shard_tools.tables import publish
+from shard_tools.tables import publish_tables
 
 CUDA = torch.device("cuda", 0)
 
@@ -160,7 +160,7 @@ def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path
         digest = hashlib.sha256(shard.read(sample.size)).hexdigest()
     for table in folder.glob("*.samples.jsonl"):
         table.write_text(table.read_text().replace(sample.sha256, digest))
-    publish(folder, dataset.info)
+    publish_tables(folder, dataset.info)
     dataset = ShardDataset.open(folder)
     config = config_of(max_bad_fraction=0.9, prefetch=3)
     plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"

@@ -15,7 +15,7 @@ from shard_making import all_samples, decode, make, video_bytes
 from pipeline.decoding.sources import decode_frames
 from shard_tools import build
 from shard_tools.encoding import encode as encoding
-from shard_tools.encoding.encode import SAMPLED_SHARE, store_video
+from shard_tools.encoding.encode import SAMPLED_FRACTION, store_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import check_frames, open_source
 from shard_tools.encoding.timing import read_timing
@@ -59,7 +59,7 @@ def test_an_intact_video_has_all_its_frames(source: Path, check: str) -> None:
 
 def test_a_sample_holds_the_first_frames_of_every_group(source: Path) -> None:
     with open_source(source) as (container, stream):
-        assert check_frames(container, stream, run=6)[1] == NUM_FRAMES * SAMPLED_SHARE
+        assert check_frames(container, stream, run=6)[1] == NUM_FRAMES * SAMPLED_FRACTION
     found: dict[str, set[int]] = {check: set() for check in CHECKS}
     for number, (offset, size) in enumerate(packet_places(source)):
         every_ninth = list(range(offset + 20, offset + size, 9))
