@@ -1,17 +1,17 @@
-# Training container: Debian's Python, the wheels bring CUDA; the host brings its NVIDIA driver (NVIDIA Container Toolkit).
-# `make image` builds it with Docker, or with buildah where no Docker engine answers.
+# Training container: Debian's Python, CUDA from the wheels, the NVIDIA driver from the host (NVIDIA Container Toolkit).
+# `make image` builds it with Docker, or with buildah if no Docker daemon is running.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
-# A compiler and Python's headers: Triton and torch.compile build their launchers on the machine they run on.
+# A compiler and Python's headers: Triton and torch.compile build their launchers at run time.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 adamae \
  && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /adamae/home /data
 
-# The pins alone decide this layer, so that editing the code does not download 4 GB again. Secrets are the building
-# host's package settings, where it has any: they are there during this step and in no layer.
+# This layer depends on the pins only, so that editing the code does not download 4 GB again. Secrets are the build
+# host's pip settings and certificates, if any; they are stored in no layer.
 COPY pyproject.toml constraints.txt /adamae/
 WORKDIR /adamae
 RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
@@ -24,7 +24,7 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
 COPY . /adamae/
 
 # video: NVDEC, without which DALI cannot decode on the GPU. PYTHONPATH instead of an editable install.
-# Home and caches lie where any `--user` may write, and a user without a name has one all the same (getpass).
+# Home and caches are where any `--user` may write; USER is for users without a name (getpass).
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,video,utility \
     PATH=/opt/venv/bin:$PATH \

@@ -1,26 +1,25 @@
-# `make demo` and `make test` set up what they need in .venv and do nothing twice.
+# `make demo` and `make test` install what they need into .venv; nothing is done twice.
 PYTHON ?= python3
 VIDEOS ?=
 BIN := .venv/bin
 
 .PHONY: demo test test-all fuzz lint clean image image-base image-buildah bench-gpu pins
 
-# The main job, command by command: videos -> shards -> pre-training -> figure -> three honest numbers.
-# `make demo VIDEOS=folder` takes your videos instead of drawn ones.
-DEMO := demo/$(if $(VIDEOS),own,drawn)
+# Videos -> shards -> pre-training -> figures -> report, on synthetic videos, or on yours: make demo VIDEOS=folder.
+DEMO := demo/$(if $(VIDEOS),own,synthetic)
 DEMO_VIDEOS := $(or $(VIDEOS),$(DEMO)/videos)
 DEMO_UNSEEN := $(or $(VIDEOS),$(DEMO)/unseen)
 
-demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.drawn $(DEMO)/unseen/.drawn)
+demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.done $(DEMO)/unseen/.done)
 	$(BIN)/python shard_tools/make_shards.py "$(DEMO_VIDEOS)" $(DEMO)/shards --frame-stride 2 --max-rejects 0.5
 	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO)/shards run=$(DEMO)/run
 	$(BIN)/python visualize.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)/figures
 	$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)"
 
-demo/drawn/videos/.drawn: DRAW := --num-videos 96 --seed 0
-demo/drawn/unseen/.drawn: DRAW := --num-videos 16 --seed 1
-demo/drawn/%/.drawn: | .venv/installed
-	$(BIN)/python shard_tools/synthetic_videos.py $(@D) $(DRAW) --size 64 --num-frames 64
+demo/synthetic/videos/.done: OPTIONS := --num-videos 96 --seed 0
+demo/synthetic/unseen/.done: OPTIONS := --num-videos 16 --seed 1
+demo/synthetic/%/.done: | .venv/installed
+	$(BIN)/python shard_tools/synthetic_videos.py $(@D) $(OPTIONS) --size 64 --num-frames 64
 	touch $@
 
 # worksteal keeps most of a file's tests, and so its fixtures, in one process.
@@ -64,8 +63,8 @@ clean:
 	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The training container, by Docker or, where no engine answers, by buildah (as root) on a Debian made by debootstrap.
-# The host's own pip settings and certificates, if any, are readable during the install only.
+# The training container, built by Docker or, if no Docker daemon is running, by buildah (as root) on a Debian made by
+# debootstrap. The host's pip settings and certificates, if any, are readable during the installation only.
 IMAGE ?= adamae
 BUILDAH := STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot buildah
 secret = $(if $(wildcard $(2)),--secret id=$(1)$(comma)src=$(2))
@@ -76,7 +75,7 @@ SECRETS = $(call secret,pip_settings,$(or $(PIP_CONFIG_FILE),/etc/pip.conf)) \
 image:
 	@if docker info >/dev/null 2>&1; then set -x; DOCKER_BUILDKIT=1 docker build --tag $(IMAGE) $(SECRETS) .; \
 	elif command -v buildah >/dev/null; then $(MAKE) --no-print-directory image-buildah; \
-	else echo "error: no Docker engine answers and there is no buildah: start one, or apt-get install buildah debootstrap" >&2; exit 1; fi
+	else echo "error: no Docker daemon is running and there is no buildah: start Docker, or apt-get install buildah debootstrap" >&2; exit 1; fi
 
 image-base:
 	$(BUILDAH) inspect --type image adamae-base >/dev/null 2>&1 || { set -e; \
@@ -88,12 +87,12 @@ image-base:
 image-buildah: image-base
 	$(BUILDAH) bud --pull-never --build-arg BASE=localhost/adamae-base --tag $(IMAGE) $(SECRETS) .
 
-# Everything that needs a GPU, in stages of at most 8 minutes (benchmarks/on_gpu.py), into benchmarks/results/<gpu>/:
-# `make bench-gpu STAGES="probe tests"` for some of them, VIDEOS=folder for your own videos.
-# Where the machine brings its own PyTorch: make -o .venv/installed-dev bench-gpu BIN=/usr/bin
+# All GPU tests and benchmarks, in stages of at most 8 minutes (benchmarks/on_gpu.py), into benchmarks/results/<gpu>/:
+# `make bench-gpu STAGES="probe tests"` runs some of them, VIDEOS=folder on your own videos.
+# To use a preinstalled PyTorch: make -o .venv/installed-dev bench-gpu BIN=/usr/bin
 STAGES ?=
 
 bench-gpu: .venv/installed-dev
-	$(BIN)/python3 -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device here")'
+	$(BIN)/python3 -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device")'
 	$(BIN)/python3 benchmarks/on_gpu.py $(STAGES) $(if $(VIDEOS),--videos "$(VIDEOS)") \
 	  --output "benchmarks/results/$$($(BIN)/python3 -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')"

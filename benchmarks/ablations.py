@@ -6,7 +6,7 @@ optimizer steps, and the columns `learnt_*` are of the trained model on --videos
 `section.key=value` are given to every run:
 
     python benchmarks/ablations.py --table f --config configs/demo.yaml --train 1750 \\
-        --shards demo/drawn/shards --videos demo/drawn/unseen
+        --shards demo/synthetic/shards --videos demo/synthetic/unseen
 
 The rows are in benchmarks/ablations.yaml. Started again, the command goes on with the runs it has begun.
 """

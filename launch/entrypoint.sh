@@ -1,11 +1,11 @@
 #!/bin/sh
-# What the container does first: work as the owner of the folder that it is to write into.
+# Entry point of the container: run as the owner of the output folder.
 #
-# Docker makes a mounted folder that does not exist as root's, others are their user's: only root can become both. So
-# the image starts as root, and what it runs has no more rights than who owns /adamae/runs or, if that is no mount,
-# /data; without any mount, the image's own user. With `docker run --user` it is that user from the start.
+# Docker creates missing mount points as root; existing ones belong to their users. The image starts as root and drops
+# its rights to the owner of /adamae/runs or, if that is no mount, of /data; without mounts, to the image's own user.
+# With `docker run --user` it is that user from the start.
 #
-# Arguments that begin with a dash or set a key are train.py's; anything else is a command.
+# Arguments that start with a dash or set a key are passed to train.py; anything else is a command.
 set -eu
 [ $# -gt 0 ] || set -- --help
 case "$1" in
