@@ -1,4 +1,4 @@
-"""The figures show what the model did: colours, masks and pictures are read back from the files."""
+"""The figures show what the model did: colors, masks and images are read back from the files."""
 
 import json
 import re
@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import visualize
 from common.errors import InputError
-from figures import drawing
-from figures.clips import fit, middle, read_clips
-from figures.drawing import Layout
+from figures import reconstruction
+from figures.clips import middle_frames, read_clips, resize_and_crop
+from figures.reconstruction import Layout
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
@@ -61,15 +61,19 @@ def videos(tmp_path: Path) -> Path:
     return folder
 
 
+def plot(*arguments: object) -> None:
+    visualize.visualize(visualize.parse_arguments([str(argument) for argument in arguments]))
+
+
 def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) -> None:
-    visualize.main([str(run), str(videos), "--strategies", "--checkpoints", "--html"])
+    plot(run, videos, "--strategies", "--checkpoints", "--html")
     written = {path.name for path in (run / "figures").iterdir()}
     expected = {f"{name}{kind}" for name in "ab" for kind in (".png", ".gif", ".strategies.png", ".checkpoints.png")}
     assert written == expected | {"report.html"}
-    assert "left out: c cannot be shown" in capsys.readouterr().err
+    assert "skipped c, which cannot be decoded" in capsys.readouterr().err
 
-    layout = Layout.of(4)  # 4 token frames
-    side = layout.cell + drawing.GAP
+    layout = Layout.fit(4)  # 4 token frames
+    side = layout.cell + reconstruction.GAP
     with Image.open(run / "figures/a.png") as picture:
         assert picture.width >= 1600
         assert 6 * side < picture.height < 6 * side + 10 * layout.font  # six rows, then times, legend and note
@@ -82,11 +86,11 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
 
 
 def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -> None:
-    visualize.main([str(run), str(videos / "a.mp4")])
+    plot(run, videos / "a.mp4")
     whole = (run / "figures/a.png").read_bytes()
     (run / "figures/a.png").unlink()
     step = run / "checkpoints/step-00000010"
-    visualize.main([str(step), str(videos / "a.mp4")])
+    plot(step, videos / "a.mp4")
     assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
     assert [path.name for path in step.iterdir()] == ["model.safetensors"]
 
@@ -96,25 +100,25 @@ def test_a_classifier_has_nothing_to_reconstruct_with(videos: Path, tmp_path: Pa
     file = tmp_path / "classifier.safetensors"
     pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.about(config, ["up", "down"]))
     with pytest.raises(InputError, match=r"classifier\.safetensors holds no decoder, only an encoder"):
-        visualize.main([str(file), str(videos / "a.mp4")])
+        plot(file, videos / "a.mp4")
 
 
 def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
     for text in ("model: {", "[]", "data: {}"):
         (run / "config.yaml").write_text(text)
         with pytest.raises(InputError, match=r"config\.yaml is damaged"):
-            visualize.main([str(run), str(videos / "a.mp4")])
+            plot(run, videos / "a.mp4")
 
 
 def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path: Path) -> None:
-    visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--mask-ratio", "0.5", "--seed", "3"])
+    plot(run, videos / "a.mp4", "--output", tmp_path, "--mask-ratio", "0.5", "--seed", "3")
     clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
     is_masked = AdaMAE.from_pretrained(run, mask_ratio=0.5).reconstruct(clip.frames[None], seed=3).is_masked[0]
     assert is_masked.float().mean() == 0.5
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
-    layout = Layout.of(4)
-    side, token = layout.cell + drawing.GAP, layout.cell // 4
+    layout = Layout.fit(4)
+    side, token = layout.cell + reconstruction.GAP, layout.cell // 4
     for t in range(4):
         corner = layout.label + t * side
         cell = picture[5 * side : 5 * side + 4 * token, corner : corner + 4 * token, 0]
@@ -130,8 +134,8 @@ def test_strategies_that_hide_the_same_tokens_share_their_rows(run: Path, videos
         return original(self, **(changes | {"masking": "random"} if changes["masking"] == "adaptive" else changes))
 
     monkeypatch.setattr(AdaMAE, "remasked", remasked)
-    labels = [row.label.split("\n")[0] for row in visualize.strategy_rows(model, clip, seed=0)]
-    assert labels == ["frames", *["adaptive = random:"] * 3, *["tube:"] * 3, *["frame:"] * 3]
+    labels = [row.label.split("\n")[0] for row in visualize.compare_strategies(model, clip, seed=0)]
+    assert labels == ["frames", *["adaptive = random = motion:"] * 3, *["tube:"] * 3, *["frame:"] * 3]  # nothing moves
 
 
 def test_the_honest_reconstruction_knows_nothing_of_what_is_hidden(run: Path, videos: Path) -> None:
@@ -154,37 +158,39 @@ def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
     model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
     maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
     assert maps.honest is None
-    assert [row.label for row in drawing.reconstruction_rows(maps)] == ["reconstruction"]
-    assert drawing.note_on(model.config) == ""
+    assert [row.label for row in reconstruction.reconstruction_rows(maps)] == ["reconstruction"]
+    assert reconstruction.explain_figure(model.config) == ""
 
 
 def test_the_error_is_drawn_in_its_own_range() -> None:
     model = AdaMAE(ModelConfig(**CONFIG)).eval()
     maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
     error = maps.error[maps.is_masked]
-    row = drawing.error_row(maps)
+    row = reconstruction.error_row(maps)
     assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
     colours = {tuple(colour) for colour in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(colour) for colour in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
-    assert ends | {(drawing.SHOWN,) * 3} <= colours
+    assert ends | {(reconstruction.VISIBLE,) * 3} <= colours
 
 
 def test_times_stand_below_the_columns(monkeypatch) -> None:
     written = []
-    monkeypatch.setattr(drawing, "_write", lambda canvas, place, text, size: written.append((place, text)))
-    row = drawing.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
-    drawing.picture([row], 2, [number / 10 for number in range(3, 11)])
-    layout = Layout.of(4)
-    below = [(x, text) for (x, y), text in written if y == layout.cell + drawing.GAP]
-    assert below == [(layout.label + i * (layout.cell + drawing.GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)]
-    assert {"hidden", "shown, so not predicted"} <= {text for _, text in written}
+    monkeypatch.setattr(reconstruction, "_write", lambda canvas, place, text, size: written.append((place, text)))
+    row = reconstruction.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
+    reconstruction.render_figure([row], ModelConfig(**CONFIG), [number / 10 for number in range(3, 11)])
+    layout = Layout.fit(4)
+    below = [(x, text) for (x, y), text in written if y == layout.cell + reconstruction.GAP]
+    assert below == [
+        (layout.label + i * (layout.cell + reconstruction.GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)
+    ]
+    assert {"masked", "visible"} <= {text for _, text in written}
 
 
 def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:
     step = str(run / "checkpoints/step-00000005")
-    visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", step, "--beside", str(run)])
-    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, Layout.of(4).label :]
-    side = Layout.of(4).cell + drawing.GAP
+    plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", step, "--compare", run)
+    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, Layout.fit(4).label :]
+    side = Layout.fit(4).cell + reconstruction.GAP
     first, second, third = (picture[(1 + 3 * i) * side : (4 + 3 * i) * side] for i in range(3))
     assert np.array_equal(first, third)  # the run itself once more
     assert not np.array_equal(first, second)
@@ -192,16 +198,16 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
     pretrained.save(other, AdaMAE(shorter).state_dict(), pretrained.about(shorter))
     with pytest.raises(InputError, match="another shape"):
-        visualize.main([str(run), str(videos / "a.mp4"), "--output", str(tmp_path), "--beside", str(other)])
+        plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", other)
 
 
 def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
-    visualize.main([str(run), str(videos / "a.mp4"), "--html"])
+    plot(run, videos / "a.mp4", "--html")
     text = (run / "figures/report.html").read_text()
     assert not re.search(r"https?://|src=", text)
     clips = json.loads(re.search(r"const clips = (\[.*\]), cell", text)[1])
     assert clips[0]["name"] == "a"
-    assert [sheet["hidden"] for sheet in clips[0]["sheets"]] == ["50%", "75%", "85%", "90%", "95%", "98%"]
+    assert [sheet["mask_ratio"] for sheet in clips[0]["sheets"]] == ["0.5", "0.75", "0.85", "0.9", "0.95", "0.98"]
     assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
     assert len(clips[0]["sheets"][0]["labels"]) == 6
 
@@ -211,7 +217,7 @@ def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
     [
         (["nowhere", "a.mp4"], "nowhere does not exist"),
         (["run", "nowhere.mp4"], "nowhere.mp4 does not exist"),
-        (["run", "c.mp4"], "c.mp4 cannot be shown"),
+        (["run", "c.mp4"], "c.mp4 cannot be decoded"),
         (["run", "empty"], "empty holds no video"),
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
@@ -224,7 +230,7 @@ def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, argumen
     (videos / "run").symlink_to(run)
     monkeypatch.chdir(videos)
     with pytest.raises(InputError) as error:
-        visualize.main(arguments)
+        plot(*arguments)
     assert sentence in str(error.value)
 
 
@@ -232,16 +238,16 @@ def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, argumen
     ("count", "expected"),
     [(40, [9, 12, 15, 18, 21, 24, 27, 30]), (22, [0, 3, 6, 9, 12, 15, 18, 21]), (5, [0, 3, 4, 4, 4, 4, 4, 4])],
 )
-def test_a_clip_is_from_the_middle(count: int, expected: list[int]) -> None:
-    assert middle(count, num_frames=8, stride=3) == expected
+def test_a_clip_is_from_the_middle_frames(count: int, expected: list[int]) -> None:
+    assert middle_frames(count, num_frames=8, stride=3) == expected
 
 
 def test_clips_show_the_frames_they_say(videos: Path) -> None:
     clip = next(read_clips([videos / "b.mkv"], 8, 32, frame_stride=3, limit=1))
-    assert clip.times == pytest.approx([number / 10 for number in middle(40, 8, 3)])
+    assert clip.times == pytest.approx([number / 10 for number in middle_frames(40, 8, 3)])
     assert clip.frames.shape == (8, 32, 32, 3)
     means = clip.frames.float().mean(dim=(1, 2, 3))
-    assert torch.allclose(means, 4 * torch.tensor(middle(40, 8, 3)).float(), atol=3)
+    assert torch.allclose(means, 4 * torch.tensor(middle_frames(40, 8, 3)).float(), atol=3)
 
 
 def test_clips_out_of_shards(tmp_path: Path) -> None:
@@ -251,14 +257,14 @@ def test_clips_out_of_shards(tmp_path: Path) -> None:
     assert [clip.name for clip in clips] == [f"v{i}" for i in range(5)]
     for i, clip in enumerate(clips):
         shown = [read_number(frame) for frame in clip.frames.numpy()]
-        assert shown == [(i + number) % 22 for number in middle(40, 8, 2)]
+        assert shown == [(i + number) % 22 for number in middle_frames(40, 8, 2)]
 
 
 def test_fit_keeps_shapes_and_the_centre() -> None:
     frames = np.zeros((1, 40, 100, 3), np.uint8)
     frames[:, :, 30:70] = 255  # the middle square
-    assert (fit(frames, 20)[:, :, :, 2:-2] == 255).all()
-    assert (fit(frames, 80)[:, :, :, 5:-5] == 255).all()
+    assert (resize_and_crop(frames, 20)[:, :, :, 2:-2] == 255).all()
+    assert (resize_and_crop(frames, 80)[:, :, :, 5:-5] == 255).all()
 
 
 def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> None:

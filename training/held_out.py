@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from common.devices import autocast_to
-from figures import drawing
 from figures.clips import read_clips
+from figures.reconstruction import figure_rows, render_figure
 from model.adamae import AdaMAE
 from model.encoder import EncoderModel, encode
 from pipeline.loader import ClipLoader
@@ -103,11 +103,10 @@ class ReconstructionPlots:
 
     def plot(self, model: AdaMAE) -> dict[str, Image.Image]:
         """Return an image per clip, by name."""
-        device, config = next(model.parameters()).device, model.config
+        device = next(model.parameters()).device
         images = {}
         for clip in self.clips:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                 maps = model.reconstruct(clip.frames[None].to(device))
-            rows, note = drawing.figure_rows(maps), drawing.note_on(config)
-            images[clip.name] = drawing.picture(rows, config.tubelet_size, clip.times, note, PLOT_WIDTH)
+            images[clip.name] = render_figure(figure_rows(maps), model.config, clip.times, PLOT_WIDTH)
         return images

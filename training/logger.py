@@ -71,7 +71,9 @@ class Logger:
         self._steps = 0
         self._started, self._waited = time.perf_counter(), 0.0
         self._writers = _open_writers(config, run, start_step) if dist.is_main else []
-        self._bar = progress_bar(unit="step", total=horizon.total_steps, initial=start_step, disable=not dist.is_main)
+        self._bar = progress_bar(
+            unit="step", total=horizon.total_steps, initial=start_step, disable=not dist.is_main, delay=1e-9
+        )
 
     def __enter__(self) -> "Logger":
         # Half a million objects of imported modules stay. To scan them takes 0.3 s, in the middle of a step and so

@@ -12,8 +12,8 @@ import pytest
 from common.errors import InputError, run_command
 from common.logging import MAX_NAME_LENGTH, format_bytes, format_duration, format_number, log, printable
 from figures.classification import plot_confusion, save_figure
-from figures.drawing import Row
-from figures.report import Sheet, page
+from figures.interactive import render_page
+from figures.reconstruction import Row
 from shard_tools import make_shards
 
 HOSTILE = {
@@ -94,8 +94,8 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
     row = Row(f"label {name}", np.zeros((2, 32, 32, 3), np.uint8))
-    text = page(f"AdaMAE: {name}", [(name, [Sheet(0.9, [row])])])
-    plain, hostile = Elements(page("AdaMAE", [("a", [Sheet(0.9, [row._replace(label="b")])])])), Elements(text)
+    text = render_page(f"AdaMAE: {name}", [(name, {0.9: [row]})])
+    plain, hostile = Elements(render_page("AdaMAE", [("a", {0.9: [row._replace(label="b")]})])), Elements(text)
     assert hostile.names == plain.names
     assert hostile.texts["title"].strip() == hostile.texts["h1"].strip().split("\n")[0] == f"AdaMAE: {name}"
     script = re.search(r"<script>\n(.*?)</script", text, re.DOTALL)[1]

@@ -142,7 +142,11 @@ def test_a_run_without_its_frame_stride_is_one_sentence(tiny_run: Path, syntheti
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("frame_stride: 2", "frame_stride: often"))
     with pytest.raises(InputError, match="frame_stride"):
-        visualize.main([str(run), str(next(synthetic_videos.glob("*/*.mp4"))), f"--output={tmp_path / 'figures'}"])
+        visualize.visualize(
+            visualize.parse_arguments(
+                [str(run), str(next(synthetic_videos.glob("*/*.mp4"))), f"--output={tmp_path / 'figures'}"]
+            )
+        )
 
 
 def test_weights_that_are_not_finite_are_one_sentence(tiny_run: Path, synthetic_shards: Path, tmp_path: Path) -> None:
@@ -152,7 +156,11 @@ def test_weights_that_are_not_finite_are_one_sentence(tiny_run: Path, synthetic_
     next(value for name, value in state.items() if "sampler" in name)[...] = np.nan
     save_file(state, path)
     with pytest.raises(InputError):
-        visualize.main([str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'figures'}"])
+        visualize.visualize(
+            visualize.parse_arguments(
+                [str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'figures'}"]
+            )
+        )
 
 
 @pytest.mark.slow  # a minute: 60 cases, each a command

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import export
 from common.errors import InputError
-from figures import drawing
+from figures import reconstruction
 from kernels import masked_patch_loss, patchify
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.adamae import AdaMAE
@@ -84,8 +84,8 @@ def test_figures_show_what_can_be_shown(channels: int, note: str | None) -> None
     maps = AdaMAE(config).reconstruct(clip)
     assert maps.reconstruction.shape == maps.honest.shape == (1, 4, 32, 32, channels)
     shown = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    assert torch.equal(torch.from_numpy(drawing.frames_row(maps).cells), shown)
-    said = drawing.note_on(config)
+    assert torch.equal(torch.from_numpy(reconstruction.frames_row(maps).cells), shown)
+    said = reconstruction.explain_figure(config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
 
 

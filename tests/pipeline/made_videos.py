@@ -141,7 +141,7 @@ def write_shards(
             path.write_bytes(data)
         for number, start in enumerate(range(0, len(videos), per_shard)):
             chosen = slice(start, start + per_shard)
-            pairs = zip(samples[chosen], paths[chosen], strict=True)
+            pairs = list(zip(samples[chosen], paths[chosen], strict=True))
             shards.append(write_shard(folder, f"shard-{number:06d}.tar", pairs))
     info = DatasetInfo(
         len(videos), sum(sample.num_frames for sample in samples), sum(shard.num_bytes for shard in shards),

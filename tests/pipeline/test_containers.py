@@ -14,7 +14,7 @@ from av.stream import Disposition
 from made_videos import X264, encode, read_number
 from PIL import Image
 
-from figures.clips import _count_frames
+from figures.clips import count_frames
 from pipeline.decoding import containers
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.decoding.sources import decode_frames
@@ -81,7 +81,7 @@ def test_a_picture_of_gigabytes_is_not_made(tmp_path: Path) -> None:
         with pytest.raises(VideoError):
             decode_frames(source, [0])
         with pytest.raises(VideoError):
-            _count_frames(source)
+            count_frames(source)
     with open_source(path) as (container, stream), pytest.raises(UnusableError, match="frame 0 cannot be decoded"):
         next(read_frames(container, stream))
     path.write_bytes(png_in_mov(1200))
@@ -166,7 +166,7 @@ def test_one_rule_says_which_stream_is_the_video(
         assert len(container.streams.video) == 2
         index = stream.index
     for source in (made, tmp_path / "video.mp4"):
-        assert _count_frames(source)[0] == count
+        assert count_frames(source)[0] == count
         assert read_number(decode_frames(source, [0])[0]) == first
     with open_source(tmp_path / "video.mp4") as (_, taken):
         assert taken.index == index

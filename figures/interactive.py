@@ -1,18 +1,18 @@
-"""One HTML file, complete in itself, with the maps of clips under sliders over frames and masking ratios."""
+"""One self-contained HTML file: the maps of clips, with sliders for frame and mask ratio."""
 
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import numpy as np
 from PIL import Image
 
 from common.logging import printable
-from figures.drawing import Row, scaled
+from figures.reconstruction import Row, render_cell
 
-CELL = 160  # pixels a frame is shown with
+CELL = 160  # pixels of a frame
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{{ title }}</title>
@@ -20,17 +20,17 @@ PAGE = """<!doctype html>
   body { font: 14px sans-serif; margin: 2em; }
   .maps { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0 2em; }
   .map { width: {{ cell }}px; height: {{ cell }}px; image-rendering: pixelated; }
-  figure { margin: 0; } figcaption { height: 4em; white-space: pre-line; font-size: 12px; }
+  figure { margin: 0; } figcaption { height: 5em; white-space: pre-line; font-size: 12px; }
   .sliders { position: sticky; top: 0; background: white; padding: 8px 0; }
   input { width: 20em; vertical-align: middle; }
 </style>
 <h1>{{ title }}</h1>
-<p>Maps go from dark blue (low) to yellow (high), between the numbers above them. White: shown, so not predicted. Black
-in the mask: hidden. Probabilities are multiples of the uniform one.</p>
+<p>Maps go from dark blue (low) to yellow (high), between the numbers above them. White: visible. Black in the mask:
+masked.</p>
 {% if note %}<p>{{ note }}</p>{% endif %}
 <div class="sliders">
   <label>frame <input id="frame" type="range" min="0" value="0"> <output id="frame-value"></output></label>
-  <label>hidden <input id="ratio" type="range" min="0" value="0"> <output id="ratio-value"></output></label>
+  <label>mask ratio <input id="ratio" type="range" min="0" value="0"> <output id="ratio-value"></output></label>
 </div>
 <div id="clips"></div>
 <script>
@@ -60,7 +60,7 @@ function show() {
     });
   });
   document.getElementById("frame-value").textContent = frame.value;
-  document.getElementById("ratio-value").textContent = clips[0].sheets[ratio.value].hidden;
+  document.getElementById("ratio-value").textContent = clips[0].sheets[ratio.value].mask_ratio;
 }
 frame.oninput = ratio.oninput = show;
 show();
@@ -68,32 +68,26 @@ show();
 """
 
 
-class Sheet(NamedTuple):
-    """The rows of a clip at one masking ratio."""
-
-    mask_ratio: float
-    rows: list[Row]
-
-
-def page(title: str, clips: Sequence[tuple[str, Sequence[Sheet]]], note: str = "") -> str:
-    """clips: name and sheets of each, the same ratios for all, in ascending order."""
-    described = [
+def render_page(title: str, clips: Sequence[tuple[str, dict[float, list[Row]]]], note: str = "") -> str:
+    """Return the HTML. `clips`: name of each, and its rows by mask ratio, the same ratios for all, ascending."""
+    content = [
         {
             "name": printable(name),
-            "num_frames": len(sheets[0].rows[0].cells),
-            "sheets": [_sheet(sheet) for sheet in sheets],
+            "num_frames": len(next(iter(rows_by_ratio.values()))[0].cells),
+            "sheets": [_render_sheet(ratio, rows) for ratio, rows in rows_by_ratio.items()],
         }
-        for name, sheets in clips
+        for name, rows_by_ratio in clips
     ]
     # Names are the users' own: the template escapes them all, and `tojson` what would end the script from within.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(PAGE).render(title=printable(title), clips=described, cell=CELL, note=note)
+    return environment.from_string(PAGE).render(title=printable(title), clips=content, cell=CELL, note=note)
 
 
-def _sheet(sheet: Sheet) -> dict[str, Any]:
-    """All frames of all rows in one picture: a row a map, a column a frame."""
-    pixels = np.concatenate([np.concatenate(scaled(row, CELL), axis=1) for row in sheet.rows])
+def _render_sheet(mask_ratio: float, rows: list[Row]) -> dict[str, Any]:
+    """Render all frames of all rows into one image: a line per row, a column per frame."""
+    lines = [[np.asarray(render_cell(row, frame, CELL)) for frame in range(len(row.cells))] for row in rows]
+    pixels = np.concatenate([np.concatenate(line, axis=1) for line in lines])
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "WEBP", quality=85)
     image = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"hidden": f"{sheet.mask_ratio:.0%}", "labels": [row.label for row in sheet.rows], "image": image}
+    return {"mask_ratio": f"{mask_ratio:g}", "labels": [row.label for row in rows], "image": image}
