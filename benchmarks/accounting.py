@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes, byte by byte: counted, not sampled, so it also works without a GPU."""
+"""Count where the memory of a training step goes, byte by byte, on tensors without memory: no GPU is needed."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 from weakref import finalize
 
 import torch
@@ -21,19 +20,23 @@ from benchmarks.step import PretrainingStep, noise_clip
 from common import devices
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.memory import CUBLAS_BYTES
 
-# In the order of the forward pass. What happens between two parts belongs to the part before; after the decoder comes
-# the loss. `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
+# In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
+# `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
 PARTS = ("tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
-# What else is alive when most is; `temporaries` are made by the backward pass or the update, and gone after it, also
-# what a kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt share.
+# What is alive at the peak. `temporaries` are made by the backward pass or the update and freed after it, as what a
+# kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt share.
 AT_PEAK = ("weights", "optimizer", "clip", "cublas", *PARTS, "gradients", "temporaries")
 
 # Operators that launch nothing: they allocate, or ask about what is there.
 IDLE = ("aten::empty", "aten::new_empty", "aten::detach", "prim::", "profiler::")
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
 MULTIPROCESSORS = 132  # of an H100 or H200
+# PyTorch's CublasHandlePool.cpp: by its own allocator, 32 MiB for each thread that multiplies, on GPUs of compute
+# capability 9, 10 and 12 (8 on others); cuBLASLt gets the same. The forward pass has a thread, the backward another.
+CUBLAS_BYTES = 2 * 32 * 2**20
+# What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
+RESERVE_GPU = 1.5e9
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Account:
     """Bytes of one step."""
 
     saved: dict[str, int]  # kept from the forward pass for the backward, by PARTS
-    at_peak: dict[str, int]  # alive at the moment of the step when most is, by AT_PEAK
+    at_peak: dict[str, int]  # alive at the peak of the step, by AT_PEAK
     flops: int
-    repeated_flops: int  # of these, the scores that attention makes once more in its backward pass
-    launches: int  # operators of forward and backward that do something: each at least one launch
+    repeated_flops: int  # of these, the scores that attention computes again in its backward pass
+    launches: int  # operators of forward and backward that launch at least one kernel
 
     @property
     def peak_bytes(self) -> int:
@@ -52,23 +55,22 @@ class Account:
 
     @property
     def fixed_bytes(self) -> int:
-        """Of these, what does not depend on the batch."""
+        """What does not depend on the batch."""
         return sum(self.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients", "cublas"))
 
 
 def predict(
     config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False, with_flops: bool = True
 ) -> Account:
-    """The account of a step as a GPU takes it in bf16, or as this CPU does, of tensors that have shapes but no memory.
+    """Count a step as a GPU takes it in bf16, or as this CPU does, in a few seconds for any batch size.
 
     in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. with_flops: count
-    the arithmetic too. It takes a few seconds, whatever the batch. Not in it: the CUDA context, NCCL's
-    own memory, the allocator's fragmentation.
+    the arithmetic too. Not counted: the CUDA context, NCCL's own memory, the allocator's fragmentation.
     """
-    with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
+    with torch.device("meta"):  # FakeTensorMode cannot initialize weights: it has no values
         model = AdaMAE(config)
     live = LiveBytes("weights", on_gpu)
-    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu() if on_gpu else nullcontext(), live:
+    with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths() if on_gpu else nullcontext(), live:
         step = PretrainingStep(model.to_empty(device="cpu"))
         live.label = "clip"
         clip = noise_clip(config, batch_size, torch.device("cpu"))
@@ -78,11 +80,11 @@ def predict(
 def account(
     step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False, with_flops: bool = True
 ) -> Account:
-    """Take the first steps under `live`, which is running and saw the weights being made; the last one counts."""
+    """Take the first steps under `live`, which is active and has counted the weights; count the last one."""
     model = step.model
     live.label = "optimizer"  # the first update makes the optimizer's state
     flops = FlopCounterMode(display=False)
-    # It keeps what is computed once more in a backward pass: then the step whose bytes are counted has to be another.
+    # FlopCounterMode keeps what checkpointing recomputes: then bytes and arithmetic are counted in different steps.
     in_another = with_flops and model.config.activation_checkpointing
     if in_another:
         with flops:
@@ -95,7 +97,7 @@ def account(
     buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
     def keep_gradient(parameter: Tensor) -> None:
-        if in_buckets:  # a copy of its own is gone as soon as it has been copied there
+        if in_buckets:  # its own copy is freed once it has been copied there
             parameter.grad = buckets[id(parameter)]
         live.relabel(parameter.grad, "gradients")
 
@@ -107,7 +109,7 @@ def account(
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         mark_copy = partial(live.relabel, label="weight_copies")
         with flops if with_flops and not in_another else nullcontext():
-            with following(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
+            with track_parts(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
                 loss = step.loss(clip)
             live.label = "temporaries"
             loss.backward()
@@ -118,14 +120,14 @@ def account(
 
 
 def repeated_flops(flops: FlopCounterMode) -> int:
-    """Of the five products of a backward pass of PyTorch's attention, all alike in size, the first was made before."""
+    """Return a fifth of attention's backward pass: the first of its five equal products repeats the scores."""
     by_operator = flops.get_flop_counts()["Global"].items()
     return sum(count for operator, count in by_operator if _is_attention_backward(str(operator))) // 5
 
 
 @contextmanager
-def following(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
-    """Call `enter` with the name of each part when the forward pass comes to it."""
+def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
+    """Call `enter` with the name of each part when the forward pass reaches it."""
     modules = {
         "tokenizer": model.tokenizer,
         "sampler": model.token_sampler,
@@ -150,7 +152,7 @@ def saved_bytes(
     by_part = dict.fromkeys(PARTS, 0)
     weights = [parameter.untyped_storage() for parameter in model.parameters()]
     not_counted = [*weights, *(tensor.untyped_storage() for tensor in (*model.buffers(), *inputs))]
-    # The storages are held, so that none is freed and its address given to another while we count.
+    # The storages are held, so that no address is reused while we count.
     seen = {storage._cdata: storage for storage in not_counted}
     weight_keys = {storage._cdata for storage in weights}
     current = PARTS[0]
@@ -170,13 +172,13 @@ def saved_bytes(
                 by_part[current] += storage.nbytes()
         return tensor
 
-    with following(model, enter), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with track_parts(model, enter), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield by_part
     seen.clear()  # the graph keeps `pack`, and so everything in here, until its end
 
 
 def _origin(tensor: Tensor) -> int | None:
-    """The storage of the leaf from which nothing but casts and views lead to this tensor, if there is one."""
+    """Return the storage of the leaf that this tensor is a cast or view of, if there is one."""
     node, output = tensor.grad_fn, tensor.output_nr
     while node is not None and node.name().startswith(("ToCopy", "Cast", "T", "View", "UnsafeView", "Slice", "Split")):
         node, output = node.next_functions[output if node.name().startswith("Cast") else 0]
@@ -185,11 +187,10 @@ def _origin(tensor: Tensor) -> int | None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages made in this block that are alive, by label: now, and when they were most; and
-    the operators that do something.
+    """Count the bytes of all live storages allocated in this block by label, now and at the peak, and kernel launches.
 
-    A storage made before counts from when an operation in this block returns a view of it. `label` says what the
-    storages made from then on are for. on_gpu: count what CUDA's libraries are lent, too.
+    A storage allocated before counts from when an operation in this block returns a view of it. `label` says what
+    the next storages are for. on_gpu: count the workspaces of CUDA's libraries too.
     """
 
     def __init__(self, label: str, on_gpu: bool = False) -> None:
@@ -220,11 +221,11 @@ class LiveBytes(TorchDispatchMode):
                 self._count(tensor.untyped_storage())
         self.launches += not func.is_view and not func.name().startswith(IDLE)
         if self.on_gpu and _is_attention_backward(func.name()):
-            self._pass_by(attention_workspace(args[1]))
+            self._count_momentary(attention_workspace(args[1]))
         return out
 
-    def _pass_by(self, size: int) -> None:
-        """Bytes that are alive for a moment, with all that is now."""
+    def _count_momentary(self, size: int) -> None:
+        """Count bytes that are alive for a moment beside all that is now."""
         if self.now.total() + size > self.at_peak.total():
             self.at_peak = self.now.copy()
             self.at_peak["temporaries"] += size
@@ -247,10 +248,10 @@ def _is_attention_backward(operator: str) -> bool:
 
 
 def attention_workspace(q: Tensor) -> int:
-    """Bytes that flash attention allocates for its backward pass over q [B, H, M, d], besides the gradients.
+    """Return the bytes that flash attention allocates for its backward pass over q [B, H, M, d] besides gradients.
 
-    PyTorch's flash_api.cpp, mha_bwd: in fp32, a sum for each row, and q's gradient with rows a multiple of 128, and of
-    32 values; if it is to be deterministic, as many of these as it takes to give every multiprocessor a head.
+    PyTorch's flash_api.cpp, mha_bwd: in fp32, a sum for each row, and q's gradient with rows padded to 128 and width to
+    32; if it must be deterministic, as many of these as it takes to give every multiprocessor a head.
     """
     batch, heads, rows, width = q.shape
     rows, width = -(-rows // 128) * 128, -(-width // 32) * 32
@@ -263,14 +264,28 @@ def _allocated(storage: torch.UntypedStorage) -> int:
 
 
 @contextmanager
-def _as_on_gpu() -> Iterator[None]:
-    """Sends tensors without memory down the paths that the project's ops take on a GPU, which has units for bf16.
+def _gpu_code_paths() -> Iterator[None]:
+    """Send tensors without memory down the paths that the project's ops take on a GPU with bf16 units.
 
-    They are not made as CUDA tensors because PyTorch's backward then asks for a device that is there.
+    They are not CUDA tensors because PyTorch's backward would then ask for a real device.
     """
-    runs_triton = not triton.knobs.runtime.interpret  # an interpreter would read what is not there
+    runs_triton = not triton.knobs.runtime.interpret  # an interpreter would read memory that does not exist
     with (
-        patch.object(Tensor, "is_cuda", runs_triton),
-        patch.object(devices, "choose_precision", lambda _, wanted: wanted),
+        replace_attribute(Tensor, "is_cuda", runs_triton),
+        replace_attribute(devices, "choose_precision", lambda _, wanted: wanted),
     ):
         yield
+
+
+@contextmanager
+def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Give a module or class another attribute inside this block."""
+    own, inherited = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, inherited)
+        else:
+            delattr(owner, name)

@@ -1,19 +1,18 @@
-"""The program that torch.compile makes of a training step for an H200, made on a machine without one.
+"""Compile a training step for an H200 with torch.compile on a machine without one, and predict its memory.
 
 The model is traced with tensors that have shapes but no memory, on the CPU: PyTorch's autograd asks a real driver about
-every other device. For Inductor the graphs then move to a GPU of which there is as much here as it asks about. Both
-change this process for good: run them in one of their own.
+every other device. For Inductor the graphs then move to a GPU that answers what Inductor asks. All functions here
+change torch and triton for the rest of the process: run them in one of their own.
 """
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import triton
@@ -48,7 +47,7 @@ DEVICE = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class Properties:
-    """What Inductor asks about an H200."""
+    """The properties of an H200 that Inductor asks for."""
 
     name: str = "NVIDIA H200"
     major: int = 9
@@ -66,7 +65,7 @@ class Properties:
 
 
 class Driver:
-    """As much of a GPU as Triton asks about."""
+    """The part of a GPU driver that Triton asks for."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -76,7 +75,7 @@ class Driver:
 
 
 class Interface(device_interface.CudaInterface):
-    """As much of a GPU as Inductor asks about."""
+    """The part of a GPU that Inductor asks for."""
 
     device = staticmethod(lambda index: nullcontext())  # type: ignore[assignment]
     synchronize = staticmethod(lambda device=None: None)
@@ -94,8 +93,8 @@ class Interface(device_interface.CudaInterface):
         get_device_properties = staticmethod(lambda device=None: Properties())
 
 
-def take_the_paths_of_a_gpu() -> None:
-    """In the model, for the rest of this process."""
+def take_gpu_code_paths() -> None:
+    """Have the project's ops use their Triton kernels on any tensor."""
     for name, module in sys.modules.items():
         if name.startswith("kernels.") and hasattr(module, "runs_triton"):
             module.runs_triton = lambda tensor: True  # type: ignore[attr-defined]
@@ -103,7 +102,7 @@ def take_the_paths_of_a_gpu() -> None:
 
 
 def pretend_there_is_a_gpu() -> None:
-    """To Inductor, for the rest of this process."""
+    """Make Inductor compile for an H200."""
     device_interface.get_interface_for_device("cuda")  # registers the real one first
     device_interface.register_interface_for_device("cuda", Interface)
     torch.cuda.current_device = lambda: 0
@@ -112,26 +111,26 @@ def pretend_there_is_a_gpu() -> None:
     torch.cuda.get_rng_state = lambda device=None: torch.zeros(16, dtype=torch.uint8)
     has_triton.cache_clear()
     triton_helpers.set_driver_to_gpu = lambda: None
-    # Traced on the CPU, a random draw is an operator of PyTorch's; on a GPU Inductor would make it one of its own.
+    # Traced on the CPU, a random number is an operator of PyTorch's; on a GPU Inductor would generate its own.
     inductor.fallback_random = True
     inductor.force_disable_caches = True
     inductor.compile_threads = 1
 
 
 def trace(config: ModelConfig, batch_size: int) -> list[GraphModule]:
-    """The graphs of a step in bf16, forward and backward, divided as torch.compile's own backend divides them."""
+    """Trace a step in bf16 into its forward and backward graph, partitioned as torch.compile's own backend does."""
     graphs = []
 
     def keep(graph: GraphModule, example: list) -> Callable:
         graphs.append(graph)
         return make_boxed_func(graph)
 
-    take_the_paths_of_a_gpu()
+    take_gpu_code_paths()
     backend = aot_autograd(
         fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
     )  # fmt: skip
-    with torch.device("meta"):  # FakeTensorMode cannot initialise: it has no values to draw
+    with torch.device("meta"):  # FakeTensorMode cannot initialize weights: it has no values
         adamae = AdaMAE(config)
     with FakeTensorMode(allow_non_fake_inputs=True):
         adamae.to_empty(device="cpu")
@@ -144,8 +143,8 @@ def trace(config: ModelConfig, batch_size: int) -> list[GraphModule]:
     return graphs
 
 
-def generated(graph: GraphModule) -> str:
-    """The program that Inductor makes of a graph for a GPU."""
+def generate_program(graph: GraphModule) -> str:
+    """Return the program that Inductor generates from a graph for a GPU."""
 
     def on_gpu(value: Any) -> Any:
         return DEVICE if isinstance(value, torch.device) else value
@@ -161,9 +160,10 @@ def generated(graph: GraphModule) -> str:
     def keep(lowering: GraphLowering) -> None:
         program: Any = lowering.codegen()[0]
         programs.append(getattr(program, "value", program))
-        raise NotImplementedError("to load it takes a GPU")
+        raise NotImplementedError("loading it needs a GPU")
 
-    with patch.object(GraphLowering, "_compile_to_module", keep), tracing(TracingContext(fake)), V.set_fake_mode(fake):
+    GraphLowering._compile_to_module = keep  # type: ignore[assignment, method-assign]
+    with tracing(TracingContext(fake)), V.set_fake_mode(fake):
         try:
             compile_fx.compile_fx_inner(graph, inputs)
         except Exception:
@@ -172,56 +172,48 @@ def generated(graph: GraphModule) -> str:
     return programs[0]
 
 
-def compiled_peak(config: ModelConfig, batch_size: int) -> int:
-    """Bytes alive at the moment of a compiled step when most is. It takes a minute, whatever the batch.
-
-    Not in it: what `accounting.predict` leaves out too.
-    """
-    torch._logging.set_logs(inductor=logging.ERROR)  # it would tell of the program that is not loaded
-    with TemporaryDirectory() as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+def predict_compiled_peak(config: ModelConfig, batch_size: int) -> int:
+    """Return the peak bytes of a compiled step, without what `accounting.predict` leaves out too. Takes a minute."""
+    torch._logging.set_logs(inductor=logging.ERROR)  # it would warn about the program that is not loaded
+    with TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         graphs = trace(config, batch_size)
         pretend_there_is_a_gpu()
-        return peak_of(config, graphs, [generated(graph) for graph in graphs])
+        return count_peak(config, graphs, [generate_program(graph) for graph in graphs])
 
 
-def peak_of(config: ModelConfig, graphs: list[GraphModule], programs: list[str]) -> int:
-    """Bytes alive when most are, in a run of the programs without their kernels and of AdamW's moments beside it."""
+def count_peak(config: ModelConfig, graphs: list[GraphModule], programs: list[str]) -> int:
+    """Run the programs without their kernels, with AdamW's moments allocated, and return the peak bytes."""
     with torch.device("meta"):
         weights = list(AdaMAE(config).parameters())
     live = LiveBytes("step", on_gpu=True)
-    with FakeTensorMode(allow_non_fake_inputs=True), live, _kernels_left_out():
-        forward, backward = (_entry(program) for program in programs)
+    skip_kernels()
+    with FakeTensorMode(allow_non_fake_inputs=True), live:
+        forward, backward = (load_program(program) for program in programs)
         moments = [torch.empty_like(weight, device="cpu") for weight in weights for _ in range(2)]
         outputs = forward([_empty_like(node) for node in _inputs(graphs[0])])
-        # The backward pass is given what the forward pass keeps, its last outputs, and the losses' gradients.
+        # The backward pass takes what the forward pass keeps, its last outputs, and the losses' gradients.
         gradients = [node for node in _inputs(graphs[1]) if node.name.startswith("tangents")]
         kept = len(_inputs(graphs[1])) - len(gradients)
         given = [*outputs[-kept:], *(_empty_like(node) for node in gradients)]
         del outputs
-        backward(given)  # which empties the list, and lets go of what it has used
+        backward(given)  # empties the list, and so frees what it has used
         moments.clear()
     return live.at_peak.total()
 
 
-@contextmanager
-def _kernels_left_out() -> Iterator[None]:
-    random = torch.ops.higher_order
-    with (
-        patch.object(CachingAutotuner, "precompile", lambda *_, **__: None),
-        patch.object(CachingAutotuner, "run", lambda *_, **__: None),
-        patch.object(torch.cuda, "_DeviceGuard", lambda index: nullcontext()),
-        patch.object(torch.cuda, "set_device", lambda device: None),
-        # What checkpointing draws in the forward pass, it draws again in the backward pass.
-        patch.object(
-            random, "run_and_save_rng_state", lambda op, *args: (torch.empty(16, dtype=torch.uint8), op(*args))
-        ),
-        patch.object(random, "run_with_rng_state", lambda state, op, *args: op(*args)),
-    ):
-        yield
+def skip_kernels() -> None:
+    """Have programs launch nothing, and random operators of checkpointing work on fake tensors."""
+    CachingAutotuner.precompile = CachingAutotuner.run = lambda *_, **__: None  # type: ignore[assignment, method-assign]
+    torch.cuda._DeviceGuard = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
+    torch.cuda.set_device = lambda device: None
+    random: Any = torch.ops.higher_order
+    random.run_and_save_rng_state = lambda op, *args: (torch.empty(16, dtype=torch.uint8), op(*args))
+    random.run_with_rng_state = lambda state, op, *args: op(*args)
 
 
-def _entry(program: str) -> Callable[[list], tuple]:
-    """A program of Inductor's that allocates fake tensors, and calls no library."""
+def load_program(program: str) -> Callable[[list], tuple]:
+    """Load a program of Inductor's so that it allocates fake tensors and calls no library."""
 
     class Products:
         def __getattr__(self, name: str) -> Callable[..., Tensor]:
@@ -248,7 +240,7 @@ def _inputs(graph: GraphModule) -> list[Node]:
 
 
 def _empty_like(node: Node, device: str | torch.device = "cpu") -> Tensor:
-    """int: of the state of a random generator, the size is found out when it is asked for."""
+    """int(): the size of a random generator's state is symbolic."""
     value = node.meta["val"]
     shape, stride = ([int(size) for size in sizes] for sizes in (value.shape, value.stride()))
     return torch.empty_strided(shape, stride, dtype=value.dtype, device=device)

@@ -25,7 +25,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.fx import GraphModule
 
 from benchmarks.accounting import predict
-from benchmarks.gpu.program import generated, peak_of, pretend_there_is_a_gpu, trace
+from benchmarks.gpu.program import count_peak, generate_program, pretend_there_is_a_gpu, trace
 from model.config import ModelConfig
 
 MODELS = {
@@ -75,13 +75,13 @@ if __name__ == "__main__":
     }
     kept = {name: hidden_layers_kept(graphs[name][0], config) for name, config in MODELS.items()}
     pretend_there_is_a_gpu()
-    programs = [generated(graph) for graph in graphs[BUILT]]
+    programs = [generate_program(graph) for graph in graphs[BUILT]]
     found = {
         "graphs": {name: len(of_model) for name, of_model in graphs.items()},
         "kept": kept,
         "written": written,
         "built": sorted(set().union(*map(built, programs))),
-        "peak": peak_of(MODELS[BUILT], graphs[BUILT], programs),
+        "peak": count_peak(MODELS[BUILT], graphs[BUILT], programs),
         "peak_uncompiled": predict(MODELS[BUILT], 2).peak_bytes,
     }
     print(json.dumps(found))
