@@ -11,10 +11,34 @@ its own. Decoder depths and samplers are in benchmarks/ablations.py.
 """
 
 import argparse
+from pathlib import Path
+
+from common.errors import InputError, parse_early, run_command
+from model.config import SIZES, Masking, ModelConfig
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="base")
+    parser.add_argument("--batch-size", type=int, default=16, help="clips to predict memory for")
+    parser.add_argument("--config", type=Path, help="predict one step of this run instead")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
+    parser.add_argument("--repetitions", type=int, help="timed steps per point; default: 20 on a GPU, 2 on a CPU")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    options = parser.parse_args(arguments)
+    if options.batch_size < 1:
+        raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
+    if options.overrides and options.config is None:
+        raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_early(parse_arguments)
+
 import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import common.openmp  # noqa: F401
@@ -37,12 +61,10 @@ from benchmarks.harness import (
 )
 from benchmarks.step import PretrainingStep, measure_step, noise_clip
 from common.devices import choose_device, choose_precision
-from common.errors import InputError, run_command
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
-from model.config import SIZES, Masking, ModelConfig
 from pipeline.config import DataConfig
 from training.config import parse
 
@@ -66,8 +88,7 @@ NOTES = [
 ]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    options = parse_arguments(arguments)
+def main(options: argparse.Namespace) -> None:
     if options.config is not None:
         log(describe_run(options.config, options.overrides, options.batch_size))
         return
@@ -94,22 +115,6 @@ def main(arguments: list[str] | None = None) -> None:
         write_results(folder, "memory_vs_ratio", rows, about, NOTES)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
-
-
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=int, default=16, help="clips to predict memory for")
-    parser.add_argument("--config", type=Path, help="predict one step of this run instead")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    parser.add_argument("--repetitions", type=int, help="timed steps per point; default: 20 on a GPU, 2 on a CPU")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
-    options = parser.parse_args(arguments)
-    if options.batch_size < 1:
-        raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
-    if options.overrides and options.config is None:
-        raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
-    return options
 
 
 def list_points(size: str) -> list[ModelConfig]:
@@ -247,4 +252,4 @@ def utilization(row: Row, batch_size: int, milliseconds: float, matmul: float) -
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(lambda: main(OPTIONS))

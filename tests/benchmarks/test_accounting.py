@@ -1,4 +1,4 @@
-"""The counting of bytes: against a layer worked out by hand, against itself, and prediction against fact."""
+"""Counting of bytes: against a layer worked out by hand, and prediction against an actual step."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accounting import (
+    CUBLAS_BYTES,
     LiveBytes,
     account,
     attention_workspace,
@@ -19,11 +20,9 @@ from benchmarks.accounting import (
     saved_bytes,
 )
 from benchmarks.harness import ROOT
-from benchmarks.memory_vs_ratio import AMPLE_BATCH, largest_batch, loaded_per_clip, measure_on_gpu
-from benchmarks.step import PretrainingStep, noise_clip
+from benchmarks.step import PretrainingStep, measure_step, noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.memory import CUBLAS_BYTES, RESERVE_GPU
 from training.numerics import deterministic
 
 CPU = torch.device("cpu")
@@ -64,26 +63,6 @@ def test_bf16_copies_of_weights_are_told_from_activations() -> None:
     assert saved["decoder"] == 8 * 32 * 2 + 8 * 64 * 2
 
 
-@pytest.mark.parametrize("masking", ["adaptive", "tube"])
-def test_parts_sum_to_what_is_alive_after_the_forward_pass(masking: str) -> None:
-    config = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75, masking=masking)  # type: ignore[arg-type]
-    with LiveBytes("before") as live:
-        step, clip = PretrainingStep(AdaMAE(config)), noise_clip(config, 2, CPU)
-        live.label = "step"
-        with saved_bytes(step.model, (clip,)) as saved:
-            loss = step.loss(clip)
-        alive = live.now["step"]
-        assert saved["decoder"] > 0
-        assert saved["encoder"] > 0
-        assert (saved["sampler"] > 1e5) == (masking == "adaptive")
-        # Alive, but saved by nothing: the loss itself, and what rounding each storage up to 512 bytes adds.
-        assert sum(saved.values()) == pytest.approx(alive, rel=0.03)
-        assert sum(saved.values()) <= alive
-        live.label = "backward"
-        loss.backward()
-        assert live.now["step"] < 0.02 * alive, "the backward pass frees what was saved"
-
-
 def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step() -> None:
     live = LiveBytes("weights")
     with live:
@@ -98,15 +77,6 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step() -> Non
     weights = sum(p.numel() * 4 for p in step.model.parameters())
     assert actual.at_peak["optimizer"] == pytest.approx(2 * weights, rel=0.1)
     assert predicted.flops == actual.flops
-
-
-def test_the_largest_batch_that_fits_is_followed_by_one_that_does_not() -> None:
-    capacity = 0.03e9 + CUBLAS_BYTES
-    batch = largest_batch(TINY, predict(TINY, AMPLE_BATCH, with_flops=False), capacity + RESERVE_GPU)
-    loaded = loaded_per_clip(TINY)
-    assert loaded == 4 * 3 * (352 * 256 + 3 * 64 * 64)  # frames as they are stored, and three clips
-    assert predict(TINY, batch, with_flops=False).peak_bytes + batch * loaded <= 1.01 * capacity
-    assert predict(TINY, batch + 2, with_flops=False).peak_bytes + (batch + 2) * loaded > 0.99 * capacity
 
 
 def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
@@ -126,7 +96,7 @@ def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
 
 
 def test_gradients_in_buckets_are_there_all_the_time() -> None:
-    plain, in_buckets = (predict(TINY, 16, in_buckets=said, with_flops=False) for said in (False, True))
+    plain, in_buckets = (predict(TINY, 4, in_buckets=said, with_flops=False) for said in (False, True))
     weights = plain.at_peak["weights"]
     assert in_buckets.at_peak["gradients"] == pytest.approx(weights, rel=0.2)
     assert plain.peak_bytes < in_buckets.peak_bytes <= plain.peak_bytes + 1.2 * weights
@@ -140,31 +110,35 @@ def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
     assert flops.get_total_flops() == 7 * repeated_flops(flops)
 
 
-def test_a_step_of_vit_base_stays_within_its_memory_and_arithmetic() -> None:
-    """GiB and FLOPs predicted for 16 clips on a GPU: what a change may not lose."""
-    program = """
+# GiB, FLOPs and launches of 16 clips on a GPU; the paper's memory is 14.4 GB, and 21.3 with 8 decoder blocks.
+@pytest.mark.parametrize(
+    ("changes", "gib", "flops"),
+    [
+        ({}, 3.343, 4.179e12),
+        pytest.param({"decoder_depth": 8}, 4.295, 6.090e12, marks=pytest.mark.slow),
+        pytest.param({"activation_checkpointing": True}, 2.158, 5.103e12, marks=pytest.mark.slow),
+    ],
+)
+def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flops: float) -> None:
+    program = f"""
 from benchmarks.accounting import predict
 from model.config import ModelConfig
-for changes in ({}, {"decoder_depth": 8}, {"activation_checkpointing": True}):
-    account = predict(ModelConfig(**changes), 16)
-    print(account.peak_bytes / 2**30, account.flops, account.launches)
+account = predict(ModelConfig(**{changes}), 16)
+print(account.peak_bytes / 2**30, account.flops, account.launches)
 """
     # In a process without Triton's interpreter, in which kernels need real memory and so cannot be predicted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True)
-    plain, deep, checkpointed = ([float(x) for x in line.split()] for line in done.stdout.splitlines())
-    assert plain[0] < 3.4  # the paper: 14.4
-    assert deep[0] < 4.4  # the paper: 21.3
-    assert checkpointed[0] < 2.2
-    assert plain[2] < 850  # 1,088 with a cast for every weight
-    assert 1.15 < checkpointed[1] / plain[1] < 1.23
+    found = [float(word) for word in done.stdout.split()]
+    assert found[:2] == pytest.approx([gib, flops], rel=0.005)
+    assert changes or found[2] < 850  # 1,088 with a cast for every weight
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("changes", [{}, {"masking": "tube"}, {"activation_checkpointing": True}])
 def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
-    measured, _ = measure_on_gpu(config, batch_size=16, repetitions=2, compiled=False)
+    _, measured = measure_step(config, 16, 2, torch.device("cuda"))
     predicted = predict(config, 16).peak_bytes / 2**30
     assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.05)  # what kernels allocate is counted
     assert measured["measured_peak_gib"] < measured["driver_used_gib"]
