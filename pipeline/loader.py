@@ -15,9 +15,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -51,6 +51,7 @@ class Batch:
     labels: Int64[Tensor, " B"]  # -1 where a video has none
     keys: list[str]  # of the videos; those of replacements where videos could not be decoded
     positions: list[int]  # in the plan
+    is_last: bool = True  # of this rank's batches of an optimizer step
 
 
 @dataclass
@@ -120,7 +121,8 @@ class ClipLoader:
         if step != self._next_step:
             self._stream = self.batches(step * self._plan.passes)
         self._next_step = step + 1
-        return islice(self._stream, self._plan.passes)
+        for left in range(self._plan.passes, 0, -1):
+            yield replace(next(self._stream), is_last=left == 1)
 
     def batches(self, first: int) -> Iterator[Batch]:
         """Yield the plan's batches from number `first` on, endlessly if the plan is endless. One iterator at a time.

@@ -42,7 +42,7 @@ class DecodeJob:
     # The state of the call that works on it.
     future: Future[Any] = field(default_factory=Future, init=False)
     is_read: bool = field(default=False, init=False)  # whether it is known who decodes
-    started: float | None = field(default=None, init=False)  # when decoding began; None: not yet, or a download
+    started: float | None = field(default=None, init=False)  # when decoding began, None: not yet
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # held while clips are written
     is_abandoned: bool = field(default=False, init=False)  # nobody waits for it any more: it must not write
 
@@ -87,9 +87,10 @@ class ClipDecoder:
             sample = job.rows[0].sample
             try:
                 self.reader.download(sample)
-                job.started = time.monotonic()
+                started = time.perf_counter()
                 video = self.reader.clip(sample, job.rows[0].frames)
-                self.count(videos_read=1, bytes_read=len(video.data), read_seconds=time.monotonic() - job.started)
+                self.count(videos_read=1, bytes_read=len(video.data), read_seconds=time.perf_counter() - started)
+                job.started = time.monotonic()  # not before: downloads have a timeout of their own
                 if not job.only_pyav and self._policy.uses_dali(sample, job.decode, job.batch, video):
                     job.for_dali = video
                 job.is_read = True

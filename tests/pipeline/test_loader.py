@@ -111,6 +111,7 @@ def test_micro_batches_of_a_step(short: ShardDataset) -> None:
             batches = list(loader.microbatches(step))
             check_frames(batches, plan, first=step * 3)
             assert [place for batch in batches for place in batch.positions] == [*range(step * 6, step * 6 + 6)]
+            assert [batch.is_last for batch in batches] == [False, False, True]
         assert loader.counters["clips"] == 24
 
 
