@@ -55,7 +55,7 @@ from common.atomic_io import write_json
 from common.devices import explain_out_of_memory
 from common.logging import log
 from figures.classification import plot_calibration, plot_confusion, plot_mistakes, save_figure
-from model.probe import classifier_of
+from model.probe import load_classifier
 from model.weights import pretrained
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
@@ -93,7 +93,7 @@ def evaluate(options: argparse.Namespace) -> None:
     state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
     if options.config is not None:
         shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
-    model = classifier_of(state_dict, shape)
+    model = load_classifier(state_dict, shape)
     if not classes:  # weights of others name none: then their number must do
         num_classes = model.get_parameter("head.weight").shape[0]
         classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes

@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
         if output.suffix != ".safetensors":
             raise InputError(f"{output} is no safetensors file: give a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(output, state, pretrained.about(config, weights.classes))
+        pretrained.save(output, state, pretrained.make_metadata(config, weights.classes))
         say_what_was_assumed(source, state, config)
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
@@ -85,7 +85,7 @@ def check(state: StateDict, config: ModelConfig) -> None:
 
 def say_what_was_assumed(source: Path, state: StateDict, config: ModelConfig) -> None:
     """What stands in the new file and not in the old one, and what is in neither."""
-    if assumed := pretrained.taken_for_granted(source, config):
+    if assumed := pretrained.assumed_fields(source, config):
         log(f"{source} does not say these, which the new file does: {', '.join(assumed)}", sys.stderr)
     if "head.weight" not in state and config.masking != "adaptive":
         log("there is no token sampler in it: with model.masking=adaptive, one starts fresh", sys.stderr)
@@ -167,7 +167,7 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
     encoder = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "encoder.safetensors"
-    pretrained.save(file, encoder, pretrained.about(config))
+    pretrained.save(file, encoder, pretrained.make_metadata(config))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     write_text(folder / "README.md", model_card(encoder, config, source, digest))
 

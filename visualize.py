@@ -36,7 +36,6 @@ if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
 from dataclasses import replace
-from typing import get_args
 
 import common.openmp  # noqa: F401
 
@@ -60,8 +59,9 @@ from figures.reconstruction import (
     render_figure,
 )
 from model.adamae import AdaMAE
-from model.config import Masking, ModelConfig
+from model.config import ModelConfig
 from model.maps import Maps
+from model.masking import MASKS
 from model.weights.pretrained import find_file, run_of, trained_stride
 from training.checkpoint import existing, step_of
 from training.remote_run import local_run
@@ -104,11 +104,11 @@ def compare_strategies(model: AdaMAE, clip: Clip, seed: int) -> list[Row]:
     """Mask a clip by every strategy, at the model's ratio; strategies with equal masks share their rows."""
     ratio, grid = model.config.mask_ratio, model.config.grid
     found: dict[str, Maps] = {}
-    for masking in get_args(Masking):
+    for masking, strategy in MASKS.items():
         # Of frames, at least one token frame has to stay.
-        frame_ratio = min(ratio, 1 - 1 / grid[0]) if masking == "frame" else ratio
+        frame_ratio = min(ratio, 1 - 1 / grid[0]) if strategy.unit == "frame" else ratio
         try:
-            masked = model.remasked(masking=masking, mask_ratio=frame_ratio)
+            masked = model.with_masking(masking=masking, mask_ratio=frame_ratio)
         except InputError:  # no sampler was trained, or there is no motion in one token frame
             continue
         maps = masked.reconstruct(clip.frames[None], seed)
@@ -162,7 +162,7 @@ def rows_by_ratio(model: AdaMAE, clip: Clip, seed: int) -> dict[float, list[Row]
             replace(model.config, mask_ratio=ratio)
         except InputError:  # too few tokens, or token frames, for this ratio
             continue
-        rows[ratio] = figure_rows(model.remasked(mask_ratio=ratio).reconstruct(clip.frames[None], seed))
+        rows[ratio] = figure_rows(model.with_masking(mask_ratio=ratio).reconstruct(clip.frames[None], seed))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""How fast the token path's ops are, forward, backward and both, against the published way and the compiled definition.
+"""How fast the token path's ops are, forward, backward and both, against the published way and the compiled reference.
 
 `python benchmarks/kernel_speed.py`, on a GPU or a CPU. The values of every op, and its gradients, are first compared
 with the published way's; where they differ, nothing is reported. GB/s counts what an op has to move, once; the share
@@ -21,8 +21,8 @@ from model.config import ModelConfig
 NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
     " mask, its sampling loss with one Categorical a clip; its patch loss starts from a float clip that is there.",
-    "`compiled`: torch.compile of the op's definition, on GPUs at the largest batch and ratio .95. `ours` on a CPU is"
-    " the definition.",
+    "`compiled`: torch.compile of the op's reference, on GPUs at the largest batch and ratio .95. `ours` on a CPU is"
+    " the reference.",
     "`backward` runs on a kept graph. patchify has none. `extra_mib`: memory that forward and backward allocate.",
 ]
 
@@ -58,7 +58,7 @@ def measure(case: Case, name: str, sizes: Sizes, compiled: bool, repetitions: in
     check(case, name)
     contenders = {"ours": case.ours, "published": case.published}
     if compiled:
-        contenders["compiled"] = Contender(compiled_definition(case), case.ours.learnt)
+        contenders["compiled"] = Contender(compiled_reference(case), case.ours.learnt)
     rows: list[Row] = []
     for who, contender in contenders.items():
         moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
@@ -76,11 +76,11 @@ def measure(case: Case, name: str, sizes: Sizes, compiled: bool, repetitions: in
     return rows
 
 
-def compiled_definition(case: Case) -> Callable[[], Tensor]:
-    definition = torch.compile(case.definition, fullgraph=True, dynamic=False)
+def compiled_reference(case: Case) -> Callable[[], Tensor]:
+    reference = torch.compile(case.reference, fullgraph=True, dynamic=False)
 
     def call() -> Tensor:
-        result = definition()
+        result = reference()
         return result if isinstance(result, Tensor) else result[-1]
 
     return call

@@ -233,7 +233,7 @@ class Study:
         model = AdaMAE.from_pretrained(run)
         config, stride = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data.frame_stride
         clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
-        randomly = model.remasked(masking="random")
+        randomly = model.with_masking(masking="random")
         moving, static = [], []
         for position, clip in enumerate(clips):
             output = randomly(clip.frames[None], seed=0, offset=position)

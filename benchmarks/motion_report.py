@@ -29,8 +29,7 @@ from common.errors import InputError, run_command
 from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.maps import damage_explained
-from model.token_samplers import SharpDraw
+from model.maps import explain_bad_logits
 from model.weights.pretrained import find_file, run_of, trained_stride
 
 NUM_SAMPLES = (
@@ -68,12 +67,11 @@ def main() -> None:
     )
 
 
-@damage_explained()
+@explain_bad_logits()
 @torch.no_grad()
 def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
     """Return the three metrics; clips without motion count for the loss only."""
     has_truth = all(sidecar(clip.video).is_file() for clip in clips)
-    sample = SharpDraw(model.config).eval()
     losses, correlations, visible, everywhere = [], [], [], []
     for position, clip in enumerate(clips):
         output = model(clip.frames[None], seed=0, offset=position)
@@ -81,7 +79,9 @@ def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
         motion = (true_motion if has_truth else brightness_change)(clip, model.config)
         if motion.amount.std() > 0 and motion.is_moving.any():
             correlations.append(torch.corrcoef(torch.stack((output.log_probs[0].exp(), motion.amount)))[0, 1])
-            masks = sample(output.log_probs.expand(NUM_SAMPLES, -1), seed=0, offset=position * NUM_SAMPLES)
+            masks = model.token_sampler.sample(
+                output.log_probs.expand(NUM_SAMPLES, -1), seed=0, offset=position * NUM_SAMPLES
+            )
             visible.append(motion.is_moving[masks.visible_ids].float().mean())
             everywhere.append(motion.is_moving.float().mean())
     if not correlations:

@@ -10,18 +10,18 @@ from torch import Tensor
 
 import benchmarks.peers.token_path as published
 import kernels
-from kernels.gather_tokens import definition as gather_definition
+from kernels.gather_tokens import gather_tokens_ref
 from kernels.gather_tokens import num_bytes as gather_bytes
-from kernels.gumbel_topk import definition as gumbel_definition
+from kernels.gumbel_topk import gumbel_topk_ref
 from kernels.gumbel_topk import num_bytes as gumbel_bytes
-from kernels.masked_patch_loss import Definition as PatchLoss
+from kernels.masked_patch_loss import masked_patch_loss_ref
 from kernels.masked_patch_loss import num_bytes as patch_loss_bytes
-from kernels.patchify import definition as patchify_definition
 from kernels.patchify import num_bytes as patchify_bytes
-from kernels.sampling_loss import definition as sampling_definition
+from kernels.patchify import patchify_ref
 from kernels.sampling_loss import num_bytes as sampling_bytes
-from kernels.scatter_tokens import definition as scatter_definition
+from kernels.sampling_loss import sampling_loss_ref
 from kernels.scatter_tokens import num_bytes as scatter_bytes
+from kernels.scatter_tokens import scatter_tokens_ref
 from model.config import ModelConfig
 
 
@@ -35,7 +35,7 @@ class Contender(NamedTuple):
 class Case(NamedTuple):
     ours: Contender
     published: Contender
-    definition: Callable[[], Tensor | tuple[Tensor, ...]]  # all of it, so that a compiler drops nothing; `ours` last
+    reference: Callable[[], Tensor | tuple[Tensor, ...]]  # all of it, so that a compiler drops nothing; `ours` last
     num_bytes: tuple[int, int]  # that forward and backward have to move
     agrees: Callable[[Tensor, Tensor], bool]  # ours with the published way's result
     same_gradients: bool = True
@@ -96,7 +96,7 @@ def gumbel_topk(sizes: Sizes) -> Case:
     return Case(
         Contender(lambda: kernels.gumbel_topk(logits, k, seed, offset)[2], [logits]),
         Contender(lambda: published.sample_mask(logits, k)[1], [logits]),
-        partial(gumbel_definition, logits, k, seed, offset),
+        partial(gumbel_topk_ref, logits, k, seed, offset),
         (gumbel_bytes(sizes.batch, tokens, 4), sizes.batch * tokens * 12),
         agrees,
         same_gradients=False,  # ours are those of log-probabilities, the published way's of probabilities
@@ -110,7 +110,7 @@ def gather_tokens(sizes: Sizes) -> Case:
     return Case(
         Contender(partial(kernels.gather_tokens, x, visible, table), [x]),
         Contender(partial(published.gather, x, mask, table), [x]),
-        partial(gather_definition, x, visible, table),
+        partial(gather_tokens_ref, x, visible, table),
         gather_bytes(sizes.batch, tokens, visible.shape[1], width, sizes.dtype.itemsize),
         close(3e-2),
     )
@@ -127,7 +127,7 @@ def scatter_tokens(sizes: Sizes) -> Case:
             partial(kernels.scatter_tokens, features, mask_token, table, visible, masked), [features, mask_token]
         ),
         Contender(partial(published.scatter, features, mask_token, table, mask), [features, mask_token]),
-        partial(scatter_definition, features, mask_token, table, visible, masked),
+        partial(scatter_tokens_ref, features, mask_token, table, visible, masked),
         scatter_bytes(sizes.batch, tokens, visible.shape[1], width, sizes.dtype.itemsize),
         close(3e-2),
     )
@@ -138,7 +138,7 @@ def patchify(sizes: Sizes) -> Case:
     return Case(
         Contender(partial(kernels.patchify, clip, None, *sizes.patch, dtype), []),
         Contender(partial(published.patches, clip, *sizes.patch, dtype), []),
-        partial(patchify_definition, clip, None, *sizes.patch, dtype),
+        partial(patchify_ref, clip, None, *sizes.patch, dtype),
         (patchify_bytes(sizes.batch, sizes.config.num_tokens, sizes.config.patch_values, dtype.itemsize), 0),
         close(2e-2),
         same_gradients=False,  # there are none
@@ -152,7 +152,7 @@ def masked_patch_loss(sizes: Sizes) -> Case:
     return Case(
         Contender(partial(kernels.masked_patch_loss, pred, sizes.clip, masked, *sizes.patch), [pred]),
         Contender(partial(published.patch_loss, pred, float_clip, mask, *sizes.patch), [pred]),
-        lambda: PatchLoss.apply(pred, sizes.clip, masked, *sizes.patch, "mse", True),
+        partial(masked_patch_loss_ref, pred, sizes.clip, masked, *sizes.patch, "mse", True),
         patch_loss_bytes(sizes.batch, masked.shape[1], values, sizes.dtype.itemsize),
         close(1e-2),
     )
@@ -168,7 +168,7 @@ def sampling_loss(sizes: Sizes) -> Case:
     return Case(
         Contender(partial(kernels.sampling_loss, log_probs, masked, losses), [log_probs]),
         Contender(partial(published.sampling_loss, probabilities, mask, losses), [probabilities]),
-        partial(sampling_definition, log_probs, masked, losses),
+        partial(sampling_loss_ref, log_probs, masked, losses),
         sampling_bytes(sizes.batch, tokens, masked.shape[1]),
         close(1e-4),
         same_gradients=False,
@@ -194,7 +194,7 @@ def draw_to_loss(sizes: Sizes) -> Case:
     return Case(
         Contender(partial(path, kernels.gumbel_topk, kernels.sampling_loss), [logits]),
         Contender(published_path, [logits]),
-        partial(path, gumbel_definition, sampling_definition),
+        partial(path, gumbel_topk_ref, sampling_loss_ref),
         (gumbel_bytes(sizes.batch, tokens, 4) + forward, sizes.batch * tokens * 12 + backward),
         close(0.2),  # two draws from one distribution: about 1 % apart
         same_gradients=False,

@@ -48,11 +48,11 @@ def frames_row(maps: Maps) -> Row:
 
 def reconstruction_rows(maps: Maps) -> list[Row]:
     """Make one row, and a second one without ground truth where they differ."""
-    if maps.honest is None:
+    if maps.visible_stats is None:
         return [Row("reconstruction", _to_rgb(maps.reconstruction[0]))]
     return [
         Row("reconstruction\n(patch statistics\nfrom ground truth)", _to_rgb(maps.reconstruction[0])),
-        Row("reconstruction\n(statistics interpolated\nfrom visible patches)", _to_rgb(maps.honest[0])),
+        Row("reconstruction\n(statistics interpolated\nfrom visible patches)", _to_rgb(maps.visible_stats[0])),
     ]
 
 

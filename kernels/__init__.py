@@ -1,9 +1,5 @@
-"""The token path between the clip and the loss: every op runs Triton on CUDA and its PyTorch definition elsewhere.
+"""The token path from the clip to the loss: every op runs Triton on CUDA and its `*_ref` in plain PyTorch elsewhere."""
 
-And attention, which is PyTorch's.
-"""
-
-from kernels.attention import attention
 from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
@@ -11,12 +7,4 @@ from kernels.patchify import patchify
 from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
 
-__all__ = [
-    "attention",
-    "gather_tokens",
-    "gumbel_topk",
-    "masked_patch_loss",
-    "patchify",
-    "sampling_loss",
-    "scatter_tokens",
-]
+__all__ = ["gather_tokens", "gumbel_topk", "masked_patch_loss", "patchify", "sampling_loss", "scatter_tokens"]

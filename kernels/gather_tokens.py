@@ -23,19 +23,12 @@ def gather_tokens(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
     if table is not None:
         check(table.shape == x.shape[1:], f"the table of positions has shape {tuple(table.shape)}: give [N, D]")
         check(not table.requires_grad, "the table of positions is fixed here: add learnable positions before gathering")
-    return (gather_tokens_op if runs_triton(x) else definition)(x, ids, table)
+    return (gather_tokens_op if runs_triton(x) else gather_tokens_ref)(x, ids, table)
 
 
-def definition(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
-    batch, tokens, width = x.shape
-    flat_ids = (ids + torch.arange(0, batch * tokens, tokens, device=ids.device)[:, None]).flatten()
-    rows = x.flatten(0, 1).index_select(0, flat_ids).view(batch, -1, width)
-    return rows if table is None else rows + take_rows(table.to(x.dtype), ids)
-
-
-def take_rows(table: Tensor, ids: Tensor) -> Tensor:
-    """table [N, D], ids [B, K] -> [B, K, D]."""
-    return table.index_select(0, ids.flatten()).view(*ids.shape, -1)
+def gather_tokens_ref(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
+    rows = x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
+    return rows if table is None else rows + table.to(x.dtype)[ids]
 
 
 @triton.jit
@@ -117,7 +110,7 @@ gather_tokens_op.register_autograd(_backward, setup_context=_setup)
 
 
 def num_bytes(batch: int, tokens: int, count: int, width: int, itemsize: int) -> tuple[int, int]:
-    """What forward and backward have to move (the table stays in the cache)."""
+    """Count the bytes that forward and backward have to move (the table stays in the cache)."""
     return 2 * batch * count * width * itemsize, batch * (tokens + count) * width * itemsize
 
 

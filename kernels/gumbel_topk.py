@@ -14,31 +14,23 @@ from kernels.noise import gumbel, gumbel_row
 MAX_TOKENS = 16384  # one program holds a row in its registers
 SMALLEST_FINITE = -3.0e38  # keys of finite logits end here, above those of -inf
 SMALLEST = torch.finfo(torch.float32).min
-NOTHING_TO_DRAW = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
+LOGITS_NOT_FINITE = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
 
-def gumbel_topk(
-    logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor, sharpness: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw k of N tokens a row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
+def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample k of N tokens per row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
 
     Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Gradients flow through log_probs.
-    sharpness, fp32 [B], positive: row b is drawn from softmax(sharpness[b] · logits[b]); log_probs stay those of 1.
     A row with NaN, with +inf, or of nothing but -inf raises RuntimeError: at once on the CPU; on CUDA as a device-side
-    assertion, which costs no wait here and ends the process at its next one, as CUDA has it.
+    assertion, which costs no synchronization here and ends the process at its next one.
     """
     check(logits.ndim == 2, f"logits have shape {tuple(logits.shape)}: give [B, N]")
     check(logits.is_floating_point(), f"logits are {logits.dtype}: give floating-point numbers")
     tokens = logits.shape[1]
     check(0 < tokens <= MAX_TOKENS, f"logits have {tokens} tokens a row: give 1 to {MAX_TOKENS}")
     check(0 <= k <= tokens, f"k is {k}: give a number from 0 to the {tokens} tokens there are")
-    if sharpness is not None:
-        check(
-            sharpness.shape == logits.shape[:1] and sharpness.dtype == torch.float32,
-            f"sharpness is {sharpness.dtype} {tuple(sharpness.shape)}: give fp32, one for each of the rows",
-        )
-    draw = gumbel_topk_op if runs_triton(logits) else definition
-    return draw(logits, k, as_scalar("seed", seed, logits), as_scalar("offset", offset, logits), sharpness)
+    sample = gumbel_topk_op if runs_triton(logits) else gumbel_topk_ref
+    return sample(logits, k, as_scalar("seed", seed, logits), as_scalar("offset", offset, logits))
 
 
 def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
@@ -52,40 +44,19 @@ def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
 
 
-def definition(
-    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk_ref(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
-    log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    log_probs = torch.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
     with torch.no_grad():
         logits = logits.float()
-        largest = logits.amax(dim=-1, keepdim=True)
-        torch._assert_async(torch.isfinite(largest).all(), NOTHING_TO_DRAW)
-        noise = gumbel(seed, offset, rows, tokens)
-        if sharpness is not None:
-            # The order of γ · logit + noise, without a product in front of a sum, which compilers may fuse.
-            noise = noise / sharpness[:, None]
-        key = (logits - largest + noise).clamp(min=SMALLEST_FINITE)
+        largest = logits.amax(dim=1, keepdim=True)
+        torch._assert_async(torch.isfinite(largest).all(), LOGITS_NOT_FINITE)
+        key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
         key = key.masked_fill(logits == -torch.inf, SMALLEST)
-        visible_ids = largest_keys(key, k)
-        return visible_ids, complement(visible_ids, tokens), log_probs
-
-
-def largest_keys(key: Tensor, k: int) -> Tensor:
-    """Where each row's k largest keys are, int64 [B, k] ascending; of equal keys those with the smaller index."""
-    bits = (key + 0.0).view(torch.int32)  # + 0 makes -0 and +0 the same
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers in the order of the floats
-    unique = (ordered << 32) - torch.arange(key.shape[1], device=key.device)  # the index decides between equals
-    return unique.topk(k, dim=-1, sorted=False).indices.sort(dim=-1).values
-
-
-def complement(ids: Tensor, tokens: int) -> Tensor:
-    """int64 [B, N - k]: the tokens that `ids` [B, k] leaves out, ascending. The m-th of them is m plus the number of
-    ids before it, and the j-th id has ids[j] - j of them before it."""
-    rows, k = ids.shape
-    left = ids - torch.arange(k, device=ids.device)
-    before = ids.new_zeros(rows, tokens - k + 1).scatter_add_(1, left, torch.ones_like(left))
-    return before.cumsum(dim=-1)[:, :-1] + torch.arange(tokens - k, device=ids.device)
+        visible = key.argsort(dim=1, descending=True, stable=True)[:, :k]  # stable: the smaller index wins a tie
+        is_visible = torch.zeros_like(key, dtype=torch.uint8).scatter_(1, visible, 1)
+        masked_ids, visible_ids = is_visible.argsort(dim=1, stable=True).split((tokens - k, k), dim=1)
+        return visible_ids.contiguous(), masked_ids.contiguous(), log_probs
 
 
 @triton.jit
@@ -108,9 +79,9 @@ def kth_largest(bits, k):
 
 
 @triton.jit
-def draw_kernel(
-    logits_ptr, seed_ptr, offset_ptr, sharpness_ptr, visible_ptr, masked_ptr, log_probs_ptr, drawn_ptr,
-    stride, tokens, k, SHARPENED: tl.constexpr, QUARTER: tl.constexpr,
+def gumbel_topk_kernel(
+    logits_ptr, seed_ptr, offset_ptr, visible_ptr, masked_ptr, log_probs_ptr, is_finite_ptr,
+    stride, tokens, k, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """One program a row: log-softmax, keys, the k-th largest key by bisection on its bits, both id lists."""
     row = tl.program_id(0).to(tl.int64)
@@ -120,11 +91,9 @@ def draw_kernel(
     shifted = logits - tl.max(logits, axis=0)
     total = tl.sum(tl.exp(shifted), axis=0)
     tl.store(log_probs_ptr + row * tokens + n, shifted - tl.log(total), mask=inside)
-    tl.store(drawn_ptr + row, total == total)  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
+    tl.store(is_finite_ptr + row, total == total)  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
 
     noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
-    if SHARPENED:
-        noise = tl.div_rn(noise, tl.load(sharpness_ptr + row))
     key = shifted + noise
     key = tl.where(key > -3.0e38, key, -3.0e38)  # SMALLEST_FINITE, also for NaN
     key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)  # SMALLEST
@@ -159,21 +128,18 @@ def num_warps(tokens: int) -> int:
 
 
 @torch.library.triton_op("adamae::gumbel_topk", mutates_args=())
-def gumbel_topk_op(
-    logits: Tensor, k: int, seed: Tensor, offset: Tensor, sharpness: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     logits = rows_contiguous(logits)
     visible_ids = logits.new_empty(rows, k, dtype=torch.int64)
     masked_ids = logits.new_empty(rows, tokens - k, dtype=torch.int64)
     log_probs = logits.new_empty(rows, tokens, dtype=torch.float32)
-    drawn = logits.new_empty(rows, dtype=torch.bool)
-    wrap_triton(draw_kernel)[(rows,)](
-        logits, seed, offset, seed if sharpness is None else sharpness, visible_ids, masked_ids, log_probs, drawn,
-        logits.stride(0), tokens, k, SHARPENED=sharpness is not None,
+    is_finite = logits.new_empty(rows, dtype=torch.bool)
+    wrap_triton(gumbel_topk_kernel)[(rows,)](
+        logits, seed, offset, visible_ids, masked_ids, log_probs, is_finite, logits.stride(0), tokens, k,
         QUARTER=max(1, triton.next_power_of_2(tokens) // 4), num_warps=num_warps(tokens),
     )  # fmt: skip
-    torch._assert_async(drawn.all(), NOTHING_TO_DRAW)
+    torch._assert_async(is_finite.all(), LOGITS_NOT_FINITE)
     return visible_ids, masked_ids, log_probs
 
 
@@ -195,14 +161,14 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> No
 
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
-    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None, None
+    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)
 
 
 def num_bytes(rows: int, tokens: int, itemsize: int) -> int:
-    """What a draw has to move: logits in, ids and log-probabilities out."""
+    """Count the bytes to move: logits in, ids and log-probabilities out."""
     return rows * tokens * (itemsize + 8 + 4)
 
 

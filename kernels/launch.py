@@ -9,7 +9,7 @@ from triton import next_power_of_2
 
 from common.errors import InputError
 
-# Said once, because Triton 3.10 turns it off by default. No kernel here needs it on or off to be right.
+# Set here because Triton 3.10 turns it off by default. No kernel here needs it on or off to be right.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 # ADAMAE_DEBUG_KERNELS=1: also check what id lists contain, which waits for the device at every op.
@@ -20,7 +20,7 @@ triton_on_cpu = False
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Triton on CUDA, the PyTorch definition elsewhere."""
+    """Triton on CUDA, the reference in plain PyTorch elsewhere."""
     return tensor.is_cuda or triton_on_cpu
 
 

@@ -12,7 +12,7 @@ from kernels.launch import check, check_ids, runs_triton, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines
 
 Kind = Literal["mse", "l1"]
-EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], SPEC §4; ours go to 255
+EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; ours go to 255
 
 
 def masked_patch_loss(
@@ -27,8 +27,8 @@ def masked_patch_loss(
     """pred [B, M, P], clip uint8 [B, T, H, W, C], masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
-    normalised by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. Saved for the
-    backward pass: the arguments, and on CUDA two numbers a patch and channel; targets never are.
+    normalized by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. The kernel saves the
+    arguments and two numbers per patch and channel for the backward pass, never the targets.
     """
     tokens = check_clip(clip, tubelet_size, patch_size)
     check_ids("masked_ids", masked_ids, clip, tokens)
@@ -39,53 +39,21 @@ def masked_patch_loss(
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
     if runs_triton(pred) and clip.shape[4] == 3:
         return masked_patch_loss_op(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)[0]
-    given = pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize
-    if torch.compiler.is_compiling():  # which makes targets anew where that is cheaper than keeping them
-        return Definition.forward(*given)
-    return Definition.apply(*given)
+    return masked_patch_loss_ref(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)
 
 
-def difference(
-    pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, normalize: bool
+def masked_patch_loss_ref(
+    pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: Kind, normalize: bool
 ) -> Tensor:
-    """target - pred in at least fp32, [B, M, C, p_t·p_h·p_w]: channel by channel, which the CPU sums fastest."""
-    # In pixels of 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
+    # Pixels stay in 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
     dtype = torch.promote_types(pred.dtype, torch.float32)
-    pixels = gather_patches(clip, masked_ids, tubelet_size, patch_size).transpose(2, 3).contiguous()
-    target = pixels.to(dtype)
+    target = gather_patches(clip, masked_ids, tubelet_size, patch_size).to(dtype)
     if normalize:
-        target -= target.mean(dim=3, keepdim=True)
-        # Not Tensor.std: on the CPU its running mean takes 17 times as long as this two-pass form.
-        deviation = torch.linalg.vector_norm(target, dim=3, keepdim=True) / (target.shape[3] - 1) ** 0.5
-        target *= 1 / (deviation + EPSILON)
+        target = (target - target.mean(dim=2, keepdim=True)) / (target.std(dim=2, keepdim=True) + EPSILON)
     else:
-        target *= 1 / 255
-    return target.sub_(pred.to(dtype).unflatten(2, (-1, clip.shape[4])).transpose(2, 3))
-
-
-class Definition(torch.autograd.Function):
-    """The definition. Its backward pass makes the targets anew instead of keeping something of their size."""
-
-    @staticmethod
-    def forward(
-        pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: Kind, normalize: bool
-    ) -> Tensor:
-        away = difference(pred, clip, masked_ids, tubelet_size, patch_size, normalize)
-        return (away.square_() if kind == "mse" else away.abs_()).mean(dim=(2, 3))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.options = inputs[3:]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        tubelet_size, patch_size, kind, normalize = ctx.options
-        pred, clip, masked_ids = ctx.saved_tensors
-        away = difference(pred, clip, masked_ids, tubelet_size, patch_size, normalize)
-        slope = away.mul_(-2) if kind == "mse" else away.sign_().neg_()
-        slope *= (grads[0] / pred.shape[-1])[..., None, None]
-        return slope.transpose(2, 3).flatten(2).to(pred.dtype), None, None, None, None, None, None
+        target = target / 255
+    residual = pred.to(dtype) - target.flatten(2)
+    return (residual.square() if kind == "mse" else residual.abs()).mean(dim=2)
 
 
 @triton.jit
@@ -111,7 +79,7 @@ def loss_kernel(
     TUBELET: tl.constexpr, PATCH: tl.constexpr,
     L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp: a patch, read as in patchify, from its statistics to its loss."""
+    """One program, of one warp, per patch, read as in patchify, from its statistics to its loss."""
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, LINES)
@@ -137,8 +105,8 @@ def loss_kernel(
             target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         else:
             target *= 1.0 / 255
-        away = tl.load(pred_ptrs + place[None, :], mask=inside, other=0).to(tl.float32) - target
-        total += tl.where(inside, tl.abs(away) if L1 else away * away, 0.0)
+        residual = tl.load(pred_ptrs + place[None, :], mask=inside, other=0).to(tl.float32) - target
+        total += tl.where(inside, tl.abs(residual) if L1 else residual * residual, 0.0)
     tl.store(loss_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
 
 
@@ -148,7 +116,7 @@ def loss_backward_kernel(
     grad_stride_b, grad_stride_m, TUBELET: tl.constexpr, PATCH: tl.constexpr,
     L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp: a patch; the forward pass's statistics save the reductions."""
+    """One program, of one warp, per patch; the forward pass's statistics save the reductions."""
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, LINES)
@@ -170,13 +138,13 @@ def loss_backward_kernel(
             target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         else:
             target *= 1.0 / 255
-        away = tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
-        slope = (away > 0).to(tl.float32) - (away < 0).to(tl.float32) if L1 else 2 * away
-        tl.store(out_ptr + first + place[None, :], (slope * grad).to(out_ptr.dtype.element_ty), mask=inside)
+        residual = tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
+        grad_pred = (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32) if L1 else 2 * residual
+        tl.store(out_ptr + first + place[None, :], (grad_pred * grad).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def patch_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+    """Return what both kernels are compiled for."""
     return {
         "TUBELET": tubelet_size, "PATCH": patch_size, "L1": kind == "l1", "NORMALIZE": normalize,
         "LINES": triton.next_power_of_2(tubelet_size * patch_size), "WIDTH": triton.next_power_of_2(patch_size),
@@ -187,7 +155,7 @@ def patch_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool
 def masked_patch_loss_op(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: str, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> loss [B, M] and, where the target is normalised, each channel's mean, then 1 / deviation [B, M, 6]."""
+    """-> loss [B, M] and, where the target is normalized, each channel's mean, then 1 / deviation [B, M, 6]."""
     batch, count, _ = pred.shape
     loss = pred.new_empty(batch, count, dtype=torch.float32)
     statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
@@ -227,7 +195,7 @@ masked_patch_loss_op.register_autograd(_backward, setup_context=_setup)
 
 
 def num_bytes(batch: int, count: int, values: int, itemsize: int) -> tuple[int, int]:
-    """What forward and backward have to move: prediction and pixels in; those and the gradient out."""
+    """Count the bytes that forward and backward have to move: prediction and pixels in; those and the gradient out."""
     return batch * count * values * (itemsize + 1), batch * count * values * (2 * itemsize + 1)
 
 

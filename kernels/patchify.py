@@ -1,6 +1,6 @@
-"""The tokenizer's input: patches of the uint8 clip, scaled and normalised as ImageNet's.
+"""The tokenizer's input: patches of the uint8 clip, scaled and normalized as ImageNet's.
 
-The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the definition.
+The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the reference.
 """
 
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from einops import rearrange
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -28,12 +29,12 @@ def patchify(
     tokens = check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
         check_ids("ids", ids, clip, tokens)
-    patches = patchify_op if runs_triton(clip) and clip.shape[4] == 3 else definition
+    patches = patchify_op if runs_triton(clip) and clip.shape[4] == 3 else patchify_ref
     return patches(clip, ids, tubelet_size, patch_size, dtype)
 
 
 def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
-    """The number of tokens of a clip that whole patches cover."""
+    """Return the number of tokens per clip; raise InputError unless whole patches cover it."""
     check(clip.ndim == 5, f"the clip has shape {tuple(clip.shape)}: give [B, T, H, W, C]")
     check(clip.dtype == torch.uint8, f"the clip is {clip.dtype}: give uint8")
     _, frames, height, width, _ = clip.shape
@@ -45,38 +46,25 @@ def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
     return (frames // tubelet_size) * (height // patch_size) * (width // patch_size)
 
 
-def definition(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
-    values = gather_patches(clip, ids, tubelet_size, patch_size).flatten(2).float()
-    # Rows as long as a patch: on the CPU, broadcasting three channels takes several times as long.
-    mean, std = (
-        torch.tensor(of_channel, device=clip.device).mul(255).repeat(values.shape[2] // len(of_channel))
-        for of_channel in statistics(clip.shape[4])
-    )
-    return values.sub_(mean).mul_(1 / std).to(dtype)
+def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
+    patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
+    mean, std = (torch.tensor(values, device=clip.device) for values in pixel_statistics(clip.shape[4]))
+    return ((patches - 255 * mean) / (255 * std)).flatten(2).to(dtype)
 
 
-def statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel: ImageNet's of RGB; of all others, the means of those."""
+def pixel_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of each channel: ImageNet's for RGB; for all others, the means of those."""
     if channels == 3:
         return IMAGENET_MEAN, IMAGENET_STD
     return (sum(IMAGENET_MEAN) / 3,) * channels, (sum(IMAGENET_STD) / 3,) * channels
 
 
 def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int) -> Tensor:
-    """uint8 [B, K, p_t·p_h·p_w, C]: the patches named by `ids`, or all of them, in the order of tokens (t, h, w)."""
-    batch, _, height, width, channels = clip.shape
-    grid = (
-        clip.unflatten(3, (-1, patch_size))
-        .unflatten(2, (-1, patch_size))
-        .unflatten(1, (-1, tubelet_size))
-        .permute(0, 1, 3, 5, 2, 4, 6, 7)  # B, T/p_t, H/p_h, W/p_w, p_t, p_h, p_w, C; a view
+    """Cut uint8 patches [B, K, p_t·p_h·p_w, C] at `ids`, or all of them, in (t, h, w) order."""
+    patches = rearrange(
+        clip, "b (t pt) (h ph) (w pw) c -> b (t h w) (pt ph pw) c", pt=tubelet_size, ph=patch_size, pw=patch_size
     )
-    if ids is None:
-        return grid.reshape(batch, -1, tubelet_size * patch_size**2, channels)
-    rows, columns = height // patch_size, width // patch_size
-    row = torch.arange(batch, device=ids.device)[:, None]
-    patches = grid[row, ids // (rows * columns), ids // columns % rows, ids % columns]
-    return patches.reshape(*ids.shape, tubelet_size * patch_size**2, channels)
+    return patches if ids is None else patches[torch.arange(len(ids), device=ids.device)[:, None], ids]
 
 
 @triton.jit
@@ -98,7 +86,7 @@ def patchify_kernel(
     clip_ptr, ids_ptr, out_ptr, K, rows, columns, stride_b,
     TUBELET: tl.constexpr, PATCH: tl.constexpr, HAS_IDS: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp: a patch. Its lines of 3 · PATCH values are read in three parts, so that a thread's 16
+    """One program, of one warp, per patch. Its lines of 3 · PATCH values are read in three parts, so that a thread's 16
     neighbours fill one load and their channels are known when the kernel is compiled."""
     k = tl.program_id(0).to(tl.int64)
     token = tl.load(ids_ptr + k) if HAS_IDS else k % K
@@ -132,7 +120,7 @@ def patchify_op(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size:
 
 
 def num_bytes(batch: int, count: int, values: int, itemsize: int) -> int:
-    """What has to move: a byte in and `itemsize` bytes out for every value."""
+    """Count the bytes to move: one in and `itemsize` out for every value."""
     return batch * count * values * (1 + itemsize)
 
 

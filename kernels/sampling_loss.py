@@ -1,4 +1,4 @@
-"""The loss that teaches the token sampler to hide what is hard to reconstruct."""
+"""The loss that teaches the token sampler to mask what is hard to reconstruct (arXiv 2211.09120 §3.3)."""
 
 from typing import Any
 
@@ -25,41 +25,41 @@ def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor)
     )
     if runs_triton(log_probs):
         return sampling_loss_op(log_probs, masked_ids, loss_per_token.detach())[0]
-    return definition(log_probs, masked_ids, loss_per_token)
+    return sampling_loss_ref(log_probs, masked_ids, loss_per_token)
 
 
-def definition(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
+def sampling_loss_ref(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
     return -(log_probs.gather(1, masked_ids) * loss_per_token.detach()).mean()
 
 
 @triton.jit
 def sampling_loss_kernel(
-    log_probs_ptr, ids_ptr, loss_ptr, partial_ptr, slope_ptr, stride, N, M, weight, BLOCK: tl.constexpr
+    log_probs_ptr, ids_ptr, loss_ptr, partial_ptr, grad_ptr, stride, N, M, weight, BLOCK: tl.constexpr
 ):
-    """One program a clip: its share of the loss, and in passing the loss's derivative by its log-probabilities."""
+    """One program per clip: its part of the loss, and the gradient of its log-probabilities."""
     b = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + b * M + m, mask=m < M, other=0)
-    slope = tl.load(loss_ptr + b * M + m, mask=m < M, other=0).to(tl.float32) * weight
+    grad = tl.load(loss_ptr + b * M + m, mask=m < M, other=0).to(tl.float32) * weight
     log_probs = tl.load(log_probs_ptr + b * stride + ids, mask=m < M, other=0).to(tl.float32)
-    tl.store(partial_ptr + b, tl.sum(log_probs * slope, axis=0))
-    tl.store(slope_ptr + b * N + ids, slope, mask=m < M)
+    tl.store(partial_ptr + b, tl.sum(log_probs * grad, axis=0))
+    tl.store(grad_ptr + b * N + ids, grad, mask=m < M)
 
 
 @torch.library.triton_op("adamae::sampling_loss", mutates_args=())
 def sampling_loss_op(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> tuple[Tensor, Tensor]:
-    """-> the loss, a scalar, and its derivative by log_probs, fp32 [B, N]; the ids of a row are all different."""
+    """-> the loss, a scalar, and its gradient for log_probs, fp32 [B, N]; the ids of a row are all different."""
     (batch, tokens), count = log_probs.shape, masked_ids.shape[1]
     log_probs = rows_contiguous(log_probs)
     partial = log_probs.new_empty(batch, dtype=torch.float32)
-    slope = log_probs.new_zeros(batch, tokens, dtype=torch.float32)
+    grad = log_probs.new_zeros(batch, tokens, dtype=torch.float32)
     block = triton.next_power_of_2(count)
     wrap_triton(sampling_loss_kernel)[(batch,)](
-        log_probs, masked_ids.contiguous(), loss_per_token.contiguous(), partial, slope,
+        log_probs, masked_ids.contiguous(), loss_per_token.contiguous(), partial, grad,
         log_probs.stride(0), tokens, count, -1.0 / (batch * count),
         BLOCK=block, num_warps=min(16, max(1, block // 256)),
     )  # fmt: skip
-    return partial.sum(), slope
+    return partial.sum(), grad
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -67,7 +67,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
 
 
-def _backward(ctx: Any, grad: Tensor, _slope: Any) -> tuple:
+def _backward(ctx: Any, grad: Tensor, _grad: Any) -> tuple:
     return (grad * ctx.saved_tensors[0]).to(ctx.dtype), None, None
 
 
@@ -75,7 +75,7 @@ sampling_loss_op.register_autograd(_backward, setup_context=_setup)
 
 
 def num_bytes(batch: int, tokens: int, count: int) -> tuple[int, int]:
-    """What forward and backward have to move."""
+    """Count the bytes that forward and backward have to move."""
     return batch * (count * 16 + tokens * 4), batch * tokens * 8
 
 

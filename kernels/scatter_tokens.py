@@ -1,4 +1,4 @@
-"""The decoder's input: visible features, then mask tokens, each with its position, not un-shuffled (SPEC §3)."""
+"""The decoder's input: visible features, then mask tokens, each with its position, not un-shuffled."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.gather_tokens import ROWS, take_rows
+from kernels.gather_tokens import ROWS
 from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, wrap_triton
 
 STEPS = 16  # tiles of the mask token's gradient that a program sums: 256 rows, and a 256th of them left to sum
@@ -33,18 +33,16 @@ def scatter_tokens(
         visible_ids.shape[1] == features.shape[1],
         f"there are {features.shape[1]} features a clip and {visible_ids.shape[1]} visible_ids",
     )
-    scatter = scatter_tokens_op if runs_triton(features) else definition
+    scatter = scatter_tokens_op if runs_triton(features) else scatter_tokens_ref
     return scatter(features, mask_token, table, visible_ids, masked_ids)
 
 
-def definition(features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor) -> Tensor:
-    """One look-up makes the result: of the visible rows, and of the mask token at every place there is."""
-    batch, num_visible, _ = features.shape
+def scatter_tokens_ref(
+    features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
+) -> Tensor:
     table = table.to(features.dtype)
-    visible = features + take_rows(table, visible_ids)
-    rows = torch.cat([visible.flatten(0, 1), mask_token.to(features.dtype) + table])
-    first = torch.arange(batch * num_visible, device=features.device).view(batch, num_visible)
-    return take_rows(rows, torch.cat([first, masked_ids + batch * num_visible], dim=1))
+    masked = mask_token.to(features.dtype) + table[masked_ids]
+    return torch.cat([features + table[visible_ids], masked], dim=1)
 
 
 @triton.jit
@@ -128,7 +126,7 @@ scatter_tokens_op.register_autograd(_backward, setup_context=_setup)
 
 
 def num_bytes(batch: int, tokens: int, num_visible: int, width: int, itemsize: int) -> tuple[int, int]:
-    """What forward and backward have to move (the table stays in the cache)."""
+    """Count the bytes that forward and backward have to move (the table stays in the cache)."""
     row = batch * width * itemsize
     return row * (num_visible + tokens), row * (tokens - num_visible)
 

@@ -1,4 +1,4 @@
-"""AdaMAE: a masked autoencoder for video that learns which tokens to show (SPEC §3 and §4)."""
+"""AdaMAE: a masked autoencoder for video that learns which tokens to keep visible (arXiv 2211.09120 §3)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from common.errors import InputError
-from kernels import gather_tokens, masked_patch_loss, sampling_loss, scatter_tokens
+from kernels import gather_tokens, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig
-from model.decoder_masking import reconstructed
+from model.decoder_masking import select_decoder_targets
 from model.encoder import Encoder, Features, encode
-from model.motion import log_motion
-from model.ranking import ranking_loss
-from model.token_samplers import Draw, build_sampler
+from model.masking import Mask, make_masking
+from model.targets import make_target
 from model.tokenizer import Tokenizer, position_table
 from model.weights.loading import load_weights
 
@@ -27,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """What a forward pass gives; losses are fp32 whatever the autocast dtype."""
+    """Losses are fp32 whatever the autocast dtype."""
 
     loss: Float[Tensor, ""]
     reconstruction_loss: Float[Tensor, ""]
-    sampling_loss: Float[Tensor, ""]  # 0 where masking is not adaptive
+    sampling_loss: Float[Tensor, ""]  # 0 where the masking does not learn
     pred: Float[Tensor, "B M P"]  # without a gradient: a compiled step would be given one of its size, of zeros
     loss_per_token: Float[Tensor, "B M"]
-    log_probs: Float[Tensor, "B N"] | None  # at a sharpness of 1; None where tokens have no probabilities
+    log_probs: Float[Tensor, "B N"] | None  # None where tokens have no probabilities
     visible_ids: Int[Tensor, "B K"]
-    masked_ids: Int[Tensor, "B M"]  # those that were predicted: in training a share of them (model.decoder_share)
+    masked_ids: Int[Tensor, "B M"]  # the predicted ones: in training a fraction of them (model.decoder_share)
 
 
 class Decoder(nn.Module):
-    """Predicts the masked patches from the encoder's features and the places of the masked tokens."""
+    """Predicts the masked tokens from the encoder's features and their positions."""
 
     positions: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, num_values: int) -> None:
         super().__init__()
         size = config.dimensions
         width = size.decoder_width
@@ -55,7 +54,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
         self.activation_checkpointing = config.activation_checkpointing
         self.norm = LayerNorm(width, eps=1e-6)
-        self.head = nn.Linear(width, config.patch_values)
+        self.head = nn.Linear(width, num_values)
 
     def forward(
         self, features: Float[Tensor, "B K D"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"]
@@ -64,123 +63,109 @@ class Decoder(nn.Module):
         *first_blocks, last_block = self.blocks
         for block in first_blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
-        # Visible tokens stand first and are not read: the last block and the head work for masked ones only. Running
-        # it once more would save nothing: its backward pass comes when all else is still kept.
-        return self.head(self.norm(last_block(x, num_silent=visible_ids.shape[1])))
+        # Visible tokens come first and are not read: the last block and the head work for masked ones only. To
+        # recompute the last block would save nothing: its backward pass comes when all else is still kept.
+        return self.head(self.norm(last_block(x, num_kv_only=visible_ids.shape[1])))
 
 
 class AdaMAE(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.target = make_target(config)
         self.tokenizer = Tokenizer(config)
-        self.token_sampler = build_sampler(config)
+        self.token_sampler = make_masking(config)
+        if config.decoder_choice == "probability" and not self.token_sampler.has_probabilities:
+            raise InputError(
+                f"model.decoder_choice=probability needs sampling probabilities, which {config.masking} masking has"
+                " not: choose random or running-cell"
+            )
         self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.decoder = Decoder(config, self.target.num_values)
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are positions or a token, which weight decay must leave alone (SPEC §7)."""
+        """Name the parameters that are positions or a token, which are not decayed."""
         return {name for name, _ in self.named_parameters() if name.endswith(("positions", "mask_token"))}
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor) -> Output:
-        """Hide tokens, predict them, compare.
+        """Mask tokens, predict them, compare.
 
         seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
-        clip = adapt_channels(clip, self.config.in_channels)
-        draw, visible = self._sample(clip, seed, offset)
-        if self.training and self.config.decoder_share < 1:
-            draw = draw._replace(masked_ids=reconstructed(draw, self.config, seed, offset))
-        pred = self.decoder(self.encoder(visible), draw.visible_ids, draw.masked_ids)
-        return self._objective(clip, pred, draw)
+        config = self.config
+        clip = adapt_channels(clip, config.in_channels)
+        mask, visible = self.embed_visible(clip, seed, offset)
+        masked_ids = mask.masked_ids
+        if self.training and config.decoder_share < 1:
+            masked_ids = select_decoder_targets(mask, config, seed, offset)
+        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids)
+        loss_per_token = self.target(clip, pred, masked_ids)
+        loss = reconstruction = loss_per_token.mean()
+        sampling = torch.zeros_like(reconstruction)
+        if mask.log_probs is not None and self.token_sampler.learns:
+            # It makes sampling probabilities proportional to errors (arXiv 2211.09120 §3.3).
+            sampling = sampling_loss(mask.log_probs, masked_ids, loss_per_token.detach())
+            loss = reconstruction + config.sampling_loss_weight * sampling
+        return Output(
+            loss, reconstruction, sampling, pred.detach(), loss_per_token, mask.log_probs, mask.visible_ids, masked_ids
+        )
+
+    def embed_visible(
+        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
+    ) -> tuple[Mask, Float[Tensor, "B K D"]]:
+        """Mask the clip; embed the visible tokens and add their positions."""
+        needs_tokens = self.token_sampler.needs_tokens
+        if needs_tokens and not self.config.detach_sampler_input:
+            tokens = self.tokenizer(clip).float()
+            mask = self.token_sampler(clip, tokens, seed, offset)
+            return mask, gather_tokens(tokens, mask.visible_ids, self.encoder.positions)
+        # No gradient comes back through masked tokens: to tokenize the few visible ones again costs K/N of the
+        # tokenizer, and saves the backward pass and the memory of the others.
+        with torch.no_grad():
+            tokens = self.tokenizer(clip) if needs_tokens else None
+        mask = self.token_sampler(clip, tokens, seed, offset)
+        # The positions' fp32 makes the encoder's residual stream fp32 under autocast.
+        return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[mask.visible_ids]
 
     @torch.no_grad()
     def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
-        """What the encoder makes of the whole clip, nothing hidden."""
+        """Encode the whole clip, nothing masked."""
         return encode(self, clip)
 
     def reconstruct(self, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> "Maps":
-        """Mask the clip once, predict what is hidden, and map what happened: see `model.maps.Maps`."""
+        """Mask the clip, predict the masked tokens, and map the result: see `model.maps.Maps`."""
         from model.maps import reconstruct
 
         return reconstruct(self, clip, seed)
 
-    def remasked(self, **changes: Any) -> "AdaMAE":
-        """The same model, sharing its weights, with another `masking` or `mask_ratio`."""
+    def with_masking(self, **changes: Any) -> "AdaMAE":
+        """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
         with torch.device("meta"):
-            other = AdaMAE(replace(self.config, **changes))
+            other = AdaMAE(replace(self.config, decoder_choice="random", **changes))
         other.tokenizer, other.encoder, other.decoder = self.tokenizer, self.encoder, self.decoder
-        if other.token_sampler.looks:
-            if not self.token_sampler.looks:
+        if other.token_sampler.learns:
+            if not self.token_sampler.learns:
                 raise InputError(f"this model has no token sampler: it was trained with {self.config.masking} masking")
             other.token_sampler.load_state_dict(self.token_sampler.state_dict(keep_vars=True), assign=True)
         return other.train(self.training)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **changes: Any) -> "AdaMAE":
-        """The model in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
+        """Load a run, a checkpoint, an export or another project's file, for inference, on the CPU.
 
-        `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learnt
-        positions are then interpolated. Raises InputError where the weights are not whole.
+        `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learned
+        positions are then interpolated. Raises InputError where weights are missing.
         """
         from model.weights.pretrained import load
-        from model.weights.warm_start import CLIP, resized
+        from model.weights.warm_start import CLIP, adapt_weights
 
         state, config, _ = load(path)
         if not any(name.startswith("decoder.") for name in state):
-            raise InputError(
-                f"{path} holds no decoder, only an encoder: give the run or file of the pre-training itself"
-            )
+            raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
         of_clip = {name: changes.pop(name) for name in CLIP if name in changes}
         model = cls(replace(config, **of_clip))
-        load_weights(model, resized(state, config, model.config))
-        return (model.remasked(**changes) if changes else model).eval()
-
-    def _sample(
-        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
-    ) -> tuple[Draw, Float[Tensor, "B K D"]]:
-        """The drawn ids, and the visible tokens with their positions."""
-        config = self.config
-        prior = log_motion(clip, config.tubelet_size, config.patch_size) if config.looks_at_motion else None
-        if self.token_sampler.looks and not config.detach_sampler_input:
-            tokens = self.tokenizer(clip).float()
-            draw = self.token_sampler(tokens, seed, offset, prior)
-            return draw, gather_tokens(tokens, draw.visible_ids, self.encoder.positions)
-        # No gradient comes back through hidden tokens: tokenizing the few visible ones once more costs K/N of the
-        # tokenizer and spares its backward, and the memory for it, the other tokens. The positions' fp32 makes the
-        # encoder's residual stream fp32 under autocast.
-        with torch.no_grad():
-            seen = self.tokenizer(clip) if self.token_sampler.looks else clip
-        draw = self.token_sampler(seen, seed, offset, prior)
-        visible = self.tokenizer(clip, draw.visible_ids) + self.encoder.positions[draw.visible_ids]
-        return draw, visible
-
-    def _objective(self, clip: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], draw: Draw) -> Output:
-        config = self.config
-        loss_per_token = masked_patch_loss(
-            pred, clip, draw.masked_ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
-        )
-        reconstruction = loss_per_token.mean()
-        if draw.log_probs is None or not self.token_sampler.looks:
-            loss, sampling = reconstruction, torch.zeros_like(reconstruction)
-        else:
-            sampling = self._sampling_loss(draw.log_probs, draw.masked_ids, loss_per_token.detach())
-            loss = reconstruction + config.sampling_loss_weight * sampling
-        return Output(
-            loss, reconstruction, sampling, pred.detach(), loss_per_token,
-            draw.log_probs, draw.visible_ids, draw.masked_ids,
-        )  # fmt: skip
-
-    def _sampling_loss(
-        self, log_probs: Float[Tensor, "B N"], ids: Int[Tensor, "B M"], errors: Float[Tensor, "B M"]
-    ) -> Float[Tensor, ""]:
-        if self.config.sampling_objective == "ranking":
-            return ranking_loss(log_probs, ids, errors)
-        # P goes towards what is rewarded, in proportion (SPEC §4): errors that differ little leave it near uniform.
-        reward = errors
-        if self.config.sampling_baseline:
-            reward = (errors - self.config.sampling_baseline * errors.mean(dim=1, keepdim=True)).clamp(min=0)
-        return sampling_loss(log_probs, ids, reward)
+        load_weights(model, adapt_weights(state, config, model.config))
+        return (model.with_masking(**changes) if changes else model).eval()

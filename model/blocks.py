@@ -1,17 +1,14 @@
 """The transformer block of encoder, decoder and token sampler, with attention as VideoMAE has it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import DropPath
 from torch import Tensor, nn
 
-from kernels import attention
-from model.casting import cast, product_dtype
-from model.dropout import Dropout
-from model.mlp import Mlp
+from model.casting import autocast_dtype, cast_together
 
 
 class LayerNorm(nn.LayerNorm):
@@ -28,10 +25,31 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """Self-attention with a bias on queries and values but not on keys, in which the first tokens may ask nothing.
+class Dropout(nn.Dropout):
+    """Keeps a byte per value for the backward; nn.Dropout keeps a float on a CPU."""
 
-    A bias on keys would add the same to all scores of a query and so change nothing but Adam's state (SPEC §3).
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.native_dropout(input, self.p, True)[0] if self.training and self.p else input
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: drops the residual branch of a whole clip with probability `rate`, in training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        if not (self.training and self.rate):
+            return x
+        keep = 1 - self.rate
+        return x * x.new_empty(len(x), 1, 1).bernoulli_(keep).div_(keep)
+
+
+class Attention(nn.Module):
+    """Self-attention with a bias on queries and values but not on keys.
+
+    A bias on keys would add the same to all scores of a query and so change nothing but Adam's state.
     """
 
     k_bias: Tensor
@@ -47,27 +65,79 @@ class Attention(nn.Module):
         self.proj_drop = Dropout(dropout)
 
     def weights(self) -> list[Tensor | None]:
-        """What `forward` is to be given, perhaps in another dtype."""
+        """Return what `forward` takes, perhaps in another dtype."""
         bias = None
         if self.q_bias is not None and self.v_bias is not None:
             bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
         return [self.qkv.weight, bias, self.proj.weight, self.proj.bias]
 
     def forward(
-        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None], num_silent: int = 0
-    ) -> Float[Tensor, "B N-num_silent D"]:
-        """The first `num_silent` tokens are looked at, but get no output."""
+        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None], num_kv_only: int = 0
+    ) -> Float[Tensor, "B N-num_kv_only D"]:
+        """The first `num_kv_only` tokens give keys and values, but get no output."""
         width, (weight, bias, proj_weight, proj_bias) = x.shape[-1], weights
         assert weight is not None
         assert proj_weight is not None
-        if num_silent:
-            q = F.linear(x[:, num_silent:], weight[:width], None if bias is None else bias[:width])
+        if num_kv_only:
+            q = F.linear(x[:, num_kv_only:], weight[:width], None if bias is None else bias[:width])
             k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
-        x = attention(q, k, v).transpose(1, 2).flatten(2)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(F.linear(x, proj_weight, proj_bias))
+
+
+class Mlp(nn.Module):
+    """Linear, GELU, linear, dropout."""
+
+    def __init__(self, width: int, hidden_width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden_width)
+        self.fc2 = nn.Linear(hidden_width, width)
+        self.drop = Dropout(dropout)
+
+    def weights(self) -> list[Tensor | None]:
+        """Return what `forward` may be given in another dtype."""
+        return [self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias]
+
+    def forward(
+        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None] | None = None
+    ) -> Float[Tensor, "B N D"]:
+        weight1, bias1, weight2, bias2 = weights or self.weights()
+        assert weight1 is not None
+        assert weight2 is not None
+        hidden = F.linear(x, weight1, bias1)
+        if torch.compiler.is_compiling():  # which recomputes GELU where that is cheaper than keeping it
+            return self.drop(F.linear(F.gelu(hidden), weight2, bias2))
+        return self.drop(GeluLinear.apply(hidden, weight2, bias2, self.fc2.weight, self.fc2.bias))
+
+
+class GeluLinear(torch.autograd.Function):
+    """linear(gelu(x)), which recomputes gelu(x) in its backward pass.
+
+    Autograd would keep it too: at four times the width, the largest tensor of a block. `weight` and `bias` may be
+    copies in x's dtype of the other two: those are kept for the backward pass, not the copies, and the bias's gradient
+    is summed in their dtype.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, own_weight: Tensor, own_bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, own_weight)
+        return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2)
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = grad.T @ F.gelu(x).flatten(0, -2)
+        if ctx.needs_input_grad[4]:
+            grad_bias = grad.sum(dim=0, dtype=weight.dtype)
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.ops.aten.gelu_backward((grad @ weight.to(grad.dtype)).view_as(x), x)
+        return grad_x, grad_weight, None, None, grad_bias
 
 
 class Block(nn.Module):
@@ -89,18 +159,18 @@ class Block(nn.Module):
         self.mlp = Mlp(width, 4 * width, dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Float[Tensor, "B N D"], num_silent: int = 0) -> Float[Tensor, "B N-num_silent D"]:
-        """The first `num_silent` tokens are looked at, but get no output: for a last block that is not read whole."""
+    def forward(self, x: Float[Tensor, "B N D"], num_kv_only: int = 0) -> Float[Tensor, "B N-num_kv_only D"]:
+        """The first `num_kv_only` tokens give keys and values, but get no output: for a last block not read whole."""
         of_attn, of_mlp = self.attn.weights(), self.mlp.weights()
-        weights = cast([*of_attn, *of_mlp], product_dtype(x, self.mlp.fc1.weight))
-        x = x[:, num_silent:] + self.drop_path(self.attn(self.norm1(x), weights[: len(of_attn)], num_silent))
+        weights = cast_together([*of_attn, *of_mlp], autocast_dtype(x, self.mlp.fc1.weight))
+        x = x[:, num_kv_only:] + self.drop_path(self.attn(self.norm1(x), weights[: len(of_attn)], num_kv_only))
         return x + self.drop_path(self.mlp(self.norm2(x), weights[len(of_attn) :]))
 
 
 def initialize(module: nn.Module) -> None:
-    """SPEC §3: Linear weights Xavier-uniform, biases 0, LayerNorm (1, 0). For `nn.Module.apply`.
+    """Set Linear weights Xavier-uniform, biases 0, LayerNorm (1, 0). For `nn.Module.apply`.
 
-    The tokenizer too, which is a Linear here. The published code leaves its convolution as PyTorch makes it, half as
+    The tokenizer too, which is a Linear here. The authors' code leaves its convolution as PyTorch makes it, half as
     large, with which `make demo` ended at a loss of 0.72 instead of 0.67.
     """
     if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Weights in the dtype of the products that read them: those of a whole block by one launch, its gradients by another.
+"""Casts all weights of a block by one kernel launch, and their gradients by another.
 
 Autocast casts every weight by itself, and its gradient back: of the 1,100 launches that a step of ViT-Base took, 390.
 """
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 
-def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype in which `x` and `weight` meet in a matrix product: autocast's where it is on."""
+def autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype in which `x` and `weight` are multiplied: autocast's where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def cast(weights: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-    """Copies of the weights in another dtype, None where there is none; the weights themselves where it is theirs."""
+def cast_together(weights: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+    """Copy the weights to another dtype, None where there is none; return them themselves where it is theirs."""
     given = [weight for weight in weights if weight is not None]
     if all(weight.dtype == dtype for weight in given):
         return list(weights)
@@ -33,15 +33,15 @@ class Cast(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtype = weights[0].dtype
-        return tuple(_copied(weights, dtype))
+        return tuple(_copies(weights, dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
-        copies = iter(_copied([grad for grad in grads if grad is not None], ctx.dtype))
+        copies = iter(_copies([grad for grad in grads if grad is not None], ctx.dtype))
         return None, *(None if grad is None else next(copies) for grad in grads)
 
 
-def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     if copies:
         torch._foreach_copy_(copies, list(tensors))

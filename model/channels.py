@@ -1,4 +1,4 @@
-"""How many channels a clip has: videos come as RGB, of which a model for one channel makes grey itself."""
+"""Channels of clips: videos are RGB, from which a model of one channel makes grayscale itself."""
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -9,25 +9,23 @@ LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601,
 
 
 def check_channels(channels: int, in_channels: int) -> None:
-    """Raises InputError where a model of `in_channels` does not take clips of so many."""
+    """Raise InputError where a model of `in_channels` does not take clips of `channels`."""
     if in_channels != channels and (channels, in_channels) != (3, 1):
         raise InputError(
-            f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}: give"
-            f" model.in_channels={channels}" + (", or 1 for grey" if channels == 3 else "")
+            f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}: set"
+            f" model.in_channels={channels}" + (", or 1 for grayscale" if channels == 3 else "")
         )
 
 
 def adapt_channels(clip: UInt8[Tensor, "B T H W C"], in_channels: int) -> UInt8[Tensor, "B T H W c"]:
-    """The clip as a model of `in_channels` takes it; grey is (77 R + 150 G + 29 B + 128) / 256, rounded down.
+    """Convert RGB to grayscale for a model of one channel; raise InputError where the channels do not match otherwise.
 
-    Raises InputError where the clip has neither as many channels nor, for one, those of RGB.
+    Grayscale is (77 R + 150 G + 29 B + 128) / 256, rounded down.
     """
     channels = clip.shape[-1]
     if channels == in_channels:
         return clip
     if (channels, in_channels) != (3, 1):
-        raise InputError(
-            f"the clip has {channels} channels, and the model is for {in_channels}: give it clips of {in_channels}"
-        )
+        raise InputError(f"the clip has {channels} channels, and the model takes {in_channels}")
     red, green, blue = (weight * plane for weight, plane in zip(LUMA, clip.int().unbind(-1), strict=True))
     return ((red + green + blue + 128) >> 8).to(clip.dtype)[..., None]

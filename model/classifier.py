@@ -1,4 +1,4 @@
-"""The encoder as a classifier of actions: all tokens, mean pooling, LayerNorm, Linear (SPEC §7)."""
+"""The encoder as a video classifier: all tokens, mean pooling, LayerNorm, Linear."""
 
 import torch
 from jaxtyping import Float, UInt8
@@ -8,7 +8,7 @@ from model.blocks import LayerNorm, initialize
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_weights
+from model.weights.loading import load_parts
 
 
 class VideoClassifier(nn.Module):
@@ -18,7 +18,7 @@ class VideoClassifier(nn.Module):
         self.config = config
         self.tokenizer = Tokenizer(config)
         self.encoder = Encoder(config, drop_path)
-        self.encoder.norm = nn.Identity()  # the features are normalised after pooling instead
+        self.encoder.norm = nn.Identity()  # the features are normalized after pooling instead
         self.norm = LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, num_classes)
         self.apply(initialize)
@@ -29,19 +29,16 @@ class VideoClassifier(nn.Module):
         return self.head(self.features(clip))
 
     def features(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B D"]:
-        """What the last linear layer sees."""
+        """Compute the input of the last linear layer."""
         return self.norm(encode(self, clip).pooled)
 
     def no_weight_decay(self) -> set[str]:
-        """Its positions are no parameters."""
-        return set()
+        return set()  # its positions are no parameters
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """timm's description of the layers, for layer-wise decay: the tokenizer, each block, the rest."""
+        """Describe the layers as timm does, for layer-wise decay: the tokenizer, each block, the rest."""
         return {"stem": r"^tokenizer", "blocks": r"^encoder\.blocks\.(\d+)"}
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
-        """Start from a pre-trained AdaMAE: take its tokenizer and encoder blocks."""
-        parts = ("tokenizer.", "encoder.blocks.")
-        own = {name: value for name, value in self.state_dict().items() if not name.startswith(parts)}
-        load_weights(self, own | {name: value for name, value in state_dict.items() if name.startswith(parts)})
+        """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
+        load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))

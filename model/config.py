@@ -1,6 +1,6 @@
-"""What an AdaMAE is made of. Letters used for shapes everywhere in this project:
+"""The model's configuration. Letters of shapes everywhere in this project:
 
-B clips · C T H W pixels · N tokens · K visible tokens · M masked tokens · D encoder width · E decoder width
+B clips · T H W C pixels · N tokens · K visible tokens · M masked tokens · D encoder width · E decoder width
 P values of a patch (tubelet_size · patch_size² · in_channels)
 """
 
@@ -11,7 +11,10 @@ from typing import Literal, NamedTuple
 from common.config_fields import check_ranges, option
 from common.errors import InputError
 
-Masking = Literal["adaptive", "random", "tube", "frame", "motion"]
+Masking = Literal["adaptive", "random", "tube", "frame", "motion"]  # the names in model.masking.MASKS
+Target = Literal["pixels"]  # the names in model.targets.TARGETS
+Unit = Literal["token", "tube", "frame"]  # what a masking strategy masks as a whole
+UNITS: dict[Masking, Unit] = {"tube": "tube", "frame": "frame"}  # of those that do not mask single tokens
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -24,7 +27,7 @@ class Size(NamedTuple):
     decoder_heads: int
 
 
-# SPEC §3; `tiny` is ours, for tests and the demo.
+# arXiv 2211.09120, supplementary; `tiny` is ours, for tests and the demo.
 SIZES = {
     "tiny": Size(96, 3, 4, 96, 2, 4),
     "small": Size(384, 12, 6, 192, 4, 3),
@@ -38,7 +41,7 @@ MAX_WIDTH, MAX_DEPTH = 16_384, 256
 MAX_CHANNELS = 12
 MAX_TOKENS = 2**17  # of a clip: 64 frames of 1024 × 1024 pixels
 
-SAMPLER_HEADS = 8  # at every size, SPEC §3
+SAMPLER_HEADS = 8  # at every size, as in the authors' code
 
 
 @dataclass
@@ -46,33 +49,33 @@ class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
-    """size of encoder and decoder (ViT); tiny is for tests and the demo"""
+    """ViT size of encoder and decoder; tiny is for tests and the demo"""
     init: str = ""
     """weights to continue pre-training from: a run, a checkpoint or another project's file; "": from scratch"""
     num_frames: int = option(16, at_least=1)
-    """frames of a clip"""
+    """frames per clip"""
     image_size: int | list[int] = 224
-    """of a clip, pixels: a square's side, or [height, width]"""
+    """clip size in pixels: side of a square, or [height, width]"""
     tubelet_size: int = option(2, at_least=1)
-    """frames of a token"""
+    """frames per token"""
     patch_size: int = option(16, at_least=1)
-    """height and width of a token, pixels"""
+    """height and width of a token in pixels"""
     in_channels: int = option(3, at_least=1, at_most=MAX_CHANNELS)
-    """of a clip: 3, RGB; 1, grey, made of RGB; of arrays (.npy), as many as they have, up to 12"""
+    """channels per frame: 3: RGB; 1: grayscale, made from RGB; for arrays (.npy), as many as they have, up to 12"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
     """flat-1d: 1-D sin-cos over the flattened index; separable-3d: over time, row and column"""
     encoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
     """embedding dimension; null: from model.size, here and below"""
     encoder_depth: int | None = option(None, at_least=1, at_most=MAX_DEPTH)
-    """blocks of the encoder"""
+    """encoder blocks"""
     encoder_heads: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
-    """attention heads of the encoder"""
+    """encoder attention heads"""
     decoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
-    """embedding dimension of the decoder"""
+    """decoder embedding dimension"""
     decoder_depth: int | None = option(None, at_least=1, at_most=MAX_DEPTH)
-    """blocks of the decoder; Table 1 (c)"""
+    """decoder blocks; Table 1 (c)"""
     decoder_heads: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
-    """attention heads of the decoder"""
+    """decoder attention heads"""
 
     masking: Masking = "adaptive"
     """masking strategy; Table 1 (a)"""
@@ -83,36 +86,28 @@ class ModelConfig:
     sampler_depth: int = option(1, at_least=1, at_most=MAX_DEPTH)
     """attention blocks of the sampler"""
     sampler_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
-    """embedding dimension of the sampler; null: the encoder's"""
+    """sampler embedding dimension; null: the encoder's"""
     sampler_autocast: bool = True
     """run the sampler under autocast; logits and what follows are fp32 either way"""
     detach_sampler_input: bool = True
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
+    target: Target = "pixels"
+    """what the decoder predicts"""
     loss: Literal["mse", "l1"] = "mse"
     """error of masked patches: mean squared or absolute; Table 1 (d)"""
     normalize_target: bool = True
     """normalize target pixels per patch (norm_pix_loss)"""
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
-    sampling_baseline: float = option(0.0, at_least=0, below=1)
-    """share of a clip's mean error that does not count for the sampling loss; the paper: none"""
-    sampling_objective: Literal["likelihood", "ranking"] = "likelihood"
-    """what the sampler learns: likelihood, P in proportion to errors (the paper); ranking, only their order"""
-    sampling_sharpness: float = option(1.0, above=0)
-    """γ: tokens are drawn from softmax(γ · logits), and the sampler learns at 1 (the paper); of adaptive, motion"""
-    sharpness_ramp: int = option(0, at_least=0)
-    """clips, counted over all processes, in which γ grows from 1 to model.sampling_sharpness; 0: it is there at once"""
-    motion_prior: bool = False
-    """add the motion of each token to the sampler's logits, as its first guess; of adaptive"""
 
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
     decoder_choice: Literal["random", "running-cell", "probability"] = "random"
     """which masked tokens: uniformly sampled, running-cell masking (VideoMAE V2), or by sampling probability"""
 
-    # Sampler and decoder, which see all tokens, are run once more in the backward pass instead of kept: a third less
-    # memory for 22 % more arithmetic (ViT-Base, batch 16). Pre-training only.
+    # Sampler and decoder see all tokens: to recompute them saves a third of the memory for 22 % more FLOPs (ViT-Base,
+    # batch 16).
     activation_checkpointing: bool = option(False, free=True)
     """recompute sampler and decoder in the backward pass to save memory; pretrain only"""
 
@@ -133,11 +128,6 @@ class ModelConfig:
         if any(side % self.patch_size for side in self.frame_size):
             raise InputError(
                 f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
-            )
-        if self.looks_at_motion and self.grid[0] < 2:
-            raise InputError(
-                f"model.masking=motion and model.motion_prior compare neighboring token frames, and a clip of"
-                f" {self.num_frames} frames in tubelets of {self.tubelet_size} has only one: raise model.num_frames"
             )
         if not 0 < self.num_visible < self.num_tokens:
             raise InputError(
@@ -205,30 +195,21 @@ class ModelConfig:
         return self.tubelet_size * self.patch_size**2 * self.in_channels
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether tokens are drawn by probabilities of their own."""
-        return self.masking in ("adaptive", "motion")
-
-    @property
-    def looks_at_motion(self) -> bool:
-        return self.masking == "motion" or self.motion_prior
-
-    @property
     def num_reconstructed(self) -> int:
-        """Of a clip, in training."""
+        """Masked tokens per clip that are reconstructed in training."""
         return int((self.num_tokens - self.num_visible) * Fraction(str(self.decoder_share)))
 
     @property
     def num_visible(self) -> int:
-        return num_visible(self.grid, self.mask_ratio, self.masking)
+        return num_visible(self.grid, self.mask_ratio, UNITS.get(self.masking, "token"))
 
 
-def num_visible(grid: Grid, mask_ratio: float, masking: Masking) -> int:
-    """Visible tokens of a clip: int(N·(1-ρ)) in exact arithmetic; whole tubes or whole token frames where asked."""
+def num_visible(grid: Grid, mask_ratio: float, unit: Unit = "token") -> int:
+    """Count the visible tokens per clip: int(N·(1-ρ)) in exact arithmetic, of whole tubes or token frames."""
     kept = 1 - Fraction(str(mask_ratio))
     time, height, width = grid
-    if masking == "tube":
+    if unit == "tube":
         return time * int(height * width * kept)
-    if masking == "frame":
+    if unit == "frame":
         return int(time * kept) * height * width
     return int(time * height * width * kept)

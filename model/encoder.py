@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
 
 class VideoEncoder(nn.Module):
-    """What is left of a pre-trained or fine-tuned model when only its features are wanted."""
+    """Tokenizer and encoder of a pre-trained or fine-tuned model, for features."""
 
     def __init__(self, config: ModelConfig, has_norm: bool = True) -> None:
         """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
@@ -56,27 +56,27 @@ class VideoEncoder(nn.Module):
             self.encoder.norm = nn.Identity()
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
-        """Features of whole clips, nothing hidden; gradients reach all weights."""
+        """Encode whole clips, nothing masked; gradients reach all weights."""
         return encode(self, clip)
 
     @torch.no_grad()
     def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
-        """The same without gradients."""
+        """Encode whole clips without gradients."""
         return self(clip)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
-        """The encoder in a run folder, a checkpoint, an export or a published file, ready for inference, on the CPU.
+        """Load the encoder of a run, a checkpoint, an export or another project's file, for inference, on the CPU.
 
         `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
-        where its weights are not whole.
+        where weights are missing.
         """
         from model.weights.pretrained import load
-        from model.weights.warm_start import resized
+        from model.weights.warm_start import adapt_weights
 
         state, config, _ = load(path)
         encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
-        state = resized(state, config, encoder.config)
+        state = adapt_weights(state, config, encoder.config)
         load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
         return encoder.eval()
 

@@ -1,24 +1,47 @@
-"""What a frozen encoder knows, read off by a small head: `linear` on the mean of its tokens, or `attentive`."""
+"""A frozen encoder with a trained head: linear on the mean of its tokens, or attentive."""
 
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
-from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
 from common.errors import InputError
+from model.blocks import Mlp
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_weights
+from model.weights.loading import load_parts, load_weights
 
 Kind = Literal["linear", "attentive"]
 
 
+class AttentivePool(nn.Module):
+    """Cross-attention of one learned query over all tokens, and an MLP."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.mlp = Mlp(width, 4 * width)
+        nn.init.trunc_normal_(self.latent, std=width**-0.5)
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.q(self.latent.expand(len(x), -1, -1)), *self.kv(x).chunk(2, dim=-1))
+        )
+        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (x + self.mlp(x))[:, 0]
+
+
 class Probe(nn.Module):
-    """Only `pool` and `head` learn; the encoder keeps the LayerNorm that it was pre-trained with."""
+    """Only `pool` and `head` are trained; the encoder keeps the LayerNorm that it was pre-trained with."""
 
     def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
         super().__init__()
@@ -26,8 +49,7 @@ class Probe(nn.Module):
         self.config = config
         self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
-        attentive = kind == "attentive"
-        self.pool = AttentionPoolLatent(size.encoder_width, num_heads=size.encoder_heads) if attentive else None
+        self.pool = AttentivePool(size.encoder_width, size.encoder_heads) if kind == "attentive" else None
         # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
         self.norm = nn.BatchNorm1d(size.encoder_width, affine=False, eps=1e-6)
         self.head = nn.Linear(size.encoder_width, num_classes)
@@ -35,7 +57,7 @@ class Probe(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def train(self, mode: bool = True) -> "Probe":
-        """The encoder stays as in evaluation."""
+        """Leave the encoder in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
@@ -48,19 +70,17 @@ class Probe(nn.Module):
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder of a pre-trained AdaMAE; raises InputError if they do not fit."""
         if "encoder.norm.weight" not in state_dict:
-            raise InputError("a probe reads a pre-trained encoder, and these are a classifier's weights")
-        parts = ("tokenizer.", "encoder.")
-        own = {name: value for name, value in self.state_dict().items() if not name.startswith(parts)}
-        load_weights(self, own | {name: value for name, value in state_dict.items() if name.startswith(parts)})
+            raise InputError("a probe needs a pre-trained encoder, and these weights are a classifier's")
+        load_parts(self, state_dict, ("tokenizer.", "encoder."))
 
     def no_weight_decay(self) -> set[str]:
         return {"pool.latent"}
 
 
-def classifier_of(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
-    """The fine-tuned classifier or the probe that these weights, in our layout, are of; else InputError."""
+def load_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
+    """Build the fine-tuned classifier or the probe of these weights, in our layout; raises InputError for others."""
     if "head.weight" not in state_dict:
-        raise InputError("these weights have no classification head: fine-tune them, or fit a probe, first")
+        raise InputError("these weights have no classification head: fine-tune them, or train a probe, first")
     num_classes = state_dict["head.weight"].shape[0]
     model: VideoClassifier | Probe
     if "norm.running_mean" in state_dict:

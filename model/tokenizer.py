@@ -1,4 +1,4 @@
-"""From pixels to tokens, and where in the clip a token stands."""
+"""From pixels to tokens, and their positions in the clip."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from kernels import patchify
-from model.casting import product_dtype
+from model.casting import autocast_dtype
 from model.config import ModelConfig
 
 
@@ -24,15 +24,15 @@ class Tokenizer(nn.Module):
     def forward(
         self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
     ) -> Float[Tensor, "B K D"]:
-        """The tokens at `ids`, or all N of them in (t, h, w) order."""
-        dtype = product_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
+        """Embed the tokens at `ids`, or all N of them in (t, h, w) order."""
+        dtype = autocast_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 
 def position_table(
     kind: Literal["flat-1d", "separable-3d"], grid: tuple[int, int, int], width: int
 ) -> Float[Tensor, "N D"]:
-    """Fixed sine-cosine positions (SPEC §3): of the flattened token index, or a third of the width for each axis."""
+    """Make fixed sine-cosine positions: of the flattened token index, or a third of the width for each axis."""
     time, height, row = grid
     if kind == "flat-1d":
         return _sine_cosine(range(time * height * row), width)
@@ -49,7 +49,7 @@ def position_table(
 
 
 def _sine_cosine(places: Sequence[int], width: int) -> Float[Tensor, "N D"]:
-    """Sine on even channels and cosine on odd ones, of the place over 10000^(2·pair/width)."""
+    """Make sines on even channels and cosines on odd ones, of the place over 10000^(2·pair/width)."""
     pair = torch.arange(0, width, 2, dtype=torch.float64)
     angle = torch.tensor(places, dtype=torch.float64)[:, None] / 10000 ** (pair / width)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()

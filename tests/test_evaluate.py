@@ -18,7 +18,7 @@ from evaluate import evaluate, find_worst_mistakes, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_huggingface
-from model.weights.pretrained import about, load, save
+from model.weights.pretrained import load, make_metadata, save
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import EvaluationPlan
@@ -229,7 +229,7 @@ def test_what_would_change_nothing_is_refused(run_folder, synthetic_shards, tmp_
 def test_a_classifier_that_says_nan_is_refused(run_folder, synthetic_shards, tmp_path):
     state, config, classes = load(run_folder)
     state["head.weight"][:] = 3e38  # finite, but no sum of it is
-    save(tmp_path / "model.safetensors", state, about(config, classes))
+    save(tmp_path / "model.safetensors", state, make_metadata(config, classes))
     with pytest.raises(InputError, match="outputs are not finite"):
         results_of(tmp_path / "out", tmp_path / "model.safetensors", synthetic_shards, "data.frame_stride=2")
     assert not (tmp_path / "out").exists()

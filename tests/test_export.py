@@ -87,7 +87,7 @@ def test_huggingface_reads_a_classifier(tmp_path: Path) -> None:
     classifier = VideoClassifier(CONFIG, num_classes=5).eval()
     torch.nn.init.normal_(classifier.head.weight)
     names = ["up", "down", "left", "right", "still"]
-    about = pretrained.about(CONFIG, names)
+    about = pretrained.make_metadata(CONFIG, names)
     pretrained.save(tmp_path / "classifier.safetensors", classifier.state_dict(), about)
     export.main(["export", str(tmp_path / "classifier.safetensors"), str(tmp_path / "hub"), "--to", "huggingface"])
     theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
@@ -132,7 +132,9 @@ def test_an_import_says_what_the_file_does_not(run: Path, tmp_path: Path, capsys
 
 def test_what_a_classifier_knows_survives_an_import(tmp_path: Path) -> None:
     classifier = VideoClassifier(CONFIG, num_classes=2)
-    pretrained.save(tmp_path / "a.safetensors", classifier.state_dict(), pretrained.about(CONFIG, ["up", "down"]))
+    pretrained.save(
+        tmp_path / "a.safetensors", classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"])
+    )
     export.main(["import", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")])
     again = pretrained.load(tmp_path / "b.safetensors")
     assert (again.config, again.classes) == (CONFIG, ["up", "down"])
@@ -173,7 +175,7 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
         (["import", "text.pth", "x.safetensors"], "text.pth cannot be read as weights"),
         (["import", "text.safetensors", "x.safetensors"], "text.safetensors cannot be read as weights"),
         (["import", "list.pth", "x.safetensors"], "list.pth is no state dict"),
-        (["import", "half.safetensors", "x.safetensors"], "missing: decoder.embed.weight"),
+        (["import", "half.safetensors", "x.safetensors"], "missing keys: decoder.embed.weight"),
         (["import", "run", "x.bin"], "x.bin is no safetensors file"),
         (["export", "run", "x.bin", "--to", "adamae"], "x.bin is no file of weights"),
         (["export", "code.pth", "x.pth", "--to", "adamae"], "code.pth cannot be read as weights"),

@@ -22,7 +22,7 @@ from figures.reconstruction import Layout
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.maps import from_neighbours
+from model.maps import interpolate_from_visible
 from model.weights import pretrained
 
 CONFIG = {
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -
 def test_a_classifier_has_nothing_to_reconstruct_with(videos: Path, tmp_path: Path) -> None:
     config = ModelConfig(**CONFIG)
     file = tmp_path / "classifier.safetensors"
-    pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.about(config, ["up", "down"]))
+    pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.make_metadata(config, ["up", "down"]))
     with pytest.raises(InputError, match=r"classifier\.safetensors holds no decoder, only an encoder"):
         plot(file, videos / "a.mp4")
 
@@ -128,36 +128,36 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path:
 def test_strategies_that_hide_the_same_tokens_share_their_rows(run: Path, videos: Path, monkeypatch) -> None:
     """As a sampler that has collapsed would."""
     model, clip = AdaMAE.from_pretrained(run), next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
-    original = AdaMAE.remasked
+    original = AdaMAE.with_masking
 
-    def remasked(self: AdaMAE, **changes: object) -> AdaMAE:
+    def with_masking(self: AdaMAE, **changes: object) -> AdaMAE:
         return original(self, **(changes | {"masking": "random"} if changes["masking"] == "adaptive" else changes))
 
-    monkeypatch.setattr(AdaMAE, "remasked", remasked)
+    monkeypatch.setattr(AdaMAE, "with_masking", with_masking)
     labels = [row.label.split("\n")[0] for row in visualize.compare_strategies(model, clip, seed=0)]
     assert labels == ["frames", *["adaptive = random = motion:"] * 3, *["tube:"] * 3, *["frame:"] * 3]  # nothing moves
 
 
 def test_the_honest_reconstruction_knows_nothing_of_what_is_hidden(run: Path, videos: Path) -> None:
-    model = AdaMAE.from_pretrained(run).remasked(masking="random")
+    model = AdaMAE.from_pretrained(run).with_masking(masking="random")
     clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
     before = model.reconstruct(clip)
     hidden = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
     after = model.reconstruct(torch.where(hidden, 255 - clip, clip))
-    assert torch.equal(after.honest, torch.where(hidden, before.honest, clip))
+    assert torch.equal(after.visible_stats, torch.where(hidden, before.visible_stats, clip))
     assert not torch.equal(after.reconstruction, before.reconstruction)
 
 
 def test_statistics_come_from_the_nearest_most_of_all() -> None:
     values = torch.tensor([[[10.0], [20.0]]])  # at both ends of a row of four tokens
-    found = from_neighbours(values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4))
+    found = interpolate_from_visible(values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4))
     assert torch.allclose(found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25]))
 
 
 def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
     model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
     maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
-    assert maps.honest is None
+    assert maps.visible_stats is None
     assert [row.label for row in reconstruction.reconstruction_rows(maps)] == ["reconstruction"]
     assert reconstruction.explain_figure(model.config) == ""
 
@@ -196,7 +196,7 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
     assert not np.array_equal(first, second)
     other = tmp_path / "other.safetensors"
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
-    pretrained.save(other, AdaMAE(shorter).state_dict(), pretrained.about(shorter))
+    pretrained.save(other, AdaMAE(shorter).state_dict(), pretrained.make_metadata(shorter))
     with pytest.raises(InputError, match="another shape"):
         plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", other)
 

@@ -177,7 +177,8 @@ class TrainConfig:
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
         if self.deterministic:
             self._require_deterministic()
-        self._check_masking()
+        if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
+            raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
 
     def _require_deterministic(self) -> None:
         if self.attention not in ("auto", *DETERMINISTIC_ATTENTION):
@@ -191,28 +192,6 @@ class TrainConfig:
                 " set data.decoder=pyav"
             )
         self.data = dataclasses.replace(self.data, decoder="pyav")
-
-    def _check_masking(self) -> None:
-        """Refuse masking options without effect."""
-        model = self.model
-        if model.decoder_share < 1 and model.decoder_choice == "probability" and not model.is_sampled:
-            raise InputError(
-                f"model.decoder_choice=probability needs probabilities, which {model.masking} masking has not: choose"
-                " random or running-cell"
-            )
-        uses = {
-            "sampling_sharpness": model.is_sampled,
-            "sharpness_ramp": model.sampling_sharpness != 1,
-            "sampling_objective": model.masking == "adaptive",
-            "motion_prior": model.masking == "adaptive",
-            "decoder_choice": model.decoder_share < 1,
-        }
-        for name, used in uses.items():
-            if getattr(model, name) != getattr(ModelConfig, name) and not used:
-                needs = {"sharpness_ramp": "model.sampling_sharpness=1", "decoder_choice": "model.decoder_share=1"}
-                raise InputError(
-                    f"model.{name} does nothing with {needs.get(name, f'model.masking={model.masking}')}: remove it"
-                )
 
     def clips_per_step(self, world_size: int) -> int:
         """Return the clips per optimizer step, over all ranks."""

@@ -6,7 +6,7 @@ from functools import wraps
 
 from common.devices import explain_out_of_memory
 from common.errors import InputError
-from kernels.gumbel_topk import NOTHING_TO_DRAW
+from kernels.gumbel_topk import LOGITS_NOT_FINITE
 from training.checkpoint import whole
 from training.config import TrainConfig
 from training.run_dir import local_path
@@ -53,7 +53,7 @@ def failures_explained() -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if NOTHING_TO_DRAW in str(error):
+            if LOGITS_NOT_FINITE in str(error):
                 raise DivergedError("the run has diverged: the sampler's logits are not finite any more") from error
             if DEVICE_ASSERTION in str(error):
                 raise DivergedError(

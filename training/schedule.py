@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common.errors import InputError
 from training.config import TrainConfig
 from training.optimizer import Schedule
 
@@ -25,11 +24,6 @@ class Horizon:
         global_batch = config.clips_per_step(world_size)
         steps_per_epoch = clips_per_epoch / global_batch
         total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
-        if config.task == "pretrain" and config.model.sharpness_ramp > total_steps * global_batch:
-            raise InputError(
-                f"model.sharpness_ramp takes {config.model.sharpness_ramp} clips and the run only"
-                f" {total_steps * global_batch}: lower it"
-            )
         schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
         return cls(clips_per_epoch, global_batch, total_steps, schedule)
 

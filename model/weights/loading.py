@@ -1,4 +1,4 @@
-"""Weights into a module, with one clear sentence when they do not fit."""
+"""Loads weights into a module, with one sentence on all that does not fit."""
 
 from torch import Tensor, nn
 
@@ -9,9 +9,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def load_weights(module: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """`module.load_state_dict`, but raises InputError with what does not fit."""
+    """Call `module.load_state_dict`; raise InputError with what does not fit."""
     check_keys(shapes(module.state_dict()), shapes(state_dict))
     module.load_state_dict(state_dict)
+
+
+def load_parts(module: nn.Module, state_dict: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
+    """Load only what starts with one of `prefixes`; raise InputError where it does not fit."""
+    own = {name: value for name, value in module.state_dict().items() if not name.startswith(prefixes)}
+    load_weights(module, own | {name: value for name, value in state_dict.items() if name.startswith(prefixes)})
 
 
 def shapes(state_dict: dict[str, Tensor]) -> Shapes:
@@ -19,11 +25,11 @@ def shapes(state_dict: dict[str, Tensor]) -> Shapes:
 
 
 def check_keys(wanted: Shapes, given: Shapes) -> None:
-    """Raise InputError with what is missing, unexpected and mis-shaped, at once."""
+    """Raise InputError with what is missing, unexpected and of another shape, at once."""
     faults = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - wanted.keys()),
-        "mis-shaped": [
+        "missing keys": sorted(wanted.keys() - given.keys()),
+        "unexpected keys": sorted(given.keys() - wanted.keys()),
+        "of another shape": [
             f"{name} {given[name]} instead of {wanted[name]}"
             for name in sorted(wanted.keys() & given.keys())
             if wanted[name] != given[name]
@@ -31,7 +37,7 @@ def check_keys(wanted: Shapes, given: Shapes) -> None:
     }
     if any(faults.values()):
         raise InputError(
-            "these weights do not fit: "
+            "checkpoint does not match the model: "
             + "; ".join(f"{kind}: {_few(names)}" for kind, names in faults.items() if names)
         )
 

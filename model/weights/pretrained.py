@@ -35,7 +35,7 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     file = find_file(Path(path))
     state, metadata = read_state_dict(file)
     if not _is_ours(state):
-        state = from_anyone(state)
+        state = convert_external(state)
     if (config := _config_of(file, metadata)) is not None:
         check_size(state, config, file)
     return Weights(state, config or infer_config(state, num_frames, like), _classes(metadata, state, file))
@@ -55,7 +55,7 @@ def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
     return None
 
 
-def taken_for_granted(path: Path, config: ModelConfig) -> list[str]:
+def assumed_fields(path: Path, config: ModelConfig) -> list[str]:
     """What `load` has said of the model at `path` that neither the file nor what lies beside it says."""
     file = find_file(path)
     if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
@@ -128,7 +128,7 @@ def trained_stride(path: Path) -> int:
     return stride
 
 
-def from_anyone(state_dict: StateDict) -> StateDict:
+def convert_external(state_dict: StateDict) -> StateDict:
     """To our layout from whichever other one `state_dict` is in."""
     if any(name.startswith("videomae.") for name in state_dict):
         return from_huggingface(state_dict)
@@ -137,7 +137,7 @@ def from_anyone(state_dict: StateDict) -> StateDict:
     return from_adamae(state_dict)
 
 
-def about(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
+def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
     """What a file of weights says of itself: the metadata that `load` reads."""
     known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
     described = {name: value for name, value in asdict(config).items() if name != "init"}  # a path of this machine

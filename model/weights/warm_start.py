@@ -30,7 +30,7 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     """
     state, theirs, _ = pretrained.load(path, like=model.config)
     check_encoder(model.config, theirs, str(path))
-    given = resized(state, theirs, model.config)
+    given = adapt_weights(state, theirs, model.config)
     own = model.state_dict()
     taken: StateDict = {}
     loaded, fresh = [], []
@@ -59,18 +59,18 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     return "; ".join(said)
 
 
-def resized(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> StateDict:
+def adapt_weights(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> StateDict:
     """Weights of `theirs` for clips of the length, size and channels of `ours`: only learnt positions depend on the
     first two, and what reads and predicts patches on the last."""
     if theirs.in_channels != ours.in_channels:
-        changed = {name: recoloured(name, state[name], theirs, ours) for name in OF_PATCHES if name in state}
+        changed = {name: adapt_patch_channels(name, state[name], theirs, ours) for name in OF_PATCHES if name in state}
         state = state | changed
     if LEARNT_POSITIONS not in state or theirs.grid == ours.grid:
         return state
-    return state | {LEARNT_POSITIONS: interpolated(state[LEARNT_POSITIONS], theirs.grid, ours.grid)}
+    return state | {LEARNT_POSITIONS: interpolate_positions(state[LEARNT_POSITIONS], theirs.grid, ours.grid)}
 
 
-def recoloured(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig) -> Tensor:
+def adapt_patch_channels(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig) -> Tensor:
     """A weight of OF_PATCHES for another number of channels, alike in all of them: what is predicted is the mean over
     theirs, and what is read their sum, shared out, so that a grey clip makes the tokens that it made before."""
     axis = 1 if name.startswith("tokenizer.") else 0
@@ -83,7 +83,7 @@ def recoloured(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig)
     return mean.expand(shape).flatten(axis, axis + 1).contiguous()
 
 
-def interpolated(table: Float[Tensor, "n D"], before: Grid, after: Grid) -> Float[Tensor, "N D"]:
+def interpolate_positions(table: Float[Tensor, "n D"], before: Grid, after: Grid) -> Float[Tensor, "N D"]:
     """Positions in a grid of tokens from those in another: linear along time, height and width, between centres."""
     volume = table.float().unflatten(0, before).movedim(-1, 0)[None]
     volume = F.interpolate(volume, size=after, mode="trilinear", align_corners=False)

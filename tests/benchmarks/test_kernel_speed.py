@@ -32,7 +32,7 @@ def test_nothing_is_timed_that_differs_from_the_published_way():
 
 
 @pytest.mark.parametrize("op", CASES)
-def test_a_compiled_definition_gives_ours_and_leaves_nothing_out(op, monkeypatch):
+def test_a_compiled_reference_gives_ours_and_leaves_nothing_out(op, monkeypatch):
     targets: set[str] = set()
 
     def keep(graph, _):
@@ -42,6 +42,6 @@ def test_a_compiled_definition_gives_ours_and_leaves_nothing_out(op, monkeypatch
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=aot_autograd(fw_compiler=keep)))
     case = CASES[op](SMALL)
-    torch.testing.assert_close(kernel_speed.compiled_definition(case)(), case.ours.call())
+    torch.testing.assert_close(kernel_speed.compiled_reference(case)(), case.ours.call())
     if "gumbel_topk" in op:
         assert {"aten.topk.default", "aten._assert_async.msg"} <= targets, "the draw itself"

@@ -83,14 +83,13 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
-        kernels.gumbel_topk(torch.empty(2, 64), 1, 0, 0, torch.ones(2))
     return recorder.found
 
 
 def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     """Everything between tokens and loss, forward and backward."""
     batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
-    logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/token_samplers.py)
+    logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/masking)
     visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
     pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size

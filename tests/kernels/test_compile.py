@@ -11,7 +11,7 @@ import triton
 
 HERE = Path(__file__).parent
 WRITTEN = {  # by every kernel; what torch.compile would have to copy before a launch if it could not tell
-    "draw_kernel": ["visible_ptr", "masked_ptr", "log_probs_ptr", "drawn_ptr"],
+    "gumbel_topk_kernel": ["visible_ptr", "masked_ptr", "log_probs_ptr", "is_finite_ptr"],
     "log_softmax_backward_kernel": ["out_ptr"],
     "gather_kernel": ["out_ptr"],
     "gather_backward_kernel": ["out_ptr"],
@@ -20,7 +20,7 @@ WRITTEN = {  # by every kernel; what torch.compile would have to copy before a l
     "patchify_kernel": ["out_ptr"],
     "loss_kernel": ["loss_ptr", "statistics_ptr"],
     "loss_backward_kernel": ["out_ptr"],
-    "sampling_loss_kernel": ["partial_ptr", "slope_ptr"],
+    "sampling_loss_kernel": ["partial_ptr", "grad_ptr"],
 }
 
 
@@ -40,7 +40,9 @@ def test_every_kernel_compiles_without_spills(capability):
     assert {row["kernel"] for row in rows} == set(WRITTEN)
     for row in rows:
         print(row["kernel"], row["registers"], "registers", row["shared_bytes"], "B shared", row["constants"])
-        one_register = row["kernel"] == "draw_kernel" and capability == 100 and triton.__version__.startswith("3.6")
+        one_register = (
+            row["kernel"] == "gumbel_topk_kernel" and capability == 100 and triton.__version__.startswith("3.6")
+        )
         assert row["spill_bytes"] <= (8 if one_register else 0), row
         assert row["shared_bytes"] <= 99 * 1024, row  # what the smallest GPU of these generations grants a program
 

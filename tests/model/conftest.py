@@ -10,10 +10,11 @@ def given_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], Non
     """Have the sampler draw the ids that a test names."""
 
     def set_ids(visible_ids: Tensor, masked_ids: Tensor) -> None:
-        monkeypatch.setattr(
-            "model.token_samplers.gumbel_topk",
-            lambda logits, k, seed, offset, sharpness=None: (visible_ids, masked_ids, logits.log_softmax(-1)),
-        )
+        for module in ("mask", "random"):
+            monkeypatch.setattr(
+                f"model.masking.{module}.gumbel_topk",
+                lambda logits, k, seed, offset: (visible_ids, masked_ids, logits.log_softmax(-1)),
+            )
 
     return set_ids
 

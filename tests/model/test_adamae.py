@@ -88,20 +88,6 @@ def test_without_a_sampler_the_loss_is_the_reconstruction_loss(masking) -> None:
     assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
 
 
-def test_only_errors_above_the_baseline_count_for_the_sampler() -> None:
-    config = small(sampling_baseline=0.99)  # some errors lie below that share of the mean
-    model = AdaMAE(config)
-    randomize(model)
-    output = model(random_clip(config), 0, 0)
-    assert output.log_probs is not None
-    errors = output.loss_per_token.detach()
-    reward = errors - 0.99 * errors.mean(dim=1, keepdim=True)
-    reward[reward < 0] = 0
-    assert 0 < (reward == 0).sum() < reward.numel()
-    expected = -(output.log_probs.gather(1, output.masked_ids) * reward).mean()
-    torch.testing.assert_close(output.sampling_loss, expected)
-
-
 def test_loss_is_the_weighted_sum() -> None:
     config = small(sampling_loss_weight=0.5)
     output = AdaMAE(config)(random_clip(config), 0, 0)
@@ -198,6 +184,7 @@ def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, pos
     assert model.encode(random_clip(config, batch_size=1)).tokens.shape == (1, num_tokens, 48)
 
 
+@pytest.mark.slow  # half a minute of tracing
 @pytest.mark.parametrize(("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)])
 def test_compiles_whole_and_once(masking, checkpointing) -> None:
     torch._dynamo.reset()
@@ -213,6 +200,7 @@ def test_compiles_whole_and_once(masking, checkpointing) -> None:
             torch.testing.assert_close(output.loss, expected.loss)
 
 
+@pytest.mark.slow  # half a minute of tracing
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiles_whole_in_training_too(checkpointing) -> None:
     torch._dynamo.reset()
@@ -226,6 +214,7 @@ def test_compiles_whole_in_training_too(checkpointing) -> None:
     assert all(value.grad.isfinite().all() for value in model.parameters())
 
 
+@pytest.mark.slow  # half a minute of tracing
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_gradients_are_those_of_the_plain_model(checkpointing) -> None:
     """Though the compiled backward pass is given less, and makes the rest again."""
@@ -245,7 +234,7 @@ def test_compiled_gradients_are_those_of_the_plain_model(checkpointing) -> None:
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
 def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
     def step(checkpointing: bool, clips_at_once: int, train: bool) -> tuple[Tensor, list[Tensor], int]:
-        monkeypatch.setattr("model.token_samplers.CLIPS_AT_ONCE", clips_at_once)
+        monkeypatch.setattr("model.masking.adaptive.CLIPS_AT_ONCE", clips_at_once)
         torch.manual_seed(0)
         config = small(masking=masking, activation_checkpointing=checkpointing, decoder_depth=3)
         model = AdaMAE(config).train(train)
@@ -311,7 +300,7 @@ def test_classifier_starts_from_a_pretrained_encoder() -> None:
 def test_drop_path_grows_with_depth_and_acts_in_training_only() -> None:
     config = small(encoder_depth=3)
     classifier = VideoClassifier(config, num_classes=5, drop_path=0.4)
-    assert [block.drop_path.drop_prob for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
+    assert [block.drop_path.rate for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
     clip = random_clip(config)
     assert not torch.equal(classifier.features(clip), classifier.features(clip))
     classifier.eval()

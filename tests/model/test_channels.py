@@ -44,7 +44,7 @@ def test_a_clip_of_its_own_channels_is_itself() -> None:
 
 @pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
 def test_other_channels_are_one_sentence(has: int, wants: int) -> None:
-    with pytest.raises(InputError, match=f"the clip has {has} channels, and the model is for {wants}"):
+    with pytest.raises(InputError, match=f"the clip has {has} channels, and the model takes {wants}"):
         AdaMAE(small(in_channels=wants))(torch.zeros(1, 4, 32, 32, has, dtype=torch.uint8), 0, 0)
 
 
@@ -82,7 +82,7 @@ def test_figures_show_what_can_be_shown(channels: int, note: str | None) -> None
     config = small(in_channels=channels)
     clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
     maps = AdaMAE(config).reconstruct(clip)
-    assert maps.reconstruction.shape == maps.honest.shape == (1, 4, 32, 32, channels)
+    assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
     shown = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
     assert torch.equal(torch.from_numpy(reconstruction.frames_row(maps).cells), shown)
     said = reconstruction.explain_figure(config)
@@ -94,7 +94,7 @@ def test_weights_of_rgb_start_models_of_other_channels(channels: int, tmp_path: 
     theirs = AdaMAE(small())
     randomize(theirs)
     file = tmp_path / "rgb.safetensors"
-    pretrained.save(file, theirs.state_dict(), pretrained.about(theirs.config))
+    pretrained.save(file, theirs.state_dict(), pretrained.make_metadata(theirs.config))
     ours = AdaMAE(small(in_channels=channels))
     assert f"weights averaged over 3 channels for {channels}" in warm_start(ours, file)
     # Tokens of patches that are alike in all channels are what they were, however many channels there are.
@@ -119,7 +119,7 @@ def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     state = model.state_dict()
     back = from_huggingface(to_huggingface(state, in_channels=1))
     assert all(torch.equal(back[name], value) for name, value in state.items())
-    save_file(state, tmp_path / "grey.safetensors", pretrained.about(model.config))
+    save_file(state, tmp_path / "grey.safetensors", pretrained.make_metadata(model.config))
     export.main(["export", str(tmp_path / "grey.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"])
     assert json.loads((tmp_path / "hf/config.json").read_text())["num_channels"] == 1
     assert not (tmp_path / "hf/preprocessor_config.json").exists()
@@ -136,14 +136,14 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
         f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}",
     ]  # fmt: skip
     rgb = AdaMAE(parse(settings).model)
-    pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.about(rgb.config))
+    pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.make_metadata(rgb.config))
     start = f"model.init={tmp_path / 'rgb.safetensors'}"
     train(parse([*settings, "model.in_channels=1", start, f"run={tmp_path / 'run'}"]))
     assert "averaged over 3 channels for 1" in capsys.readouterr().err
     assert AdaMAE.from_pretrained(tmp_path / "run").config.in_channels == 1
     assert list((tmp_path / "run").rglob("*.png"))
     with pytest.raises(
-        InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: give .* or 1 for grey"
+        InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: set .* or 1 for grayscale"
     ):
         train(parse([*settings, "model.in_channels=5", f"run={tmp_path / 'other'}"]))
     with pytest.raises(InputError, match="in_channels is 13: must be at least 1 and at most 12"):

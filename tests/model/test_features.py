@@ -23,7 +23,7 @@ def shards(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), pretrained.about(small()))
+    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), pretrained.make_metadata(small()))
     return tmp_path / "model.safetensors"
 
 

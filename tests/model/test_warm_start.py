@@ -16,7 +16,7 @@ from model.config import Grid, ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.layouts import to_adamae, to_huggingface, to_videomae
-from model.weights.warm_start import interpolated, warm_start
+from model.weights.warm_start import interpolate_positions, warm_start
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def model() -> AdaMAE:
 
 
 def saved(model: AdaMAE | VideoClassifier, file: Path) -> Path:
-    pretrained.save(file, model.state_dict(), pretrained.about(model.config))
+    pretrained.save(file, model.state_dict(), pretrained.make_metadata(model.config))
     return file
 
 
@@ -53,7 +53,7 @@ def by_hand(table: Tensor, before: Grid, after: Grid) -> Tensor:
 def test_positions_are_interpolated_in_space_and_time(after: Grid) -> None:
     table = torch.randn(2 * 4 * 4, 6)
     expected = by_hand(table, (2, 4, 4), after)
-    torch.testing.assert_close(interpolated(table, (2, 4, 4), after).double(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(interpolate_positions(table, (2, 4, 4), after).double(), expected, rtol=0, atol=1e-6)
 
 
 def test_at_equal_sizes_all_of_it_is_taken_bit_by_bit(model: AdaMAE, tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_an_encoder_can_be_called_and_learns(model: AdaMAE, tmp_path: Path) -> N
 
 
 def test_where_weights_came_from_is_not_in_files_of_weights() -> None:
-    assert "init" not in pretrained.about(ModelConfig(init="/home/someone/weights.pth"))[pretrained.CONFIG_KEY]
+    assert "init" not in pretrained.make_metadata(ModelConfig(init="/home/someone/weights.pth"))[pretrained.CONFIG_KEY]

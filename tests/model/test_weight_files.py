@@ -94,8 +94,8 @@ def test_a_name_given_twice_is_refused(state, tmp_path: Path) -> None:
         ({"encoder_width": 96 * 10**4}, "model.encoder_width is 960000: must be at least 1 and at most 16384"),
         ({"decoder_width": 9600}, "decoder_width is 96, and 9600 is said"),
         ({"sampler_depth": 100}, "sampler_depth is 1, and 100 is said"),
-        ({"num_frames": 10**5}, "make 800000 tokens a clip: 131072 are the most"),
-        ({"image_size": 8 * 10**5}, "tokens a clip: 131072 are the most"),
+        ({"num_frames": 10**5}, "make 800000 tokens per clip: at most 131072"),
+        ({"image_size": 8 * 10**5}, "tokens per clip: at most 131072"),
         ({"patch_size": 2**16, "image_size": 2**20}, "it is for patches of 384 values"),
         ({"encoder_depth": 1.5}, "does not describe a model of this version"),
         ({"encoder_depth": [1]}, "does not describe a model of this version"),
@@ -125,14 +125,14 @@ def test_a_description_that_is_not_the_models_is_refused(state, tmp_path: Path, 
     ],
 )
 def test_damaged_metadata_is_one_sentence(state, tmp_path: Path, metadata, says: str) -> None:
-    save_file(state, tmp_path / "w.safetensors", metadata=pretrained.about(CONFIG) | metadata)
+    save_file(state, tmp_path / "w.safetensors", metadata=pretrained.make_metadata(CONFIG) | metadata)
     refused(tmp_path / "w.safetensors", says)
 
 
 def test_classes_that_are_not_as_many_as_the_weights_are_refused(tmp_path: Path, state) -> None:
     save_file(
         state | {"head.weight": torch.zeros(3, 96)}, tmp_path / "w.safetensors",
-        metadata=pretrained.about(CONFIG, ["up", "down"]),
+        metadata=pretrained.make_metadata(CONFIG, ["up", "down"]),
     )  # fmt: skip
     refused(tmp_path / "w.safetensors", "it names 2 classes")
 
@@ -146,13 +146,13 @@ def test_classes_that_are_not_as_many_as_the_weights_are_refused(tmp_path: Path,
         ({"hidden_size": [96]}, "does not describe a model"),
         ({"num_attention_heads": 0}, "model.encoder_heads is 0"),
         ({"patch_size": 0}, "model.patch_size is 0"),
-        ({"num_frames": 10**6}, "tokens a clip"),
+        ({"num_frames": 10**6}, "tokens per clip"),
     ],
 )
 def test_a_folder_of_hugging_face_with_a_damaged_description(state, tmp_path: Path, described, says: str) -> None:
     export_folder = tmp_path / "hub"
     (tmp_path / "run").mkdir()
-    save_file(state, tmp_path / "run/model.safetensors", metadata=pretrained.about(CONFIG))
+    save_file(state, tmp_path / "run/model.safetensors", metadata=pretrained.make_metadata(CONFIG))
     export.main(["export", str(tmp_path / "run"), str(export_folder), "--to", "huggingface"])
     file = export_folder / "config.json"
     whole = json.loads(file.read_text())
@@ -181,7 +181,7 @@ def test_parts_of_an_attention_that_do_not_fit_each_other(state, tmp_path: Path)
     theirs = to_huggingface(state)
     name = next(name for name in theirs if name.endswith("attention.attention.key.weight"))
     torch.save(theirs | {name: torch.zeros(5, 7)}, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", "these weights do not fit")
+    refused(tmp_path / "w.pth", "checkpoint does not match the model")
 
 
 def test_more_tensors_than_any_model_has(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def refused(path: Path, says: str) -> None:
 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
     """safetensors orders its metadata by a hash of which every table, so every file, has a seed of its own."""
-    metadata = pretrained.about(CONFIG, ["ρ", 'a "quoted" name', "\n"]) | {f"key {i}": str(i) for i in range(8)}
+    metadata = pretrained.make_metadata(CONFIG, ["ρ", 'a "quoted" name', "\n"]) | {f"key {i}": str(i) for i in range(8)}
     tensors = {"a": ZEROS, "b": ZEROS.half()}
     for i in range(4):
         save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)

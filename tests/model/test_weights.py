@@ -65,20 +65,20 @@ def test_one_error_lists_all_that_is_wrong(layout) -> None:
     with pytest.raises(InputError) as error:
         back(state)
     message = str(error.value)
-    assert "missing: decoder.embed.weight" in message
-    assert "unexpected: what.is.this" in message
-    assert "mis-shaped: decoder.norm.bias (5,) instead of (32,)" in message
+    assert "missing keys: decoder.embed.weight" in message
+    assert "unexpected keys: what.is.this" in message
+    assert "of another shape: decoder.norm.bias (5,) instead of (32,)" in message
 
 
 def test_a_missing_sampler_is_reported_by_from_adamae() -> None:
     state = to_adamae(AdaMAE(small()).state_dict())
     del state["encoder.pos_embed_probs"]
-    with pytest.raises(InputError, match=r"missing: token_sampler\.positions$"):
+    with pytest.raises(InputError, match=r"missing keys: token_sampler\.positions$"):
         from_adamae(state)
 
 
 def test_a_sampler_is_unexpected_in_videomae() -> None:
-    with pytest.raises(InputError, match=r"unexpected: encoder\.get_token_probs"):
+    with pytest.raises(InputError, match=r"unexpected keys: encoder\.get_token_probs"):
         from_videomae(to_adamae(AdaMAE(small()).state_dict()))
 
 

@@ -31,7 +31,7 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str,
 @pytest.fixture
 def adamae() -> Contents:
     model = AdaMAE(ModelConfig(size="tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5))
-    return updated(model, make_optimizer(model, OptimizerConfig()), pretrained.about(model.config))
+    return updated(model, make_optimizer(model, OptimizerConfig()), pretrained.make_metadata(model.config))
 
 
 def small(width: int = 3) -> Contents:

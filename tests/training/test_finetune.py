@@ -16,7 +16,7 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.probe import Probe
 from model.weights.layouts import to_adamae, to_huggingface
-from model.weights.pretrained import about, find_file, read_state_dict, save
+from model.weights.pretrained import find_file, make_metadata, read_state_dict, save
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from train import train
@@ -52,7 +52,7 @@ def pretrained(tmp_path_factory) -> Path:
     torch.manual_seed(1)
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
     file = tmp_path_factory.mktemp("weights") / "pretrained.safetensors"
-    save(file, AdaMAE(shape).state_dict(), about(shape))
+    save(file, AdaMAE(shape).state_dict(), make_metadata(shape))
     return file
 
 
@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     says("does not exist", "finetune.checkpoint=/nowhere")
     classifier = tmp_path / "classifier.safetensors"
     shape = config().model
-    save(classifier, VideoClassifier(shape, 2).state_dict(), about(shape))
+    save(classifier, VideoClassifier(shape, 2).state_dict(), make_metadata(shape))
     says("a classifier's weights", f"finetune.checkpoint={classifier}", "task=linear_probe")
     says("finetune.mixup is -1", "finetune.mixup=-1.0")
     says("finetune.layer_decay is 0", "finetune.layer_decay=0")

@@ -17,7 +17,7 @@ from model import features
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights.layouts import to_adamae
-from model.weights.pretrained import about, run_config, save
+from model.weights.pretrained import make_metadata, run_config, save
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
@@ -198,7 +198,7 @@ def test_published_weights_give_what_they_know(synthetic_shards, tmp_path):
 
 def test_an_average_goes_on_in_a_branch(synthetic_shards, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
-    save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), about(shape))
+    save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
     first = labelled(synthetic_shards, tmp_path / "run", tmp_path / "theirs.safetensors")
     trained(*first, "finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2")
     trained(f"branch={tmp_path / 'run'}/checkpoints/step-1", f"run={tmp_path / 'again'}")

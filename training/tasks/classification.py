@@ -14,7 +14,7 @@ from common.errors import InputError
 from model.classifier import VideoClassifier
 from model.probe import Probe
 from model.weights import pretrained
-from model.weights.warm_start import check_encoder, resized
+from model.weights.warm_start import adapt_weights, check_encoder
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.checkpoint import existing
@@ -69,7 +69,7 @@ class Classification:
 
     @property
     def about(self) -> dict[str, str]:
-        return pretrained.about(self.config.model, self.classes)
+        return pretrained.make_metadata(self.config.model, self.classes)
 
     def optimizer(self) -> torch.optim.Optimizer:
         layer_decay = self.config.finetune.layer_decay if isinstance(self.model, VideoClassifier) else 1.0
@@ -162,5 +162,5 @@ def starting_model(config: TrainConfig, num_classes: int) -> VideoClassifier | P
     if settings.checkpoint and not config.branch and not existing(local_path(config.run) / "checkpoints"):
         state_dict, theirs, _ = pretrained.load(local_run(settings.checkpoint), like=config.model)
         check_encoder(config.model, theirs, settings.checkpoint)
-        model.load_encoder(resized(state_dict, theirs, config.model))
+        model.load_encoder(adapt_weights(state_dict, theirs, config.model))
     return model

@@ -83,7 +83,7 @@ class Pretraining:
 
     @property
     def about(self) -> dict[str, str]:
-        return pretrained.about(self.config.model)
+        return pretrained.make_metadata(self.config.model)
 
     @property
     def together(self) -> int:

@@ -1,0 +1,49 @@
+"""What every masking strategy gives, and what it says of itself."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from kernels import gumbel_topk
+from model.config import ModelConfig, Unit
+
+
+class Mask(NamedTuple):
+    """Ids are int64 and ascending."""
+
+    visible_ids: Int[Tensor, "B K"]
+    masked_ids: Int[Tensor, "B M"]
+    log_probs: Float[Tensor, "B N"] | None  # fp32; None where tokens have no probabilities of their own
+
+
+class MaskingStrategy(nn.Module):
+    """Base class: a strategy sets these and defines `forward`."""
+
+    unit: Unit = "token"  # what is masked as a whole; it decides how many tokens are visible
+    needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
+    learns = False  # whether the sampling loss trains it
+    has_probabilities = False  # whether its masks have log_probs
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_visible = config.num_visible
+
+    def forward(
+        self,
+        clip: UInt8[Tensor, "B T H W C"],
+        tokens: Float[Tensor, "B N D"] | None,
+        seed: int | Tensor,
+        offset: int | Tensor,
+    ) -> Mask:
+        """Choose the visible tokens of each clip.
+
+        `offset` is the global position of the batch's first clip: a clip gets the same noise in any batch or rank.
+        """
+        raise NotImplementedError
+
+    def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
+        """Sample the visible tokens without replacement from softmax(logits), in fp32."""
+        with torch.autocast(logits.device.type, enabled=False):
+            return Mask(*gumbel_topk(logits, self.num_visible, seed, offset))

@@ -1,0 +1,50 @@
+"""Motion-guided masking, without learning: sampling probability by temporal difference (EVEREST, arXiv 2211.10636)."""
+
+import torch
+from einops import reduce
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from common.errors import InputError
+from model.config import ModelConfig
+from model.masking.mask import Mask, MaskingStrategy
+
+
+class MotionMasking(MaskingStrategy):
+    has_probabilities = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.tubelet_size, self.patch_size = config.tubelet_size, config.patch_size
+        if config.grid[0] < 2:
+            raise InputError(
+                f"model.masking=motion compares neighboring token frames, and a clip of {config.num_frames} frames in"
+                f" tubelets of {config.tubelet_size} has only one: raise model.num_frames"
+            )
+
+    def forward(
+        self,
+        clip: UInt8[Tensor, "B T H W C"],
+        tokens: Float[Tensor, "B N D"] | None,
+        seed: int | Tensor,
+        offset: int | Tensor,
+    ) -> Mask:
+        return self.sample(log_motion(clip, self.tubelet_size, self.patch_size), seed, offset)
+
+
+def log_motion(clip: UInt8[Tensor, "B T H W C"], tubelet_size: int, patch_size: int) -> Float[Tensor, "B N"]:
+    """Compute the logarithm of 1 + the mean absolute difference, in 0…255, to the neighboring token frames.
+
+    The 1, about what a sensor's noise makes, leaves static tokens a chance. The first and the last token frame have one
+    neighbor.
+    """
+    later, earlier = clip[:, tubelet_size:], clip[:, :-tubelet_size]
+    change = torch.maximum(later, earlier) - torch.minimum(later, earlier)  # bytes: floats would take four times them
+    step = reduce(
+        # A sum of bytes needs no copy of them in another type.
+        change.sum(dim=4, dtype=torch.int32), "b (t pt) (h ph) (w pw) -> b t h w", "sum",
+        pt=tubelet_size, ph=patch_size, pw=patch_size,
+    )  # fmt: skip
+    step = step.float() / (clip.shape[4] * tubelet_size * patch_size**2)
+    to_next, to_previous = torch.cat((step, step[:, -1:]), dim=1), torch.cat((step[:, :1], step), dim=1)
+    return ((to_next + to_previous) / 2).log1p().flatten(1)

@@ -1,0 +1,113 @@
+"""Positions, and what blocks do otherwise than PyTorch's layers: cast together, recompute GELU, drop branches."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.blocks import Block, Dropout, DropPath, GeluLinear, Mlp
+from model.casting import cast_together
+from model.tokenizer import position_table
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def plain(mlp: Mlp) -> nn.Sequential:
+    return nn.Sequential(mlp.fc1, nn.GELU(), mlp.fc2)
+
+
+def gradients(function: Any, x: Tensor, mlp: Mlp, in_bf16: bool) -> list[Tensor]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+        output = function(x)
+    return [output, *torch.autograd.grad(output.double().square().sum(), [x, *mlp.parameters()])]
+
+
+def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> None:
+    mlp, x = Mlp(16, 64), torch.randn(2, 33, 16, requires_grad=True)
+    torch.testing.assert_close(gradients(mlp, x, mlp, False), gradients(plain(mlp), x, mlp, False))
+    exact = gradients(plain(mlp), x, mlp, False)
+    for got, rounded, value in zip(
+        gradients(mlp, x, mlp, True), gradients(plain(mlp), x, mlp, True), exact, strict=True
+    ):
+        assert (got - value).norm() <= 2 * (rounded - value).norm()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        mlp(x)
+    assert [tuple(value.shape) for value in kept if value.shape[-1] == 64 and value.ndim > 2] == [(2, 33, 64)]
+
+
+def test_gradients_of_gelu_linear_are_those_of_finite_differences() -> None:
+    inputs = [torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((2, 3, 8), (4, 8), (4,))]
+    weight = inputs[1]
+    assert torch.autograd.gradcheck(lambda *given: GeluLinear.apply(*given, weight.detach(), given[2]), inputs)
+
+
+@pytest.mark.parametrize("layer", [Dropout(0.25), DropPath(0.25)], ids=["dropout", "drop path"])
+def test_dropped_and_scaled_in_training_only(layer: nn.Module) -> None:
+    x = torch.randn(4000, 5, 7, dtype=torch.double, requires_grad=True)
+    y = layer.train()(x)
+    kept = y != 0
+    torch.testing.assert_close(y, torch.where(kept, x / 0.75, 0))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], kept.double() / 0.75)
+    assert abs(kept[:, 0, 0].double().mean() - 0.75) < 0.03
+    assert bool((kept == kept[:, :1, :1]).all()) == isinstance(layer, DropPath)  # of whole clips
+    assert layer.eval()(x) is x
+    layer.train()
+
+
+def test_weights_are_cast_by_one_launch_each_way() -> None:
+    given = [nn.Parameter(torch.randn(*shape)) for shape in ((6, 4), (6,), (3, 6))]
+    x = torch.randn(5, 4).bfloat16()
+
+    def grads(weight: Tensor, bias: Tensor, last: Tensor) -> list[Tensor]:
+        loss = nn.functional.linear(nn.functional.linear(x, weight, bias), last).float().square().sum()
+        return list(torch.autograd.grad(loss, given))
+
+    with Operators() as operators:
+        found = grads(*cast_together(given, torch.bfloat16))
+    assert operators.seen["_foreach_copy_"] == 2
+    for one, other in zip(found, grads(*(weight.to(torch.bfloat16) for weight in given)), strict=True):
+        assert torch.equal(one, other)
+    assert all(one is other for one, other in zip(cast_together(given, torch.float32), given, strict=True))
+    given[0].requires_grad_(False)
+    _, nothing, last = cast_together([given[0], None, given[2]], torch.bfloat16)
+    assert nothing is None
+    last.float().sum().backward()
+    assert given[0].grad is None
+    with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
+        Block(16, 2)(torch.randn(2, 5, 16))
+    assert operators.seen["_foreach_copy_"] == 1
+
+
+def test_flat_positions_are_vaswanis() -> None:
+    table = position_table("flat-1d", (2, 3, 4), 16)
+    assert table.shape == (24, 16)
+    for place in (0, 5, 23):
+        for channel in range(16):
+            angle = place / 10000 ** (2 * (channel // 2) / 16)
+            expected = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
+            assert table[place, channel].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [16, 96, 384])
+def test_separable_positions_tell_axes_apart(width: int) -> None:
+    table = position_table("separable-3d", (2, 3, 4), width).view(2, 3, 4, width)
+    assert table.flatten(0, 2).unique(dim=0).shape == (24, width)
+    for axis in range(3):
+        # Along one axis only its own channels change, and these do not depend on the other two.
+        step = table.diff(dim=axis)
+        others = [other for other in range(3) if other != axis]
+        assert torch.equal(step, step.select(others[1], 0).unsqueeze(others[1]).expand_as(step))
+        assert (step.flatten(0, 2).abs().amax(0) > 0).sum() <= width // 2

@@ -1,0 +1,188 @@
+"""Masking strategies: every one splits the tokens, depends on the seed alone, and samples as it should."""
+
+import typing
+
+import pytest
+import torch
+from material import random_clip, small
+from torch import Tensor
+
+from common.errors import InputError
+from model import config as model_config
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from model.decoder_masking import running_cell, select_decoder_targets
+from model.masking import MASKS, Mask, make_masking
+from model.masking.motion import log_motion
+from model.targets import TARGETS
+
+NOISE = torch.Generator().manual_seed(0)
+
+
+def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
+    torch.manual_seed(0)
+    strategy = make_masking(config).eval()
+    tokens = torch.randn(batch_size, config.num_tokens, config.dimensions.encoder_width)
+    return strategy(random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0)
+
+
+def test_registries_and_the_configs_choices_are_the_same() -> None:
+    assert tuple(MASKS) == typing.get_args(model_config.Masking)
+    assert tuple(TARGETS) == typing.get_args(model_config.Target)
+    assert {name: strategy.unit for name, strategy in MASKS.items()} == {
+        name: model_config.UNITS.get(name, "token") for name in MASKS
+    }
+
+
+@pytest.mark.parametrize("masking", MASKS)
+@pytest.mark.parametrize("mask_ratio", [0.5, 0.75])
+def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> None:
+    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8)
+    first, again, other = sample(config), sample(config), sample(config, seed=1)
+    assert first.visible_ids.shape == (8, config.num_visible)
+    both = torch.cat((first.visible_ids, first.masked_ids), dim=1)
+    assert torch.equal(both.sort().values, torch.arange(config.num_tokens).expand(8, -1))
+    for ids in (first.visible_ids, first.masked_ids):
+        assert ids.dtype == torch.int64
+        assert (ids.diff() > 0).all()
+    assert (first.log_probs is not None) == MASKS[masking].has_probabilities
+    assert torch.equal(first.visible_ids, again.visible_ids)
+    assert not torch.equal(first.visible_ids, other.visible_ids)
+    assert len(first.visible_ids.unique(dim=0)) > 1
+
+
+def test_tubes_and_frames_are_kept_whole() -> None:
+    visible = sample(small(masking="tube", num_frames=8)).visible_ids.view(8, 4, -1)
+    assert torch.equal(visible % 16, (visible[:, :1] % 16).expand_as(visible))
+    assert torch.equal(visible // 16, torch.arange(4)[None, :, None].expand_as(visible))
+    visible = sample(small(masking="frame", num_frames=8)).visible_ids
+    assert torch.equal(visible % 16, torch.arange(16).expand(8, -1))
+    assert (visible // 16 == visible[:, :1] // 16).all()
+
+
+@pytest.mark.parametrize(
+    ("masking", "mask_ratio", "count"),
+    [
+        *(("adaptive", ratio, count) for ratio, count in ((0.98, 31), (0.95, 78), (0.9, 156), (0.85, 235), (0.8, 313))),
+        *(("random", 0.75, 392), ("tube", 0.95, 72), ("tube", 0.75, 392), ("frame", 0.875, 196)),
+    ],
+)
+def test_number_of_visible_tokens(masking: str, mask_ratio: float, count: int) -> None:
+    assert ModelConfig(masking=masking, mask_ratio=mask_ratio).num_visible == count
+
+
+def test_adaptive_masking_samples_tokens_as_often_as_their_probabilities_say() -> None:
+    """One of 32 sampled 4,000 times, chi-square: a biased logit would show at once."""
+    stats = pytest.importorskip("scipy.stats")
+    strategy = make_masking(small(mask_ratio=31 / 32)).eval()
+    with torch.no_grad():
+        strategy.logit.weight.mul_(3)
+        tokens = torch.randn(1, 32, 48, generator=torch.Generator().manual_seed(0)).expand(4000, -1, -1)
+        mask = strategy(random_clip(small(), 1), tokens, 5, 0)
+    counts = torch.bincount(mask.visible_ids[:, 0], minlength=32).double()
+    expected = mask.log_probs[0].double().softmax(0) * 4000
+    assert expected.max() > 2 * expected.min()
+    assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{"sampler": "mlp"}, {"sampler_depth": 2}, {"sampler_width": 24}], ids=str)
+def test_every_sampler_of_table_1f_is_trained_whole(changes: dict) -> None:
+    config = small(**changes)
+    model = AdaMAE(config)
+    model(random_clip(config), 0, 0).loss.backward()
+    for name, value in model.token_sampler.named_parameters():
+        assert value.grad is not None, name
+
+
+def test_only_an_mlp_sampler_reads_each_token_alone() -> None:
+    tokens, clip = torch.randn(2, 32, 48), random_clip(small())
+    tokens[1, 1:] = tokens[0, 1:]  # the clips differ in their first token only
+    for kind, alone in (("mlp", True), ("mha", False)):
+        log_probs = make_masking(small(sampler=kind)).eval()(clip, tokens, 0, 0).log_probs
+        differences = (log_probs - log_probs[:, 1:2])[:, 1:]
+        assert torch.allclose(differences[0], differences[1], atol=1e-5) == alone
+        torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
+
+
+def test_the_samplers_block_is_the_authors() -> None:
+    strategy = make_masking(ModelConfig(size="tiny"))
+    (block,) = strategy.body
+    assert (block.norm1.eps, block.norm2.eps) == (1e-5, 1e-5)
+    assert (block.attn.num_heads, block.attn.proj_drop.p, block.mlp.drop.p) == (8, 0.1, 0.1)
+    assert block.attn.q_bias is None
+
+
+def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:
+    clip = torch.full((1, 6, 16, 16, 3), 100, dtype=torch.uint8)
+    clip[:, 2:4, :8, 8:] = 60  # darker for one token frame, in one patch
+    logits = log_motion(clip, tubelet_size=2, patch_size=8).view(3, 2, 2)
+    torch.testing.assert_close(logits[:, 0, 1], torch.tensor([40.0, 40.0, 40.0]).log1p())
+    assert logits[:, 0, 0].tolist() == logits[:, 1, 1].tolist() == [0, 0, 0]
+    config = small(masking="motion")
+    output = AdaMAE(config)(clip[:, :4].repeat(1, 1, 2, 2, 1), 0, 0)
+    assert output.sampling_loss == 0
+    assert output.log_probs[0].exp().max() > 10 * output.log_probs[0].exp().min()
+    with pytest.raises(InputError, match="has only one"):
+        AdaMAE(small(masking="motion", num_frames=2))
+
+
+@pytest.mark.parametrize("choice", ["random", "running-cell", "probability"])
+def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation(choice: str) -> None:
+    config = small(decoder_share=0.5, decoder_choice=choice)
+    model, clip = AdaMAE(config), random_clip(config)
+    num_masked = config.num_tokens - config.num_visible
+    assert model.eval()(clip, 0, 0).masked_ids.shape[1] == num_masked
+    model.train().token_sampler.eval()  # dropout would change the probabilities
+    some = model(clip, 0, 0)
+    assert some.masked_ids.shape[1] == some.pred.shape[1] == config.num_reconstructed == num_masked // 2
+    for row, visible in zip(some.masked_ids, some.visible_ids, strict=True):
+        assert not set(row.tolist()) & set(visible.tolist())
+        assert (row.diff() > 0).all()
+    some.loss.backward()
+    assert torch.equal(model(clip, 0, 0).masked_ids, some.masked_ids)
+    assert not torch.equal(model(clip, 1, 0).masked_ids, some.masked_ids)
+
+
+def test_the_loss_of_a_random_fraction_is_an_unbiased_estimate_of_the_whole() -> None:
+    config, times = small(masking="random", decoder_share=0.25), 600
+    model, clip = AdaMAE(config), random_clip(config, batch_size=1)
+    with torch.no_grad():
+        whole = model.eval()(clip, 3, 0)
+    mask = Mask(whole.visible_ids.expand(times, -1), whole.masked_ids.expand(times, -1), None)
+    chosen = select_decoder_targets(mask, config, 7, 0)
+    errors = torch.zeros(config.num_tokens).scatter(0, whole.masked_ids[0], whole.loss_per_token[0])
+    estimates = errors[chosen].mean(dim=1)
+    assert (estimates.mean() - whole.reconstruction_loss).abs() < 4 * estimates.std() / times**0.5
+
+
+def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
+    cell: Tensor = running_cell((2, 2, 3), torch.device("cpu")).view(2, 2, 3)
+    assert cell[0].tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert torch.equal(cell[1], 1 - cell[0])
+    config = small(masking="random", decoder_share=0.4, decoder_choice="running-cell")
+    ids = AdaMAE(config)(random_clip(config), 0, 0).masked_ids
+    assert running_cell(config.grid, ids.device)[ids].all()  # there are enough on the cell
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"mask_ratio": 1.0}, "model.mask_ratio is 1.0"),
+        ({"mask_ratio": 0.999}, "leaves 0 of 32 tokens visible"),
+        ({"masking": "frame", "mask_ratio": 0.75}, "leaves 0 of 32 tokens visible under frame masking"),
+        ({"num_frames": 5}, "model.num_frames (5) is not a multiple of model.tubelet_size (2)"),
+        ({"image_size": 30}, "model.image_size (30) is not a multiple of model.patch_size (8)"),
+        ({"decoder_depth": 0}, "model.decoder_depth is 0"),
+        ({"encoder_heads": 5}, "change model.encoder_width"),
+        ({"sampler_width": 20}, "change model.sampler_width"),
+        ({"sampler": "mlp", "sampler_depth": 2}, "model.sampler_depth is 2"),
+        ({"decoder_share": 0.0}, "decoder_share is 0"),
+        ({"decoder_share": 0.0001}, "leaves none of 24 masked tokens"),
+        ({"masking": "tube", "decoder_share": 0.5, "decoder_choice": "probability"}, "which tube masking has not"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_be_is_one_sentence(changes: dict, sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        AdaMAE(small(**changes))
+    assert sentence in str(error.value)
