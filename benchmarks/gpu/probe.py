@@ -1,4 +1,4 @@
-"""What this machine offers a training run: driver, what NVDEC decodes, rates of copies, products and attention.
+"""What this machine offers a training run: driver, rates of copies, products and attention.
 
     python benchmarks/gpu/probe.py [--output FOLDER]
 

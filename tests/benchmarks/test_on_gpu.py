@@ -97,7 +97,6 @@ def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(probe, "matmul_tflops", lambda device, precision: 1.0)
     assert on_gpu.main(["kernels", "probe", "--small", "--output", str(tmp_path)]) == 0
     probed = {row["what"]: row["figure"] for row in json.loads((tmp_path / "gpu_probe.json").read_text())["rows"]}
-    assert probed["NVDEC"] == "there is no GPU"
     assert probed["copy on the device"] > 0
     goals = (tmp_path / "goals.md").read_text()
     assert "stage probe: done" in goals

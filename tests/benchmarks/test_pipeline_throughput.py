@@ -14,7 +14,6 @@ from benchmarks.pipeline_throughput import Case, can_take_part, check, make_case
 from benchmarks.reports.pipeline_plot import draw
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.nvdec import Limits, NvdecError
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
@@ -72,26 +71,13 @@ def test_a_peer_that_cannot_be_imported_is_left_out_with_a_sentence(
     assert can_take_part("json")
 
 
-def ours_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codecs: tuple[str, ...] | None) -> set[tuple[str, str, int]]:
-    """The lines of a GPU whose NVDEC decodes `codecs`; None: that has none."""
+def test_on_a_gpu_dali_takes_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def cases() -> set[tuple[str, str, int]]:
+        found = make_cases(["h264", "mjpeg", "copy"], torch.device("cuda"))
+        return {(case.decoder, case.encode, case.repeats) for case in found if case.loader == "ours"}
 
-    def answer(device: torch.device) -> dict[str, Limits]:
-        if codecs is None:
-            raise NvdecError("it is not here")
-        return dict.fromkeys(codecs, Limits())
-
-    monkeypatch.setattr("benchmarks.pipeline_throughput.read_limits", answer)
-    cases = make_cases(["h264", "mjpeg", "copy"], torch.device("cuda"))
-    return {(case.decoder, case.encode, case.repeats) for case in cases if case.loader == "ours"}
-
-
-def test_on_a_gpu_dali_takes_part_where_nvdec_decodes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    by_pyav = {("pyav", encode, 1) for encode in ("h264", "mjpeg", "copy")}
-    both = by_pyav | {("auto", "h264", 2), ("auto", "mjpeg", 2)}
-    images = {("dali", "mjpeg", 1), ("hybrid", "mjpeg", 1), ("auto", "copy", 1)}
-    videos = {("dali", "h264", 1), ("hybrid", "h264", 1)}
-    assert ours_on_a_gpu(monkeypatch, ("h264", "hevc")) == both | images | videos
-    assert ours_on_a_gpu(monkeypatch, None) == both | images
-    assert "DALI is left out, but for mjpeg: it is not here" in capsys.readouterr().err
+    pyav = {("pyav", encode, 1) for encode in ("h264", "mjpeg", "copy")} | {("auto", "h264", 2), ("auto", "mjpeg", 2)}
+    assert cases() == pyav | {("dali", "h264", 1), ("auto", "copy", 1)}
+    monkeypatch.setattr("benchmarks.pipeline_throughput.dali_is_installed", lambda: False)
+    assert cases() == pyav
+    assert "DALI is left out" in capsys.readouterr().err
