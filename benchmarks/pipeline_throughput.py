@@ -50,7 +50,7 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from shard_tools.layout import make_key
+from shard_tools.plan import make_key
 
 FRAME_STRIDE = 4
 BASELINES_BATCH = 8  # a worker of theirs makes a batch alone: of large ones, few are made while the clock runs
