@@ -4,21 +4,47 @@ Writes FOLDER/preview.png, for every clip a row of source frames with the crop d
 and FOLDER/preview.gif, the same as a video. The clips come from the loader that training uses.
 """
 
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from jsonargparse import Namespace
+
+from common.config_parser import ConfigParser
+from common.errors import InputError, parse_early, run_command
+from pipeline.config import DataConfig
+
+
+def parse_arguments(arguments: list[str]) -> Namespace:
+    parser = ConfigParser(
+        "python preview.py", "python preview.py SHARDS [option ...] [data.key=value ...]", __doc__ or ""
+    )
+    parser.add_argument("shards", type=str, help="dataset folder or URL")
+    parser.add_argument("--output", type=Path, default=Path("preview"), help="output folder")
+    parser.add_argument("--num-clips", type=int, default=4, help="number of clips")
+    parser.add_argument("--num-frames", type=int, default=16, help="frames per clip")
+    parser.add_argument("--image-size", type=int, default=224, help="height and width of clips in pixels")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
+    parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
+    parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
+    options = parser.parse(arguments)
+    for name in ("num_clips", "num_frames", "image_size"):
+        if options[name] < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {options[name]}: must be at least 1")
+    options.data = replace(options.data, shards=options.shards)
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_early(parse_arguments)
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jsonargparse import Namespace
 from PIL import Image, ImageDraw
 
 from common.atomic_io import atomic_write
-from common.config_parser import ConfigParser
-from common.errors import InputError, run_command
 from common.logging import log, printable
-from pipeline.config import DataConfig
 from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video_error import VideoError
 from pipeline.loader import Batch, ClipLoader
@@ -41,8 +67,7 @@ class Preview(NamedTuple):
     frames: list[Image.Image]
 
 
-def main() -> None:
-    options = parse(sys.argv[1:])
+def main(options: Namespace) -> None:
     config = options.data
     dataset = ShardDataset.open(config)
     plan = TrainingPlan(
@@ -70,26 +95,6 @@ def main() -> None:
     with atomic_write(options.output / "preview.gif") as temporary:
         moments[0].save(temporary, format="GIF", save_all=True, append_images=moments[1:], duration=FRAME_MS, loop=0)
     log(f"wrote {options.output}/preview.png and preview.gif: {len(previews)} clips of batch {options.first}")
-
-
-def parse(arguments: list[str]) -> Namespace:
-    parser = ConfigParser(
-        "python preview.py", "python preview.py SHARDS [option ...] [data.key=value ...]", __doc__ or ""
-    )
-    parser.add_argument("shards", type=str, help="dataset folder or URL")
-    parser.add_argument("--output", type=Path, default=Path("preview"), help="output folder")
-    parser.add_argument("--num-clips", type=int, default=4, help="number of clips")
-    parser.add_argument("--num-frames", type=int, default=16, help="frames per clip")
-    parser.add_argument("--image-size", type=int, default=224, help="height and width of clips in pixels")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
-    parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
-    parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
-    options = parser.parse(arguments)
-    for name in ("num_clips", "num_frames", "image_size"):
-        if options[name] < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {options[name]}: give a whole number of at least 1")
-    options.data = replace(options.data, shards=options.shards)
-    return options
 
 
 def make_previews(dataset: ShardDataset, rows: Sequence[PlanRow], batch: Batch) -> list[Preview]:
@@ -146,4 +151,4 @@ def make_sheet(lines: Sequence[str | Sequence[Image.Image]]) -> Image.Image:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(lambda: main(OPTIONS))

@@ -76,14 +76,14 @@ def test_every_key_of_a_run_is_explained(capsys):
 
 def test_the_preview_explains_the_same_keys(capsys):
     with pytest.raises(SystemExit):
-        preview.parse(["--help"])
+        preview.parse_arguments(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "random horizontal flip" in text
-    assert preview.parse(["shards", "data.flip=false", "--num-clips", "2"]).data.flip is False
+    assert preview.parse_arguments(["shards", "data.flip=false", "--num-clips", "2"]).data.flip is False
     with pytest.raises(InputError, match=r"no key data\.flop: did you mean data\.flip"):
-        preview.parse(["shards", "data.flop=false"])
+        preview.parse_arguments(["shards", "data.flop=false"])
     with pytest.raises(InputError, match=r"num.clips"):
-        preview.parse(["shards", "--num-clips", "many"])
+        preview.parse_arguments(["shards", "--num-clips", "many"])
 
 
 def test_keys_of_files_and_of_the_command_line_are_both_checked(tmp_path):

@@ -10,13 +10,12 @@ import preview
 from common.errors import InputError
 
 
-def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys) -> None:
     arguments = [
         str(short_shards), "--output", str(tmp_path), "--num-clips", "2", "--num-frames", "4", "--image-size", "32",
         "data.frame_stride=2",
     ]  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["preview", *arguments])
-    preview.main()
+    preview.main(preview.parse_arguments(arguments))
     assert "2 clips of batch 0" in capsys.readouterr().out
     with Image.open(tmp_path / "preview.gif") as moving:
         assert moving.n_frames == 4
@@ -38,7 +37,6 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
         assert boxes.sum() > 4 * 200, "the crop is drawn"
 
 
-def test_bad_input_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sys.argv", ["preview", str(tmp_path)])
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no dataset\.json"):
-        preview.main()
+        preview.main(preview.parse_arguments([str(tmp_path)]))
