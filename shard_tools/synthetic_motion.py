@@ -95,7 +95,7 @@ def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
     )
 
 
-def _move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
+def move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
     return Pose(*((thing.start + thing.speed * travel) % 1).tolist())
 
 
@@ -140,9 +140,9 @@ def draw_frames(
         boxes = []
         for thing, axis, phase in strays:
             swing = abs((number / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S
-            boxes += thing.paste(frame, _move(thing, swing * axis))
+            boxes += thing.paste(frame, move(thing, swing * axis))
         for thing in things:
-            boxes += thing.paste(frame, _move(thing, travel))
+            boxes += thing.paste(frame, move(thing, travel))
         travel = travel + parts[number * len(parts) // num_frames] / fps
         corners = np.array(boxes, float) - (left, top, left, top)
         corners = np.clip(corners, 0, (width, height, width, height))

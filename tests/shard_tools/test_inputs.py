@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -17,8 +16,7 @@ from shard_making import all_samples, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools import make_shards
-from shard_tools.inputs import Item, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, process_job
 
@@ -42,6 +40,7 @@ LISTS = {
     "windows.csv": "\ufeffrun/a.mp4,run\r\nwalk/d.webm,walk\r\n",
     "quoted.csv": '"run/a.mp4","run"\n"walk/d.webm","walk"\n',
     "without_extension.csv": "run/a,run\nwalk/d,walk\n",
+    "null.json": '[{"path": "run/a.mp4", "label": null, "class": "run"}, {"path": "walk/d.webm", "label": "walk"}]',
     "list.json": '[{"path": "run/a.mp4", "label": "run"}, {"path": "walk/d.webm", "label": "walk"}]',
 }
 
@@ -91,13 +90,6 @@ def test_kinetics_annotations(clips: Path) -> None:
     assert list(items)[2].problem == "there is no such file"
 
 
-def test_a_list_on_stdin(videos: Path, tmp_path: Path) -> None:
-    names = sorted(path.relative_to(videos).as_posix() for path in videos.rglob("*.mp4"))[:2]
-    command = [sys.executable, make_shards.__file__, "-", str(tmp_path / "out"), "--root", str(videos), "--workers=1"]
-    subprocess.run(command, input="\n".join(names), text=True, check=True, capture_output=True)
-    assert sorted(sample.source for _, sample in all_samples(tmp_path / "out")) == names
-
-
 def test_urls(videos: Path, tmp_path: Path) -> None:
     make(f"local://{videos}", tmp_path / "url", "--samples-per-shard", "3")
     make(videos, tmp_path / "path", "--samples-per-shard", "3")
@@ -107,15 +99,6 @@ def test_urls(videos: Path, tmp_path: Path) -> None:
     make(tmp_path / "list.csv", tmp_path / "list")
     assert read_dataset_info(tmp_path / "list").num_samples == 1
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
-
-
-def test_a_bucket_is_listed_with_labels() -> None:
-    memory = fsspec.filesystem("memory")
-    for name in ("/bucket/run/a.mp4", "/bucket/walk/b.webm", "/bucket/readme.txt"):
-        memory.pipe(name, b"12345")
-    items = read_inputs("memory://bucket", None, unlabelled=False)
-    assert [(i.source, i.label, i.size) for i in items] == [("run/a.mp4", "run", 5), ("walk/b.webm", "walk", 5)]
-    assert all(item.location.startswith("memory://") for item in items)
 
 
 def test_a_webdataset_of_raw_videos(videos: Path, tmp_path: Path) -> None:
@@ -146,11 +129,6 @@ def test_shards_of_ours_as_input_keep_their_classes(videos: Path, dataset: Path,
     before, after = read_dataset_info(dataset), read_dataset_info(tmp_path / "again")
     assert after.classes == before.classes
     assert after.report["class_histogram"] == before.report["class_histogram"]
-
-
-def test_a_null_is_no_label(clips: Path) -> None:
-    (clips / "list.json").write_text('[{"path": "run/a.mp4", "label": null}, {"path": "walk/d.webm", "class": null}]')
-    assert [item.label for item in read_inputs(str(clips / "list.json"), None, False)] == [None, None]
 
 
 def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +164,7 @@ def test_class_ids_are_stable() -> None:
     assert assign_class_ids({"2018", "2021"}, []) == ["2018", "2021"], "numbers with many gaps are names"
     assert assign_class_ids({"9" * 5000}, []) == ["9" * 5000], "and however large"
     assert assign_class_ids({"1", "999999999"}, []) == ["1", "999999999"]
+    assert assign_class_ids({"00", "01", "02"}, []) == ["00", "01", "02"], "numbers with leading zeros are names"
     assert assign_class_ids(set(), []) == []
 
 
@@ -201,11 +180,6 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_pa
     table.write_text('a.mp4,left\nb.mp4,"left\nc.mp4,right\n')
     with pytest.raises(InputError, match=r"train\.csv has a line that is not a table row"):
         read_inputs(str(table), None, unlabelled=False)
-
-
-def test_numbers_with_leading_zeros_are_names() -> None:
-    items = [Item(f"{name}/a.mp4", "a.mp4", name) for name in ("00", "01", "02")]
-    assert assign_class_ids({item.label for item in items}, []) == ["00", "01", "02"]
 
 
 def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> None:
@@ -230,16 +204,19 @@ def test_a_folder_without_videos_says_what_it_holds_instead(tmp_path: Path) -> N
         read_inputs(str(tmp_path), None, False)
 
 
-def test_a_bucket_counts_what_it_skips() -> None:
+def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:
     memory = fsspec.filesystem("memory")
-    for name in ("a.mp4", "a::b.mp4", ".cache/c.mp4", "readme.txt"):
+    for name in ("a.mp4", "run/b.webm", "a::b.mp4", ".cache/c.mp4", "readme.txt"):
         memory.pipe(f"/mixed/{name}", b"12345")
     skipped = Skipped()
-    items = read_inputs("memory://mixed", None, True, skipped)
-    assert [(item.source, item.problem and item.problem[:17]) for item in items] == [
-        ("a.mp4", None),
-        ("a::b.mp4", "its name holds ::"),
+    items = list(read_inputs("memory://mixed", None, False, skipped))
+    assert [(item.source, item.label, item.size) for item in items] == [
+        ("a.mp4", None, 5),
+        ("a::b.mp4", None, 5),
+        ("run/b.webm", "run", 5),
     ]
+    assert [(item.problem or "")[:17] for item in items] == ["it has no label, ", "its name holds ::", ""]
+    assert all(str(item.location).startswith("memory://") for item in items)
     assert dict(skipped.counts) == {"hidden": 1, "without a video's extension": 1}
 
 
@@ -287,11 +264,12 @@ def test_only_a_newline_ends_a_line(clips: Path) -> None:
 
 
 def test_a_list_on_stdin_may_hold_any_bytes(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = os.fsdecode(b"caf\xe9.mp4")
-    (clips / name).touch()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(os.fsencode(name) + b"\n"), encoding="utf-8"))
-    (item,) = read_inputs("-", str(clips), False)
-    assert (item.source, item.problem) == (name, None)
+    names = ["run/a.mp4", os.fsdecode(b"caf\xe9.mp4")]
+    (clips / names[1]).touch()
+    lines = b"".join(os.fsencode(name) + b"\n" for name in names)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
+    items = read_inputs("-", str(clips), False)
+    assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
 
 
 def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
@@ -300,17 +278,10 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(videos.rglob("*.mp4")), path)
-    copied = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shard_tools.work.shutil.copyfile", lambda *paths: copied.append(paths))
-        for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
-            outcome = process_job(
-                Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy"))
-            )
-            assert isinstance(outcome, Outcome)
-            assert outcome.reason is None
-            (tmp_path / "in" / item.source).unlink()
-            gone = process_job(Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy")))
-            assert isinstance(gone, Outcome)
-            assert gone.reason == "there is no such file"
-    assert not copied
+    for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
+        job = Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy"))
+        outcome = process_job(job)
+        assert isinstance(outcome, Outcome)
+        assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
+        (tmp_path / "in" / item.source).unlink()
+        assert process_job(job) == Outcome(item.source, [], "there is no such file")

@@ -1,40 +1,45 @@
-"""Killed at any moment, the same command goes on and ends with the bytes of a run that was not."""
+"""Killed at any moment, the same command resumes and ends with the bytes of a run that was not."""
 
 import multiprocessing
 import os
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import hashes, run_here
+from shard_making import hashes, make, run_here
 
-from pipeline.shards.format import read_dataset_info
-from shard_tools.build import Build
-from shard_tools.inputs import read_inputs
-from shard_tools.output import LocalOutput
-from shard_tools.settings import Settings
-from shard_tools.work import process_job
+from shard_tools import make_shards
+from shard_tools.workers import ENGINES
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-COPIED = Settings(samples_per_shard=2, encode="copy")
-IN_PIECES = Settings(samples_per_shard=3, frame_stride=3, max_seconds=0.3, preset="ultrafast")
+OPTIONS = {
+    "copied": ["--encode", "copy", "--samples-per-shard", "2"],
+    "in pieces": ["--samples-per-shard", "3", "--frame-stride", "3", "--max-seconds", "0.3", "--preset", "ultrafast"],
+}
 
 
-def make(videos: Path, folder: Path, settings: Settings) -> None:
-    items = read_inputs(str(videos), None, unlabelled=False)
-    build = Build(LocalOutput(folder), settings)
-    with build.lock():
-        while (plan := build.plan(items, [], retry_rejects=False)) is not None:
-            build.run(plan, items, partial(run_here, process_job), lambda outcome: None)
-            assert build.finish(plan) is None
+def test_killed_with_its_workers_left_alone(workers: None, videos: Path, dataset: Path, tmp_path: Path) -> None:
+    command = [sys.executable, make_shards.__file__, str(videos), str(tmp_path / "out")]
+    command += ["--samples-per-shard", "3", "--workers", "2", "--max-rejects", "1"]
+    # In the middle of the first shard, and after it.
+    for moment in (".work/items/*/*.json", "shard-000000.tar"):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not any((tmp_path / "out").glob(moment)):
+            time.sleep(0.01)
+        assert process.poll() is None, f"the run ended before {moment} was seen"
+        process.kill()  # the parent alone: its workers must notice by themselves
+        process.wait()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert hashes(tmp_path / "out") == hashes(dataset)
 
 
-def ended(killed_before: int, videos: Path, folder: Path, settings: Settings) -> bool:
+def run(killed_before: int, videos: Path, folder: Path, options: list[str]) -> bool:
     """Make shards in a fork; False if it died, which it does before change `killed_before` of the disk (0: never)."""
     child = os.fork()
     if child == 0:
@@ -50,7 +55,8 @@ def ended(killed_before: int, videos: Path, folder: Path, settings: Settings) ->
 
         sys.addaudithook(count)
         try:
-            make(videos, folder, settings)
+            ENGINES["processes"] = run_here
+            make(videos, folder, *options)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -60,35 +66,35 @@ def ended(killed_before: int, videos: Path, folder: Path, settings: Settings) ->
     return code == 0
 
 
-def killed_before_every_change(videos: Path, folder: Path, settings: Settings) -> int:
-    """How many changes there are."""
-    assert ended(0, videos, folder / "whole", settings)
+def kill_before_every_change(videos: Path, folder: Path, options: list[str]) -> int:
+    """Return how many changes there are."""
+    assert run(0, videos, folder / "whole", options)
     expected = hashes(folder / "whole")
     number = 1
-    while not ended(number, videos, folder / str(number), settings):
-        assert ended(0, videos, folder / str(number), settings)
+    while not run(number, videos, folder / str(number), options):
+        assert run(0, videos, folder / str(number), options)
         assert hashes(folder / str(number)) == expected, f"killed before change {number}"
         number += 1
     return number - 1
 
 
-def killed_again_and_again(videos: Path, folder: Path, settings: Settings) -> None:
-    assert ended(0, videos, folder / "whole", settings)
-    for number in range(1, 60):
-        ended(number, videos, folder / "out", settings)
-    assert ended(0, videos, folder / "out", settings)
+def kill_again_and_again(videos: Path, folder: Path, options: list[str]) -> None:
+    assert run(0, videos, folder / "whole", options)
+    for number in range(1, 60, 2):
+        run(number, videos, folder / "out", options)
+    assert run(0, videos, folder / "out", options)
     assert hashes(folder / "out") == hashes(folder / "whole")
 
 
 def in_clean_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Its result, from a process that has not decoded yet: FFmpeg's threads are missing in forks of one that has."""
+    """Call it in a process that has not decoded yet: FFmpeg's threads are missing in forks of one that has."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 @pytest.fixture(scope="module")
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three videos and one that is none."""
+    """Three videos and a file that is none."""
     folder = tmp_path_factory.mktemp("few")
     for path in sorted(videos.rglob("*.mp4"))[:3]:
         (folder / path.name).write_bytes(path.read_bytes())
@@ -97,12 +103,11 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow  # 30 s: two runs per change of the disk
-@pytest.mark.parametrize("settings", [COPIED, IN_PIECES], ids=["copied", "in pieces"])
-def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, settings: Settings) -> None:
-    assert in_clean_process(killed_before_every_change, few, tmp_path, settings) >= 30
-    assert read_dataset_info(tmp_path / "whole").num_samples == (3 if settings is COPIED else 6)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, options: str) -> None:
+    assert in_clean_process(kill_before_every_change, few, tmp_path, OPTIONS[options]) >= 30
 
 
-@pytest.mark.parametrize("settings", [COPIED, IN_PIECES], ids=["copied", "in pieces"])
-def test_killed_again_and_again(few: Path, tmp_path: Path, settings: Settings) -> None:
-    in_clean_process(killed_again_and_again, few, tmp_path, settings)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_killed_again_and_again(few: Path, tmp_path: Path, options: str) -> None:
+    in_clean_process(kill_again_and_again, few, tmp_path, OPTIONS[options])

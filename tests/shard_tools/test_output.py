@@ -179,21 +179,6 @@ def test_a_shard_that_is_gone_from_the_store_is_said(few, videos):
         make(videos, URL)
 
 
-@pytest.mark.parametrize(
-    ("output", "options", "sentence"),
-    [
-        ("nosuch://bucket/x", [], "nosuch://bucket/x cannot be opened: Protocol not known"),
-        (URL, ["--contact-sheet"], "--contact-sheet needs local shards"),
-        (URL, ["--part", "1/2"], "need a shared --staging folder"),
-        ("folder", ["--staging", "here"], "--staging is for an OUTPUT that is a URL"),
-    ],
-)
-def test_what_cannot_be_is_said(videos, output, options, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=sentence):
-        make(videos, output, *options)
-
-
 def test_parts_share_a_staging_folder(videos, expected, tmp_path):
     for part in ("1/2", "2/2"):
         assert make(videos, URL, "--staging", str(tmp_path), "--part", part) == 0

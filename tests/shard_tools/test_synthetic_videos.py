@@ -1,5 +1,10 @@
+"""Synthetic videos: their truth is true, motion alone tells the class, and the same seed gives the same files."""
+
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -7,13 +12,18 @@ from PIL import Image
 from shard_making import decode
 
 from common.errors import InputError
-from shard_tools import synthetic_videos
+from shard_tools import synthetic_motion, synthetic_videos
 from shard_tools.encoding.codecs import CODECS
+from shard_tools.synthetic_motion import CLASSES, draw_frames
 from shard_tools.synthetic_videos import draw_frame_number, read_frame_number
+
+SIZE, NUM_FRAMES, FPS = (48, 48), 32, 30
+NAMES = list(CLASSES)
+Video = tuple[np.ndarray, list[list[list[float]]]]  # frames, boxes
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_frame_numbers_survive_every_codec_and_scaling(generate, codec: str) -> None:
+def test_frame_numbers_survive_every_codec_and_scaling(generate: Callable[..., Path], codec: str) -> None:
     frames = decode(generate("--codec", codec, "--num-frames", "12"))
     assert len(frames) == 12
     for number, frame in enumerate(frames):
@@ -23,57 +33,156 @@ def test_frame_numbers_survive_every_codec_and_scaling(generate, codec: str) -> 
             assert read_frame_number(scaled) == number
 
 
-@pytest.mark.parametrize("number", [0, 1, 255, 2048, 4095])
-def test_every_number_can_be_written(number: int) -> None:
-    frame = np.full((64, 96, 3), 128, np.uint8)
-    draw_frame_number(frame, number)
-    assert read_frame_number(frame) == number
+def test_every_number_can_be_written_and_none_is_read_where_there_is_none() -> None:
+    for number in (0, 1, 255, 2048, 4095):
+        frame = np.full((64, 96, 3), 128, np.uint8)
+        draw_frame_number(frame, number)
+        assert read_frame_number(frame) == number
+    for gray in (0, 255):
+        with pytest.raises(ValueError, match="no frame number"):
+            read_frame_number(np.full((64, 64, 3), gray, np.uint8))
 
 
-@pytest.mark.parametrize("grey", [0, 255])
-def test_a_corner_without_a_number_is_not_read_as_one(grey: int) -> None:
-    with pytest.raises(ValueError, match="no frame number"):
-        read_frame_number(np.full((64, 64, 3), grey, np.uint8))
+def cover(boxes: list[list[float]], side: int, margin: int) -> np.ndarray:
+    covered = np.zeros((side, side), bool)
+    for x0, y0, x1, y1 in boxes:
+        assert 0 <= x0 < x1 <= side
+        assert 0 <= y0 < y1 <= side
+        covered[int(max(0, y0 - margin)) : int(y1) + 2 * margin, int(max(0, x0 - margin)) : int(x1) + 2 * margin] = True
+    return covered
 
 
-def test_boxes_hold_all_that_moves(generate) -> None:
+def test_boxes_hold_all_that_moves(generate: Callable[..., Path]) -> None:
     path = generate("--seed", "3", "--size", "96", "--num-frames", "30")
     truth = json.loads(path.with_suffix(".motion.json").read_text())
-    frames = np.stack(decode(path)).astype(int)
+    frames, boxes = np.stack(decode(path)).astype(int), truth["moving_boxes"]
     assert (truth["width"], truth["height"], truth["num_frames"], truth["class"]) == (96, 96, 30, "right")
-    assert len(truth["moving_boxes"]) == len(frames) == 30
-    inside_changes, outside_changes = [], []
+    assert len(boxes) == len(frames) == 30
+    frames[:, :20, :20] = 0  # the frame number
+    changes = []
     for number in range(1, 30):
-        inside = np.zeros((96, 96), bool)
-        for x0, y0, x1, y1 in (box for n in (number - 1, number) for box in truth["moving_boxes"][n]):
-            assert 0 <= x0 < x1 <= 96
-            assert 0 <= y0 < y1 <= 96
-            inside[int(y0) : int(y1), int(x0) : int(x1)] = True
-        inside[:20, :20] = False  # the frame number's corner
-        outside = ~inside
-        outside[:20, :20] = False
+        inside = cover(boxes[number - 1] + boxes[number], 96, 0)
         change = np.abs(frames[number] - frames[number - 1]).max(axis=2)
-        inside_changes.append(change[inside].mean())
-        outside_changes.append(change[outside].mean())
-    assert np.mean(inside_changes) > 10 * np.mean(outside_changes), "the background moves, or the objects do not"
+        changes.append((change[inside].mean(), change[~inside].mean()))
+    inner, outer = np.mean(changes, axis=0)
+    assert inner > 10 * outer, "the background moves, or the objects do not"
 
 
-def test_same_seed_same_files_and_other_seed_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", [synthetic_videos, synthetic_motion])
+def test_the_same_seed_gives_the_same_files(tmp_path: Path, module: ModuleType) -> None:
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         arguments = ["--num-videos", "2", "--num-frames", "4", "--size", "48", "--seed", seed]
-        synthetic_videos.main([str(tmp_path / name), *arguments])
+        module.main([str(tmp_path / name), *arguments])
     a, b, c = (
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*")} for n in ("a", "b", "c")
     )
+    assert len(a) == 4
     assert a == b
     assert a.keys() == c.keys()
     assert all(a[name] != c[name] for name in a if name.suffix == ".mp4")
 
 
 @pytest.mark.parametrize(
-    "options", [["--classes", "9"], ["--num-frames", "0"], ["--num-videos", "0"], ["--seed", "-1"]]
+    ("module", "options"),
+    [
+        (synthetic_videos, ["--classes", "9"]),
+        (synthetic_videos, ["--num-frames", "0"]),
+        (synthetic_videos, ["--seed", "-1"]),
+        (synthetic_motion, ["--num-videos", "0"]),
+        (synthetic_motion, ["--shake", "-1"]),
+        (synthetic_motion, ["--object-size", "1.5"]),
+    ],
 )
-def test_impossible_wishes_are_refused(tmp_path: Path, options: list[str]) -> None:
+def test_impossible_options_are_refused(tmp_path: Path, module: ModuleType, options: list[str]) -> None:
     with pytest.raises(InputError, match=options[0]):
-        synthetic_videos.main([str(tmp_path / "out"), *options])
+        module.main([str(tmp_path / "out"), *options])
     assert not (tmp_path / "out").exists()
+
+
+def test_frames_can_be_stored_unencoded(tmp_path: Path) -> None:
+    arguments = ["--num-videos", "2", "--size", "48x32", "--num-frames", "8", "--classes", "up", "recede"]
+    synthetic_motion.main([str(tmp_path), *arguments, "--codec", "npy"])
+    expected = draw_frames(np.random.default_rng([0, 1]), "recede", (48, 32), 8, 30)
+    assert np.array_equal(np.load(tmp_path / "recede/video_000001.npy"), [frame for frame, _ in expected])
+    assert json.loads((tmp_path / "recede/video_000001.motion.json").read_text())["class"] == "recede"
+
+
+def draw(seed: int, name: str, shake: int = 0) -> Video:
+    rng = np.random.default_rng(seed)
+    frames, boxes = zip(*draw_frames(rng, name, SIZE, NUM_FRAMES, FPS, shake=shake), strict=True)
+    return np.stack(frames), list(boxes)
+
+
+def ridge_accuracy(features: np.ndarray, labels: np.ndarray, strength: float) -> float:
+    """Test accuracy, the first 70 % used to fit."""
+    features = (features - features.mean(0)) / (features.std(0) + 1e-6)
+    features = np.hstack((features, np.ones((len(features), 1))))
+    split = int(0.7 * len(labels))
+    x, y = features[:split], np.eye(len(NAMES))[labels[:split]]
+    weights = x.T @ np.linalg.solve(x @ x.T + strength * np.eye(split), y)
+    return float((np.argmax(features[split:] @ weights, 1) == labels[split:]).mean())
+
+
+def motion_features(frames: np.ndarray, boxes: list) -> np.ndarray:
+    """How well each of the four ways to move explains the change of brightness, in both halves: 8 numbers.
+
+    At every pixel that something moves over, -dI/dt is a velocity times the gradient; right, down, clockwise and
+    approach have velocities (1, 0), (0, 1), (-y, x) and (x, y) about the middle of the object.
+    """
+    gray = frames.mean(-1).astype(np.float32)
+    explained = np.zeros((len(gray) - 1, 4))
+    places = np.mgrid[: SIZE[1], : SIZE[0]]
+    for t, (now, after) in enumerate(pairwise(gray)):
+        dy, dx = np.gradient((now + after) / 2)
+        for x0, y0, x1, y1 in boxes[t]:
+            box = np.s_[int(y0) : int(y1) + 1, int(x0) : int(x1) + 1]
+            y, x = places[:, *box]
+            x, y = x - (x0 + x1) / 2, y - (y0 + y1) / 2
+            change, across, down = (now - after)[box], dx[box], dy[box]
+            ways = across, down, x * down - y * across, x * across + y * down
+            explained[t] += [float((change * way).sum()) / (float((way**2).sum()) + 1) for way in ways]
+    half = len(explained) // 2
+    return np.concatenate((np.median(explained[:half], 0), np.median(explained[half:], 0)))
+
+
+@pytest.mark.slow  # 20 s: 300 videos; the distribution of poses is tested exactly below
+def test_a_still_frame_tells_nothing_and_motion_tells_the_class() -> None:
+    videos = [draw(seed, NAMES[seed % len(NAMES)]) for seed in range(300)]
+    labels = np.arange(300) % len(NAMES)
+    rng = np.random.default_rng(0)
+    frames = [Image.fromarray(frames[rng.integers(len(frames))]).resize((16, 16)) for frames, _ in videos]
+    # Ten classes, 90 test videos: chance is .100, and three standard deviations of it .095.
+    assert ridge_accuracy(np.stack([np.asarray(it, np.float32).ravel() for it in frames]), labels, 300) < 0.195
+    assert ridge_accuracy(np.stack([motion_features(*video) for video in videos]), labels, 1) > 0.5
+
+
+def test_poses_are_spread_alike_at_every_time_in_every_class() -> None:
+    """Place, angle and size are circles: moved by any class for any time, a uniform distribution stays uniform."""
+    first = draw(7, NAMES[0])[0]
+    rng = np.random.default_rng(0)
+    for name, directions in CLASSES.items():
+        frames = draw(7, name)[0]
+        np.testing.assert_array_equal(frames[0], first[0])
+        assert name == NAMES[0] or (frames[-1] != first[-1]).any()
+        travel = sum(directions) * rng.random()
+        speeds = synthetic_motion.SPEEDS
+        objects = [synthetic_motion.MovingObject(None, None, rng.random(4), rng.uniform(*speeds)) for _ in range(2000)]  # type: ignore[arg-type]
+        poses = np.array([synthetic_motion.move(it, travel) for it in objects])
+        histograms = np.stack([np.histogram(column, 10, (0, 1))[0] for column in poses.T])
+        chi_square = ((histograms - 200) ** 2 / 200).sum(1)
+        assert chi_square.max() < 33.7, name  # p = 1e-4 at 9 degrees of freedom
+
+
+def test_shake_moves_the_background_and_nothing_else_does() -> None:
+    still, shaken = draw(3, "clockwise")[0], draw(3, "clockwise", shake=4)[0]
+    assert still.shape == shaken.shape
+    assert (still[0] == still[10]).all(-1).mean() > 0.3
+    assert (shaken[0] == shaken[10]).all(-1).mean() < 0.1
+
+
+def test_boxes_cover_all_that_changes_in_the_motion_dataset() -> None:
+    for seed in range(6):
+        frames, boxes = draw(seed, NAMES[seed])
+        for t in range(NUM_FRAMES - 1):
+            covered = cover(boxes[t] + boxes[t + 1], SIZE[0], 1)
+            assert not ((frames[t] != frames[t + 1]).any(-1) & ~covered).any()
