@@ -171,26 +171,24 @@ class PlannedRun:
         """Time training steps on random clips."""
         import torch
 
-        from common.devices import autocast_to, choose_precision
+        from common.devices import choose_precision
         from pipeline.loader import Batch
         from pipeline.planning.crops import FrameSize
+        from train import train_step
         from training.distributed import Distributed
-        from training.optimizer import update
+        from training.optimizer import make_optimizer
         from training.tasks.pretraining import Pretraining
 
         config, count = self.config, self.batch_size
         model = config.model
-        task = Pretraining(config, Distributed(0, 1, self.device))
-        optimizer = task.optimizer()
+        task = Pretraining(config, None, Distributed(config.device))
+        optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
         shape = count, model.num_frames, *FrameSize.of(model.image_size), model.in_channels
         clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
         batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
 
         def step() -> None:
-            with autocast_to(self.device, config.precision):
-                loss = task(task.model, batch).loss
-            loss.backward()
-            update(optimizer, config.optimizer.base_lr, config.optimizer.clip_grad_norm).item()
+            train_step(task.model, task, [batch], optimizer, config.optimizer.base_lr, config)["loss"].item()
 
         step()
         steps, start = 0, time.perf_counter()

@@ -61,8 +61,8 @@ from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
-from training import distributed
 from training.config import TrainConfig, parse
+from training.distributed import Distributed
 from training.evaluation import (
     Predictions,
     Views,
@@ -75,7 +75,6 @@ from training.evaluation import (
 )
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
-from training.tasks.classification import BEST
 
 NUM_MISTAKES = 16
 NUM_FRAMES = 6  # of each mistake
@@ -84,32 +83,31 @@ NUM_FRAMES = 6  # of each mistake
 @explain_out_of_memory("lower --batch-size")
 def evaluate(options: argparse.Namespace) -> None:
     checkpoint = local_run(options.checkpoint)
-    best = checkpoint / "checkpoints" / BEST
+    best = checkpoint / "checkpoints" / "best"
     weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
     run = pretrained.run_of(weights)
     config = load_config(run, options)
-    dist = distributed.join(config.device)
-    dataset = ShardDataset.open(config.data)
-    state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
-    if options.config is not None:
-        shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
-    model = load_classifier(state_dict, shape)
-    if not classes:  # weights of others name none: then their number must do
-        num_classes = model.get_parameter("head.weight").shape[0]
-        classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes
-    check_classes(classes, dataset)
-    if dist.is_main:
-        warn_of_selection(weights, config, dataset)
-    views = Views(options.clips, options.crops, options.batch_size)
-    started = time.perf_counter()
-    found = predict(model.to(dist.device), dataset, config.data, shape, views, dist, config.precision)
-    if dist.is_main:
-        results = make_results(found, dataset, options)
-        write_results(options.output or (run or weights.parent) / "evaluation", results, dataset)
-        seconds = time.perf_counter() - started
-        top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
-        log(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
-    distributed.leave()
+    with Distributed(config.device) as dist:
+        dataset = ShardDataset.open(config.data)
+        state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
+        if options.config is not None:
+            shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
+        model = load_classifier(state_dict, shape)
+        if not classes:  # weights of others name none: then their number must do
+            num_classes = model.get_parameter("head.weight").shape[0]
+            classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes
+        check_classes(classes, dataset)
+        if dist.is_main:
+            warn_of_selection(weights, config, dataset)
+        views = Views(options.clips, options.crops, options.batch_size)
+        started = time.perf_counter()
+        found = predict(model.to(dist.device), dataset, config.data, shape, views, dist, config.precision)
+        if dist.is_main:
+            results = make_results(found, dataset, options)
+            write_results(options.output or (run or weights.parent) / "evaluation", results, dataset)
+            seconds = time.perf_counter() - started
+            top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
+            log(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
 
 
 def load_config(run: Path | None, options: argparse.Namespace) -> TrainConfig:
@@ -122,7 +120,7 @@ def load_config(run: Path | None, options: argparse.Namespace) -> TrainConfig:
 def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset) -> None:
     """Warn if the run's best weights were selected on videos of `dataset`."""
     selected_on = config.evaluation.shards
-    if weights.parent.name != BEST or not selected_on or not (is_remote(selected_on) or Path(selected_on).exists()):
+    if weights.parent.name != "best" or not selected_on or not (is_remote(selected_on) or Path(selected_on).exists()):
         return
     if shared := count_shared_videos(dataset, ShardDataset.open(selected_on, config.data)):
         log(

@@ -1,155 +1,150 @@
 """Pre-train or fine-tune: `python train.py --config configs/x.yaml [section.key=value ...]`, or under torchrun.
 
-The run folder can always be started again with the same command: it goes on from its newest checkpoint, exactly.
+Re-running the same command resumes exactly from the newest checkpoint in the run directory. The exit code is 0 when the
+run is complete, 130 when a signal has stopped it after a checkpoint, 2 after an error.
 """
 
 import sys
 
 import common.openmp  # noqa: F401
 
+from common.errors import parse_early, run_command
+from training.load_config import load_config
+
+if __name__ == "__main__":
+    CONFIG = parse_early(load_config)
+
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from common.devices import autocast_to
-from common.errors import run_command
+from common.logging import log as log_line
 from model.channels import check_channels
-from pipeline.loader import ClipLoader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.ahead import check_cache
 from pipeline.shards.dataset import ShardDataset
-from training import checkpoint, distributed
-from training.compiling import check_graphs, compile_in_place
+from training.checkpoint import TrainState
 from training.config import TrainConfig
-from training.failures import failures_explained, way_back_explained
-from training.feed import Feed
-from training.interrupt import StopRequest
-from training.logger import SKIPPED, Logger
-from training.memory import check_memory
-from training.milestones import Milestones
-from training.numerics import as_asked, described, execution
-from training.optimizer import update
+from training.distributed import Distributed, count_ranks
+from training.failures import explain_failures
+from training.logger import SKIPPED, Logger, read_rows
+from training.numerics import describe_numerics, determinism_fingerprint, numerics
+from training.optimizer import make_optimizer, update
+from training.parallelize import check_graphs, parallelize, reduce_gradients
 from training.profiling import StepProfiler
+from training.report import write_report
 from training.run_dir import RunDir
-from training.saving import Saver
-from training.schedule import Horizon, seed_step
-from training.starting import begin_branch, configured
+from training.schedule import Schedule, seed_step
 from training.startup_warnings import startup_warnings
-from training.tasks.classification import Classification
-from training.tasks.pretraining import Objective, Pretraining
+from training.stop import StopRequest
+from training.tasks import TASKS
+from training.tasks.task import Task
+
+STOPPED = 130  # the exit code, as after Ctrl-C
 
 
-@distributed.end_told()
-@way_back_explained
-@failures_explained()
-@as_asked
-def train(config: TrainConfig) -> None:
-    process = distributed.join(config.device, config.distributed.timeout_s)
-    dataset = ShardDataset.open(config.data)
-    torch.manual_seed(config.seed)
-    objective = make_objective(config, dataset, process)
-    optimizer = objective.optimizer()
-    plan = make_plan(config, dataset, objective, process)
-    horizon = Horizon.of(config, plan.clips_per_epoch, process.world_size)
-    memory = check_memory(config, objective.model, plan.batch_size, process.device, dataset.info.codecs.values())
-    contents = checkpoint.Contents(objective.modules, optimizer, objective.about)
-    start = checkpoint.TrainState(0, horizon.global_batch, dataset.digest, execution=execution(config, process))
-    branched = begin_branch(config, contents, start, horizon.total_steps, process)
-
-    with RunDir(config, process.is_main) as folder:
-        distributed.wait_for_all()
-        folder.fetch()
-        resumed = checkpoint.load_newest(folder.checkpoints, contents, start, horizon.total_steps)
-        begun = resumed if resumed.step else branched
-        first_step = begun.step
-        model = wrapped(objective.model, config, process)
-        stop, agreement = StopRequest(process.device), distributed.Agreement(config.distributed.timeout_s)
+def train(config: TrainConfig) -> bool:
+    """Train until the end (True) or until a signal stops the run (False)."""
+    with (
+        StopRequest() as stop,
+        numerics(config),
+        Distributed(config.device, config.distributed.timeout_s) as dist,
+        RunDir(config, dist) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
+        explain_failures(config),
+    ):
+        dataset = ShardDataset.open(config.data)
+        torch.manual_seed(config.seed)
+        task: Task = TASKS[config.task](config, dataset, dist)
+        optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+        if run.is_new:
+            task.init_weights(config.init_from)  # the only place where other weights come in
+        plan = make_plan(config, dataset, task, dist)
+        schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
+        start = TrainState(0, schedule.global_batch, dataset.digest, determinism_fingerprint(config, dist))
+        state = run.load(task.modules, optimizer, start, schedule.total_steps)
+        model = parallelize(task, config, dist, plan.batch_size)
         with (
-            Saver(folder, contents, config.keep_checkpoints) as saver,
-            ClipLoader(dataset, plan, process.device, config.data, folder.quarantine) as loader,
-            Logger(folder, config, process, horizon, loader, first_step) as metrics,
-            StepProfiler(folder.profile if config.profile and process.is_main else None, process.device) as profiler,
+            ClipLoader(dataset, plan, dist.device, config.data, run.quarantine) as loader,
+            Logger(run, config, dist, schedule, loader, state.step) as log,
+            StepProfiler(run.profile if config.profile and dist.is_main else None, dist.device) as profiler,
         ):
-            metrics.announce([memory, described(config, process.device), *startup_warnings(config, dataset)])
-            milestones = Milestones(config, start, objective, metrics, stop, saver)
-            milestones.going_on(resumed.step)
-            batches = loader.batches(first_step * plan.passes)
-            feed = Feed(batches, plan.passes, plan.global_batch, config.model, process, stop, agreement)
-            # DDP lays its buckets anew after its first backward pass; a step that begins with others rounds otherwise.
-            train_step(model, objective, feed.of_nothing(), optimizer, 0.0, config)
-            metrics.watch(model)
-            for step in range(first_step + 1, horizon.total_steps + 1):
-                seed_step(config.seed, step, process.rank)
-                lr = horizon.schedule.lr(step - 1)
-                with milestones.saved_if_left_alone(step - 1):
-                    figures = train_step(model, objective, feed, optimizer, lr, config)
-                if figures is None:
-                    milestones.stopped(step - 1)
-                objective.after_update()
-                metrics.step(step, figures)
+            log.announce([describe_numerics(config, dist.device), *startup_warnings(config, dataset)])
+            log.watch(model)
+            if run.is_resumed and is_due(state.step, config.evaluation.every, schedule):
+                evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
+            stop.is_deferred, stopping = True, False
+            for step in range(state.step, schedule.total_steps):
+                seed_step(config.seed, step, dist.rank)
+                is_stopping = dist.start_any(lambda: stop.is_set or run.has_failed)  # a byte, reduced beside the step
+                scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
+                log.step(step + 1, scalars)
                 profiler.step()
-                milestones.after(step)
-    distributed.leave()
-
-
-def make_objective(config: TrainConfig, dataset: ShardDataset, process: distributed.Distributed) -> Objective:
-    if config.task == "pretrain":
-        return Pretraining(config, process)
-    return Classification(config, dataset, process)
-
-
-def make_plan(
-    config: TrainConfig, dataset: ShardDataset, objective: Objective, process: distributed.Distributed
-) -> TrainingPlan:
-    plan = TrainingPlan(
-        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
-        batch_size=config.batch_size, global_batch=config.clips_per_step(process.world_size),
-        together=objective.together, rank=process.rank, world_size=process.world_size,
-    )  # fmt: skip
-    check_channels(dataset.channels, config.model.in_channels)
-    check_graphs(config.compile, process.device.type, plan.passes)
-    check_cache(dataset, plan)
-    return plan
-
-
-@distributed.others_awaited()
-def wrapped(model: nn.Module, config: TrainConfig, process: distributed.Distributed) -> nn.Module:
-    """The model as the loop calls it: compiled if asked for, and averaging gradients if there are several processes."""
-    if config.compile:
-        compile_in_place(model, config.compile)
-    if process.world_size == 1:
-        return model
-    # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its objective shares.
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+                stopping = is_stopping()
+                evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
+                if stopping or evaluating or is_due(step + 1, config.checkpoint_every, schedule):
+                    log.flush(step + 1)
+                    run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
+                    if evaluating:
+                        with stop.at_once(), log.paused():
+                            task.evaluate(step + 1, log)
+                    run.in_background(lambda: write_report(run.path, config, schedule.total_steps))
+                if stopping:
+                    break
+    if stopping and dist.is_main:
+        log_line("Stopped; checkpoint saved. Re-run the same command to resume.", sys.stderr)
+    return not stopping
 
 
 def train_step(
     model: nn.Module,
-    objective: Objective,
-    feed: Feed,
+    task: Task,
+    microbatches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     lr: float,
     config: TrainConfig,
-) -> dict[str, Tensor] | None:
-    """Forward and backward of a step's batches, then AdamW. Returns scalars on the device; never waits for it.
-
-    None: the run has been asked to stop, and nothing has changed.
-    """
-    total: dict[str, Tensor] = {}
-    for batch, parts, is_last in feed.of_step():
-        with distributed.gradients_averaged(model, is_last):
+) -> dict[str, Tensor]:
+    """Take one optimizer step on this rank's micro-batches. Return scalars on the device, which is never waited for."""
+    totals: dict[str, Tensor] = {}
+    for batch in microbatches:
+        # Gradients are averaged over ranks: so that the mean is over the clips of the step.
+        fraction = len(batch.positions) * count_ranks() / config.clips_per_step(count_ranks())
+        with reduce_gradients(model, now=batch.is_last):
             with autocast_to(batch.clip.device, config.precision):
-                loss, metrics = objective(model, batch)
-            (loss / parts).backward()
-        for name, value in metrics.items():
-            total[name] = total.get(name, 0) + value.detach() / parts
-    if feed.given_up():
-        optimizer.zero_grad(set_to_none=True)
-        objective.after_none()
-        return None
+                loss, scalars = task.loss(model, batch)
+            (loss * fraction).backward()
+        for name, value in scalars.items():
+            totals[name] = totals.get(name, 0) + value.detach() * fraction
     norm = update(optimizer, lr, config.optimizer.clip_grad_norm)
-    return total | {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
+    task.after_update()
+    return totals | {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
+
+
+def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Distributed) -> TrainingPlan:
+    plan = TrainingPlan(
+        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
+        batch_size=config.batch_size, global_batch=config.clips_per_step(dist.world_size),
+        together=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
+    )  # fmt: skip
+    check_channels(dataset.channels, config.model.in_channels)
+    check_graphs(config.compile, dist.device.type, plan.passes)
+    check_cache(dataset, plan)
+    return plan
+
+
+def is_due(step: int, every: int | None, schedule: Schedule) -> bool:
+    return every is not None and (step % every == 0 or step == schedule.total_steps)
+
+
+def evaluate_if_missing(task: Task, step: int, log: Logger) -> None:
+    rows = (row for row in read_rows(log.run.metrics) if row["step"] == step)
+    is_there = any(name.startswith("evaluation/") for row in rows for name in row)
+    if log.config.evaluation.shards and not any(log.dist.gather(is_there)):
+        task.evaluate(step, log)
 
 
 if __name__ == "__main__":
-    run_command(lambda: train(configured(sys.argv[1:])), resumable=True)
+    run_command(lambda: 0 if train(CONFIG) else STOPPED, resumable=True)

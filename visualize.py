@@ -63,7 +63,7 @@ from model.config import ModelConfig
 from model.maps import Maps
 from model.masking import MASKS
 from model.weights.pretrained import find_file, run_of, trained_stride
-from training.checkpoint import existing, step_of
+from training.checkpoint import list_checkpoints, parse_step
 from training.remote_run import local_run
 
 REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
@@ -126,11 +126,11 @@ def compare_strategies(model: AdaMAE, clip: Clip, seed: int) -> list[Row]:
 def compare_checkpoints(run: Path, config: ModelConfig, clip: Clip, seed: int) -> list[Row]:
     """Reconstruct a clip, with the same noise, by every checkpoint of a run."""
     rows: list[Row] = []
-    for folder in existing(run / "checkpoints"):
+    for folder in list_checkpoints(run / "checkpoints"):
         maps = AdaMAE.from_pretrained(folder, mask_ratio=config.mask_ratio).reconstruct(clip.frames[None], seed)
         probability = [] if maps.probability is None else [probability_row(maps)]
         rows = rows or [frames_row(maps)]
-        rows += prefix_labels(f"step {step_of(folder.name)}", [*probability, reconstruction_rows(maps)[-1]])
+        rows += prefix_labels(f"step {parse_step(folder.name)}", [*probability, reconstruction_rows(maps)[-1]])
     if not rows:
         raise InputError(f"no checkpoints/ in {run}: --checkpoints needs a run directory")
     return rows

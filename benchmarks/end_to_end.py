@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,11 @@ from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train_step
-from training.compiling import compile_in_place
 from training.config import TrainConfig
-from training.distributed import Agreement, Distributed
-from training.feed import Feed
-from training.interrupt import StopRequest
+from training.distributed import Distributed
 from training.logger import peak_memory_gib
+from training.optimizer import make_optimizer
+from training.parallelize import parallelize
 from training.tasks.pretraining import Pretraining
 
 WARM_UP_STEPS = 3
@@ -139,24 +137,19 @@ def config_of(source: Source, work: Path, size: str, batch_size: int, compiled: 
 @explain_out_of_memory("lower --batch-size")
 def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """One round of one contender; called in a process of its own."""
-    process = Distributed(0, 1, device := choose_device())
-    objective = Pretraining(config, process)
-    if config.compile:
-        compile_in_place(objective.model)
-    optimizer = objective.optimizer()
-    stop, agreement = StopRequest(device), Agreement(config.distributed.timeout_s)
-    with batches_of(source, config, device) as (batches, loader), stop.at_once():
-        feed = Feed(batches, 1, config.batch_size, config.model, process, stop, agreement)
-        take = partial(train_step, objective.model, objective, feed, optimizer, 1e-4, config)
+    dist = Distributed()
+    task, device = Pretraining(config, None, dist), dist.device
+    model = parallelize(task, config, dist, config.batch_size)
+    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+    with batches_of(source, config, device) as (batches, loader):
         for _ in range(WARM_UP_STEPS):
-            take()
+            train_step(model, task, islice(batches, 1), optimizer, 1e-4, config)
         waited, cpu, started = waited_for(loader), cpu_seconds(), now(device)
         for _ in range(steps):
-            metrics = take()
+            scalars = train_step(model, task, islice(batches, 1), optimizer, 1e-4, config)
         seconds = now(device) - started
         waited, cpu = waited_for(loader) - waited, cpu_seconds() - cpu
-    assert metrics is not None  # a request to stop ends the block above
-    loss = metrics["loss"].item()
+    loss = scalars["loss"].item()
     require("the loss is a number", loss == loss, f"{source.name}: {loss}")
     return {
         "clips_per_second": steps * config.batch_size / seconds,

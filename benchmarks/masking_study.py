@@ -213,7 +213,7 @@ class Study:
         rows: list[Row] = [{"label_set": label_set} for label_set in range(self.options.label_sets)]
         for task, label_set in self.stages(point):
             run = runs / (task if label_set is None else f"{task}-labels{label_set}")
-            start = [f"finetune.checkpoint={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
+            start = [f"init_from={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
             command = ["train.py", *self.overrides(point, task, label_set), *start, f"run={run}"]
             run_script(command, slot, log := run.with_suffix(".log"))
             if label_set is None:

@@ -10,8 +10,9 @@ from benchmarks.harness import Row, Timing, time_calls
 from common.devices import autocast_to
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.compiling import Compile, compile_in_place
-from training.optimizer import OptimizerConfig, make_optimizer, update
+from training.config import Compile, OptimizerConfig
+from training.optimizer import make_optimizer, parameter_groups, update
+from training.parallelize import compile_in_place
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
@@ -27,7 +28,9 @@ class PretrainingStep:
         self.model = model
         if compiled:
             compile_in_place(model, compiled)
-        self.optimizer = make_optimizer(model, OptimizerConfig())
+        config = OptimizerConfig()
+        groups = parameter_groups(model, config.weight_decay, model.no_weight_decay())
+        self.optimizer = make_optimizer(groups, config)
         device = next(model.parameters()).device
         self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
 

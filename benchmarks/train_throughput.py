@@ -39,7 +39,7 @@ from common.errors import InputError, run_command
 from common.progress import progress_bar
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
-from training.compiling import Compile
+from training.config import Compile
 
 GPU_BATCHES = (16, 32, 64, 128, 256)
 CPU_BATCHES = (2,)

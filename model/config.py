@@ -50,8 +50,6 @@ class ModelConfig:
 
     size: Literal["tiny", "small", "base", "large", "huge"] = "base"
     """ViT size of encoder and decoder; tiny is for tests and the demo"""
-    init: str = ""
-    """weights to continue pre-training from: a run, a checkpoint or another project's file; "": from scratch"""
     num_frames: int = option(16, at_least=1)
     """frames per clip"""
     image_size: int | list[int] = 224

@@ -29,7 +29,7 @@ from training.distributed import Distributed
 from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
 
 ROOT = Path(__file__).parents[1]
-ALONE = Distributed(0, 1, torch.device("cpu"))
+ALONE = Distributed("cpu")
 SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8)
 VIEWS = ["--clips", "2", "--crops", "3", "--batch-size", "6"]
 

@@ -1,16 +1,17 @@
-"""Checkpoints that are whole or absent: `RUN/checkpoints/step-00001000/` with `model.safetensors, optimizer.pt,
-train_state.json`.
+"""Checkpoints that are complete or absent: `checkpoints/step-00001000/{model.safetensors, optimizer.pt,
+train_state.json}`.
 
-Nothing else is needed to go on bit by bit: data order, masks, dropout and learning rate are functions of the step.
-An empty file `reviewed` joins them when what is due at that step (validation, figures) has been done.
+Nothing else is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the step.
+train_state.json, which is written last, says where the run was and holds the hashes of the other files.
 """
 
 import json
 import os
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -24,124 +25,9 @@ from common.atomic_io import hash_file, sync
 from common.errors import InputError
 from common.logging import log
 from model.weights.weight_files import save_tensors
-from training import distributed
-from training.manifest import FILE as MANIFEST
-from training.manifest import Manifest, TrainState
 
-REVIEWED = "reviewed"
-
-
-@dataclass(frozen=True)
-class State:
-    """What a checkpoint holds, as tensors."""
-
-    modules: dict[str, dict[str, Tensor]]
-    optimizer: dict[str, Any]
-    about: dict[str, str]  # what the files of weights say of themselves
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a checkpoint is made of, and put back into."""
-
-    modules: dict[str, nn.Module]
-    optimizer: torch.optim.Optimizer
-    about: dict[str, str]
-
-    def state(self) -> State:
-        """As it is now; the tensors are the modules' and the optimizer's own."""
-        modules = {name: module.state_dict() for name, module in self.modules.items()}
-        return State(modules, self.optimizer.state_dict(), self.about)
-
-
-def save(folder: Path, place: TrainState, state: State) -> Path:
-    """Write a checkpoint, each module as `<name>.safetensors`; raises InputError where it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = of_step(folder, place.step)
-    if final.exists():
-        return final
-    aside = folder / f".{final.name}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir()
-        for name, tensors in state.modules.items():
-            save_tensors(aside / f"{name}.safetensors", tensors, state.about)
-        torch.save(state.optimizer, aside / "optimizer.pt")
-        described = {"place": asdict(place), "sha256": _sha256s(list(aside.iterdir()))}
-        (aside / MANIFEST).write_text(json.dumps(described) + "\n", encoding="utf-8")
-        for file in (*aside.iterdir(), aside):
-            sync(file)
-        os.replace(aside, final)
-        sync(folder)
-    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise InputError(
-            f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB are free):"
-            " make room, and the same command goes on from the checkpoint before"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return final
-
-
-def remove_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints; what is not a whole one neither counts nor goes."""
-    for old in whole(folder)[:-keep]:
-        shutil.rmtree(old)
-
-
-def existing(folder: Path) -> list[Path]:
-    """What is named as this run's checkpoints are, oldest first."""
-    steps = {found: step_of(found.name) for found in folder.glob("step-*")}
-    return sorted((found for found, step in steps.items() if step is not None), key=lambda found: steps[found] or 0)
-
-
-def whole(folder: Path) -> list[Path]:
-    """Those of them whose manifest can be read, which is written last; oldest first."""
-    return [found for found in existing(folder) if _is_whole(found)]
-
-
-def of_step(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
-
-
-def step_of(name: str) -> int | None:
-    """The step that a checkpoint of this name is of; None where it is no name of ours."""
-    digits = name.removeprefix("step-")
-    is_ours = name.startswith("step-") and digits.isascii() and digits.isdigit() and len(digits) < 20
-    return int(digits) if is_ours and name == f"step-{int(digits):08d}" else None
-
-
-def load_newest(folder: Path, contents: Contents, start: TrainState, total_steps: int) -> TrainState:
-    """Put the newest checkpoint into place, if there is one; returns where that is, `start` if there is none. All
-    processes call it, and one of each machine checks the files: hashing takes longer than reading.
-
-    Raises InputError if it does not fit, if a step from `start` would take other clips than its steps took, or if the
-    processes find different ones.
-    """
-    found = existing(folder)
-    reason = None
-    if distributed.is_node_main():
-        _say_what_is_left_alone(folder, found)
-        if found:
-            reason = _why_not(found[-1], contents, start, total_steps)
-    steps, reasons = zip(*distributed.gathered((step_of(found[-1].name) if found else 0, reason)), strict=True)
-    if (reason := next(filter(None, reasons), None)) is not None:
-        raise InputError(reason)
-    if len(set(steps)) > 1:
-        raise InputError(
-            f"the processes of this run find different checkpoints in {folder.parent}: put it where all machines see"
-            " the same files, or, if they do, start again in a minute"
-        )
-    if not found:
-        return start
-    try:
-        _put_into_place(found[-1], contents)
-        return Manifest.read(found[-1]).place
-    except UNUSABLE as error:
-        raise InputError(_unusable(found[-1], error)) from error
-
-
+STATE_FILE = "train_state.json"
+MAX_BYTES = 2**20  # of train_state.json, which has some hundred
 # What damaged files make json, safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
@@ -149,66 +35,110 @@ UNUSABLE = (
 )
 
 
-def _why_not(newest: Path, contents: Contents, start: TrainState, total_steps: int) -> str | None:
-    """Why a run cannot go on from this checkpoint: a sentence, or None if nothing is wrong with its files."""
+@dataclass(frozen=True)
+class TrainState:
+    """How far a run is, and what its steps are made of."""
+
+    step: int  # optimizer steps taken
+    global_batch: int  # clips per step
+    dataset: str  # ShardDataset.digest
+    fingerprint: str = ""  # numerics.determinism_fingerprint
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The tensors of a checkpoint."""
+
+    modules: dict[str, dict[str, Tensor]]
+    optimizer: dict[str, Any]
+    metadata: dict[str, str]  # of the weights' files
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What train_state.json says."""
+
+    state: TrainState
+    sha256: dict[str, str]  # of the checkpoint's other files, by name
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "Manifest":
+        """Read that of a checkpoint's folder. Raise ValueError or OSError, with a reason, where it is none of ours."""
+        file = checkpoint / STATE_FILE
+        if not checkpoint.is_dir():
+            raise ValueError("it is not a folder")
+        if not file.is_file():
+            raise ValueError(f"{STATE_FILE} is missing")
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{STATE_FILE} is too large")
+        return cls.parse(file.read_bytes())
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Manifest":
+        """Raise ValueError where `data` is not what train_state.json holds."""
+        try:
+            parsed = json.loads(data.decode())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{STATE_FILE} is not JSON: {error}") from error
+        state, digests = _field(parsed, "state", dict), _field(parsed, "sha256", dict)
+        for name, digest in digests.items():
+            if Path(name).name != name or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(f"{STATE_FILE} has sha256 {digest!r} for {name!r}"[:200])
+        values = {field.name: _field(state, field.name, field.type) for field in fields(TrainState)}
+        for name in ("step", "global_batch"):
+            if values[name] < 1:
+                raise ValueError(f"{STATE_FILE} has {name} {values[name]}")
+        return cls(TrainState(**values), digests)
+
+
+def _field(values: Any, name: str, kind: Any) -> Any:
+    if not isinstance(values, dict) or name not in values:
+        raise ValueError(f"{STATE_FILE} does not have {name}")
+    if type(values[name]) is not kind:  # bool is an int to isinstance
+        raise ValueError(f"{STATE_FILE} has {name} {values[name]!r}"[:200])
+    return values[name]
+
+
+def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
+    """Write a checkpoint, each module as `<name>.safetensors`; raise InputError where it cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{state.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
     try:
-        manifest = Manifest.read(newest)
-        if manifest.place.step != step_of(newest.name):
-            raise ValueError(f"its train_state.json is of step {manifest.place.step}")
-        _refuse_other_clips(newest.parents[1], manifest.place, start)
-        _refuse_other_execution(newest.parents[1], manifest.place, start)
-        if manifest.place.step > total_steps:
-            raise ValueError(f"this run has {total_steps} steps")
-        verify(newest, manifest, [*(f"{name}.safetensors" for name in contents.modules), "optimizer.pt"])
-    except InputError as error:
-        return str(error)
-    except UNUSABLE as error:
-        return _unusable(newest, error)
-    return None
+        partial.mkdir()
+        for name, tensors in snapshot.modules.items():
+            save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
+        torch.save(snapshot.optimizer, partial / "optimizer.pt")
+        manifest = {"state": asdict(state), "sha256": _hash_files(list(partial.iterdir()))}
+        (partial / STATE_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+        for file in (*partial.iterdir(), partial):
+            sync(file)
+        os.replace(partial, final)
+        sync(folder)
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(
+            f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB free):"
+            " free disk space; re-run the same command to resume from the checkpoint before"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
 
 
-def verify(checkpoint: Path, manifest: Manifest, needed: list[str] | None = None) -> None:
-    """Raises ValueError or OSError where a file of the checkpoint is not what it was; `needed`: files it must have."""
-    for name in needed or []:
-        if name not in manifest.sha256:
-            raise ValueError(f"its train_state.json does not know {name}")
-    for name in manifest.sha256:
-        if not (checkpoint / name).is_file():
-            raise ValueError(f"{name} is missing")
-    for name, digest in _sha256s([checkpoint / name for name in manifest.sha256]).items():
-        if digest != manifest.sha256[name]:
-            raise ValueError(f"{name} has changed since it was written")
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List what is named as checkpoints are, oldest first."""
+    steps = {found: parse_step(found.name) for found in folder.glob("step-*")}
+    return sorted((found for found, step in steps.items() if step is not None), key=lambda found: steps[found] or 0)
 
 
-def _put_into_place(checkpoint: Path, contents: Contents) -> None:
-    for name, module in contents.modules.items():
-        tensors = load_file(checkpoint / f"{name}.safetensors")
-        if (found := first_not_finite(tensors)) is not None:
-            raise ValueError(f"{found} of {name}.safetensors is not finite")
-        module.load_state_dict(tensors)
-    optimizer = contents.optimizer
-    optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
-    for p, state in optimizer.state.items():  # which load_state_dict compares in number only
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != p.shape:
-                found = f"{list(value.shape)} for {list(p.shape)}"
-                raise ValueError(f"optimizer.pt is of another model: its {name} has {found}")
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """List those whose train_state.json, which is written last, can be read; oldest first."""
+    return [found for found in list_checkpoints(folder) if _is_complete(found)]
 
 
-def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds an infinity or a NaN."""
-    return next((name for name, value in tensors.items() if not bool(value.isfinite().all())), None)
-
-
-def _unusable(checkpoint: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    found = existing(checkpoint.parent)
-    before = [older for older in found[: found.index(checkpoint)] if _is_whole(older)]
-    instead = f"go on from {before[-1].name}" if before else "start from the beginning: there is no older one"
-    return f"checkpoint {checkpoint} cannot be resumed ({reason}): remove it to {instead}"
-
-
-def _is_whole(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
     try:
         Manifest.read(checkpoint)
     except (OSError, ValueError):
@@ -216,34 +146,100 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
-def _say_what_is_left_alone(folder: Path, found: list[Path]) -> None:
-    for stray in sorted(set(folder.glob("step-*")) - set(found)):
-        log(f"{str(stray)!r} is none of this run's checkpoints, and is left alone", file=sys.stderr)
+def parse_step(name: str) -> int | None:
+    """Return the step of a checkpoint of this name; None where no checkpoint has such a name."""
+    match = re.fullmatch(r"step-([0-9]{8,19})", name)
+    return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else None
 
 
-def _refuse_other_clips(run: Path, place: TrainState, start: TrainState) -> None:
-    if place.global_batch != start.global_batch:
+def remove_old(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints; what is not a complete one neither counts nor goes."""
+    for old in complete_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def warn_of_unknown(folder: Path) -> None:
+    for unknown in sorted(set(folder.glob("step-*")) - set(list_checkpoints(folder))):
+        log(f"ignoring unknown folder {str(unknown)!r}", file=sys.stderr)
+
+
+def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:
+    """Raise InputError if a run whose steps are as `expected` cannot go on from a checkpoint, or its files changed."""
+    run = checkpoint.parents[1]
+    try:
+        manifest = Manifest.read(checkpoint)
+        if manifest.state.step != parse_step(checkpoint.name):
+            raise ValueError(f"{STATE_FILE} is of step {manifest.state.step}")
+        for name in [*(f"{name}.safetensors" for name in module_names), "optimizer.pt"]:
+            if name not in manifest.sha256:
+                raise ValueError(f"{STATE_FILE} does not list {name}")
+        verify_files(checkpoint, manifest)
+    except UNUSABLE as error:
+        raise InputError(_describe_unusable(checkpoint, error)) from error
+    found, other = manifest.state, f"or start a new run with init_from={run}"
+    if found.global_batch != expected.global_batch:
         raise InputError(
-            f"{run} took {place.global_batch} clips a step and would now take {start.global_batch}:"
-            f" set global_batch={place.global_batch}, which any number of processes can share, and leave accumulate"
-            f" out, or begin a new run with branch={run}"
+            f"{run} was trained with {found.global_batch} clips per step, and this command gives"
+            f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks,"
+            f" and remove accumulate, {other}"
         )
-    if place.videos != start.videos:
+    if found.dataset != expected.dataset:
         raise InputError(
-            f"{run} has learnt from other shards than data.shards names now: give these again (they may have moved),"
-            f" or begin a new run with branch={run}"
+            f"{run} was trained on other shards than data.shards: set it to the same dataset, which may have moved,"
+            f" {other}"
         )
-
-
-def _refuse_other_execution(run: Path, place: TrainState, start: TrainState) -> None:
-    if place.execution != start.execution:
+    if found.fingerprint != expected.fingerprint:
         raise InputError(
-            f"{run} is deterministic and was computed on {place.execution}; now it would be on {start.execution}: put"
-            " back what differs, or choose another run="
+            f"{run} is deterministic and was computed on {found.fingerprint}; now it would be on"
+            f" {expected.fingerprint}: restore what differs, {other}"
         )
 
 
-def _sha256s(files: list[Path]) -> dict[str, str]:
-    """Of each file by name; hashed side by side, as hashing lets other threads run."""
+def verify_files(checkpoint: Path, manifest: Manifest) -> None:
+    """Raise ValueError or OSError where a file of the checkpoint is not what it was."""
+    for name in manifest.sha256:
+        if not (checkpoint / name).is_file():
+            raise ValueError(f"{name} is missing")
+    for name, digest in _hash_files([checkpoint / name for name in manifest.sha256]).items():
+        if digest != manifest.sha256[name]:
+            raise ValueError(f"{name} has changed since it was written")
+
+
+def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> TrainState:
+    """Load modules and optimizer, and return where the run was; raise InputError where they do not fit."""
+    try:
+        for name, module in modules.items():
+            tensors = load_file(checkpoint / f"{name}.safetensors")
+            if (bad := find_not_finite(tensors)) is not None:
+                raise ValueError(f"{bad} of {name}.safetensors is not finite")
+            module.load_state_dict(tensors)
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)  # the configuration's, which a run that forks another may have changed
+        for p, moments in optimizer.state.items():  # which load_state_dict compares in number only
+            for name, value in moments.items():
+                if isinstance(value, Tensor) and value.dim() > 0 and value.shape != p.shape:
+                    found = f"{list(value.shape)} instead of {list(p.shape)}"
+                    raise ValueError(f"optimizer.pt is of another model: its {name} is {found}")
+        return Manifest.read(checkpoint).state
+    except UNUSABLE as error:
+        raise InputError(_describe_unusable(checkpoint, error)) from error
+
+
+def find_not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds an infinity or a NaN."""
+    return next((name for name, value in tensors.items() if not bool(value.isfinite().all())), None)
+
+
+def _describe_unusable(checkpoint: Path, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    older = [other for other in complete_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
+    instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
+    return f"checkpoint {checkpoint} cannot be loaded ({reason}): remove it to {instead}"
+
+
+def _hash_files(files: list[Path]) -> dict[str, str]:
+    """Hash each file, by name; side by side, as hashing lets other threads run."""
     with ThreadPoolExecutor(max_workers=4) as pool:
         return dict(zip((file.name for file in files), pool.map(hash_file, files), strict=True))

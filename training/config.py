@@ -33,6 +33,9 @@ FORMER_KEYS = {
     "finetune.validate_every": "evaluation.every",
     "finetune.validation_shards": "evaluation.shards",
     "data.validation_shards": "evaluation.shards",
+    "finetune.checkpoint": "init_from",
+    "model.init": "init_from",
+    "branch": "init_from",
 }
 
 
@@ -67,8 +70,6 @@ class OptimizerConfig:
 class FinetuneConfig:
     """Classification, with every task but pretrain; the defaults are the paper's for fine-tuning."""
 
-    checkpoint: str = ""
-    """encoder to start from: a run, a checkpoint, or anybody's weights; "": from scratch"""
     label_smoothing: float = option(0.1, at_least=0, below=1)
     """fraction of the target that is spread over all classes"""
     mixup: float = option(0.8, at_least=0)
@@ -138,8 +139,10 @@ class TrainConfig:
 
     run: str = option("runs/adamae", free=True)
     """run directory, or a URL (s3://…); the same command resumes from its newest checkpoint"""
-    branch: str = ""
-    """a run, or one of its checkpoints, that this one begins as: with its settings, weights, optimizer"""
+    init_from: str = ""
+    """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
+    init_optimizer: bool = False
+    """fork: init_from also gives optimizer state, step and data position; use it with --config RUN/config.yaml"""
     resume: Literal["auto", "never"] = option("auto", free=True)
     """auto: resume the run in the directory; never: refuse a directory that holds one"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
@@ -169,10 +172,8 @@ class TrainConfig:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
         if self.global_batch is not None and self.accumulate != 1:
             raise InputError("accumulate follows from global_batch and batch_size: remove it, or global_batch")
-        if self.task == "pretrain" and self.finetune.checkpoint:
-            raise InputError("finetune.checkpoint does nothing with task=pretrain: remove it")
-        if self.model.init and self.task != "pretrain":
-            raise InputError(f"model.init is for pre-training: with task={self.task}, set finetune.checkpoint=")
+        if self.init_optimizer and not self.init_from:
+            raise InputError("init_optimizer=true forks the run that init_from names: set init_from=RUN")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
         if self.deterministic:

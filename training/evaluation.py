@@ -18,7 +18,7 @@ from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
-from training.distributed import Distributed, sum_over_processes
+from training.distributed import Distributed, sum_over_ranks
 
 CALIBRATION_BINS = 15
 
@@ -99,7 +99,7 @@ def predict(
             outputs[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
             bar.update(len(batch.positions) * dist.world_size)
     model.train(was_training)
-    per_video = sum_over_processes(outputs).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
+    per_video = sum_over_ranks(outputs).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
     if not per_video.isfinite().all():
         raise InputError(
             "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"

@@ -18,7 +18,7 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
-from training.distributed import Distributed, sum_over_processes
+from training.distributed import Distributed, sum_over_ranks
 
 MAX_VIDEOS = 1024  # of a large dataset always the same ones: an evaluation must not take as long as training
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
@@ -74,7 +74,7 @@ class HeldOut:
                         features[rows] = encode(model, batch.clip).pooled.float()
         finally:
             model.train(was_training)
-        return sum_over_processes(losses).cpu(), sum_over_processes(features).cpu(), sum_over_processes(labels).cpu()
+        return sum_over_ranks(losses).cpu(), sum_over_ranks(features).cpu(), sum_over_ranks(labels).cpu()
 
 
 def knn_top1(features: Float[Tensor, "V D"], labels: Int[Tensor, " V"]) -> float:

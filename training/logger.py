@@ -33,8 +33,8 @@ from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
 from training.run_dir import RunDir
-from training.schedule import Horizon
-from training.stragglers import Ranks, Spread
+from training.schedule import Schedule
+from training.stragglers import Spread, StragglerDetector
 
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
@@ -59,20 +59,20 @@ class Logger:
         run: RunDir,
         config: TrainConfig,
         dist: Distributed,
-        horizon: Horizon,
+        schedule: Schedule,
         loader: ClipLoader,
         start_step: int,
     ) -> None:
-        self.run, self.config, self.dist, self.horizon, self.loader = run, config, dist, horizon, loader
+        self.run, self.config, self.dist, self.schedule, self.loader = run, config, dist, schedule, loader
         self.start_step = start_step
-        self.stragglers = Ranks(dist)
+        self.stragglers = StragglerDetector(dist)
         self.idle_steps = 0  # the newest ones, of which none changed the weights
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
         self._started, self._waited = time.perf_counter(), 0.0
         self._writers = _open_writers(config, run, start_step) if dist.is_main else []
         self._bar = progress_bar(
-            unit="step", total=horizon.total_steps, initial=start_step, disable=not dist.is_main, delay=1e-9
+            unit="step", total=schedule.total_steps, initial=start_step, disable=not dist.is_main, delay=1e-9
         )
 
     def __enter__(self) -> "Logger":
@@ -118,8 +118,8 @@ class Logger:
         waited = counters["wait_seconds"] - self._waited
         row, spreads = self.stragglers.gather(dict(zip(self._sums, own, strict=True)), self._steps, seconds, counters)
         row |= {
-            "lr": self.horizon.schedule.lr(step - 1),
-            "clips_per_second": self._steps * self.horizon.global_batch / seconds,
+            "lr": self.schedule.lr(step - 1),
+            "clips_per_second": self._steps * self.schedule.global_batch / seconds,
             "step_time_ms": 1000 * seconds / self._steps,
             "data_wait_fraction": waited / seconds,
             "peak_memory_gib": peak_memory_gib(self.dist.device),
@@ -127,7 +127,7 @@ class Logger:
         row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
         self.scalars(step, row, spreads)
         if self.dist.is_main:
-            for sentence in self.stragglers.slow_ones(spreads):
+            for sentence in self.stragglers.find_stragglers(spreads):
                 self._bar.write(sentence, file=sys.stderr)
         self._bar.set_postfix(
             {
@@ -139,7 +139,7 @@ class Logger:
         self.idle_steps = self.idle_steps + self._steps if row[SKIPPED] == 1 else 0
         self._sums, self._steps, self._waited = {}, 0, counters["wait_seconds"]
         self._started = time.perf_counter()
-        if self.idle_steps >= min(MAX_IDLE_STEPS, self.horizon.total_steps):
+        if self.idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
             first = step - self.idle_steps + 1
             raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")
 
@@ -169,7 +169,7 @@ class Logger:
             reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
             ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
-            for message in (*self.horizon.describe(self.config), f"device: {ranks}{name} ({precision}{reason})"):
+            for message in (*self.schedule.describe(), f"device: {ranks}{name} ({precision}{reason})"):
                 log(message, sys.stderr)
             if self.start_step:
                 log(f"resuming from step {self.start_step}", sys.stderr)

@@ -1,95 +1,244 @@
-"""The folder of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
+"""The directory of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
 quarantine.jsonl`.
 
-A run in object storage has such a folder on every node too, which training.remote_run uploads.
+A run in object storage has such a directory on every node too, from which training.remote_run uploads.
 """
 
 import fcntl
+import re
 import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+import torch
+from torch import nn
+
 from common.atomic_io import write_text
 from common.errors import InputError
+from common.logging import log
 from model.weights.pretrained import run_config
 from pipeline.reading.storage import is_remote
+from training.checkpoint import (
+    Snapshot,
+    TrainState,
+    check_checkpoint,
+    complete_checkpoints,
+    find_not_finite,
+    list_checkpoints,
+    load_checkpoint,
+    parse_step,
+    remove_old,
+    save_checkpoint,
+    warn_of_unknown,
+)  # fmt: skip
 from training.config import TrainConfig, differences, to_yaml
-from training.distributed import is_node_main
-from training.remote_run import RemoteRun, staging
+from training.distributed import Distributed
+from training.failures import DivergedError
+from training.lease import TakenOverError
+from training.remote_run import RemoteRun, local_run, staging
+from training.saving import BackgroundWriter, take_snapshot
 
 
 def local_path(run: str) -> Path:
-    """The folder on this machine of a run, which may be in an object store."""
+    """Return the folder on this node of a run, which may be in object storage."""
     return staging(run) if is_remote(run) else Path(run)
 
 
 class RunDir:
-    """Holds a run's folder for one training job at a time; a context manager."""
+    """Holds a run's directory for one training job; a context manager, entered and used by all ranks.
 
-    def __init__(self, config: TrainConfig, is_main: bool) -> None:
-        """Only the first process of a job writes the configuration and holds the folder."""
-        self.path, self.is_main = local_path(config.run), is_main
+    Entering decides, for all ranks and after the remote copy is here, which checkpoint the run starts from: the newest
+    of its own, or, for a new run with init_optimizer, that of the run which it forks. The main rank alone writes.
+    """
+
+    def __init__(self, config: TrainConfig, dist: Distributed) -> None:
+        self.config, self.dist = config, dist
+        self.path = local_path(config.run)
         self.checkpoints = self.path / "checkpoints"
+        self.best = self.checkpoints / "best/model.safetensors"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.quarantine = self.path / "quarantine.jsonl"
         self.profile = self.path / "profile"
-        self.figures = self.path / "figures"  # the newest plots, for the report
-        self.report = self.path / "report.html"
+        self.figures = self.path / "figures"  # the newest ones, for the report
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
+        self.checkpoint: Path | None = None  # to start from
+        self.is_resumed = False
+        self._writer = BackgroundWriter()
+        self._buffers: Snapshot | None = None
         self._lock: IO[str] | None = None
-        if is_main:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
-            try:
-                self._prepare(config)
-            except BaseException:
-                self.__exit__()
-                raise
 
-    def _prepare(self, config: TrainConfig) -> None:
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no checkpoint to load."""
+        return self.checkpoint is None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a checkpoint could not be written; the next `save` says why."""
+        return self._writer.has_failed
+
+    def __enter__(self) -> "RunDir":
+        try:
+            if self.dist.is_main:
+                self._hold()
+            self.dist.barrier()
+            if self.remote is not None and self.dist.is_node_main and not self.dist.is_main:
+                self.remote.fetch()  # on a node of its own
+            self.dist.barrier()
+            self._find_checkpoint()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        try:
+            if self.dist.is_main:
+                self._writer.wait()
+                if self.remote is not None and self.checkpoints.exists():
+                    self.remote.sync()
+        except DivergedError as diverged:
+            error = diverged
+        finally:
+            self._release()
+        if isinstance(error, DivergedError):
+            raise DivergedError(f"{error}; {self._describe_recovery()}") from error
+
+    def load(
+        self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState, total_steps: int
+    ) -> TrainState:
+        """Load the checkpoint that the run starts from, if there is one; return how far the run is, `start` if it is
+        new. The files' hashes are checked once per node: that takes longer than reading them."""
+        state = start
+        if self.checkpoint is not None:
+            if self.dist.is_node_main:
+                check_checkpoint(self.checkpoint, start, list(modules))
+            self.dist.barrier()
+            state = load_checkpoint(self.checkpoint, modules, optimizer)
+            if not self.is_resumed and state.step >= total_steps:
+                raise InputError(
+                    f"{self.checkpoint} is of step {state.step}, and this run ends at step {total_steps}: raise steps="
+                    " or epochs="
+                )
+        if self.dist.is_main and not (self.is_resumed and (self.path / "config.yaml").exists()):
+            write_text(self.path / "config.yaml", to_yaml(self.config))
+            if self.remote is not None:
+                self.remote.sync()  # storage that refuses to be written to says so now, not at the first checkpoint
+        return state
+
+    def save(
+        self,
+        state: TrainState,
+        modules: dict[str, nn.Module],
+        optimizer: torch.optim.Optimizer,
+        metadata: dict[str, str],
+    ) -> None:
+        """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
+        if not self.dist.is_main:
+            return
+        self._writer.wait()
+        if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
+            return
+        self._buffers = snapshot = take_snapshot(modules, optimizer, metadata, self._buffers)
+        copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
+        self._writer.start(lambda: self._write(state, snapshot, copied))
+
+    def in_background(self, job: Callable[[], None]) -> None:
+        """Do a job in the main rank when what is being written is there."""
+        if self.dist.is_main:
+            self._writer.start(job)
+
+    def _hold(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise InputError(f"{self.path} is locked by another training job: wait for it, or set run=") from error
+        self._lock = lock
         for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
             shutil.rmtree(partial)
         if self.remote is not None:
             self.remote.hold()
             self.remote.fetch()
-        self._check_or_write(config)
-        if self.remote is not None:
-            self.remote.sync()  # a store that cannot be written to says so now, not at the first checkpoint
+        warn_of_unknown(self.checkpoints)
 
-    def fetch(self) -> None:
-        """Have the newest checkpoint of a run in a store, on a machine which the first process is not on."""
-        if self.remote is not None and not self.is_main and is_node_main():
-            self.remote.fetch()
-
-    def _hold(self) -> None:
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"{self.path} is in use by another training job: wait for it, or choose run=") from error
-
-    def _check_or_write(self, config: TrainConfig) -> None:
-        file = self.path / "config.yaml"
-        if not file.exists():
-            write_text(file, to_yaml(config))
-            return
-        if config.resume == "never":
-            raise InputError(f"{self.path} already holds a run and resume is never: choose another run=")
-        changed = differences(config, run_config(self.path))
-        if changed:
+    def _find_checkpoint(self) -> None:
+        own = list_checkpoints(self.checkpoints)
+        if len(set(self.dist.gather(own[-1].name if own else ""))) > 1:
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}): put these back, or begin a"
-                f" new run with them: branch={config.run} goes on with its weights, optimizer and place, and"
-                f" {'model.init' if config.task == 'pretrain' else 'finetune.checkpoint'}={config.run} with its"
-                " weights alone, in another run="
+                f"the ranks of this run find different checkpoints in {self.path}: use a folder that all nodes share;"
+                " if they do, try again in a minute"
+            )
+        self.is_resumed = bool(own)
+        if own:
+            self.checkpoint = own[-1]
+            self._check_config()
+        elif self.config.init_optimizer:
+            self.checkpoint = find_checkpoint(self.config.init_from)
+
+    def _check_config(self) -> None:
+        if self.config.resume == "never":
+            raise InputError(f"{self.path} already holds a run, and resume is never: set another run=")
+        known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
+        if changed := differences(self.config, known):
+            raise InputError(
+                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
+                f" run= with init_from={self.config.run} (the weights), and with init_optimizer=true (also optimizer"
+                " state, step and data position)"
             )
 
-    def __enter__(self) -> "RunDir":
-        return self
+    def _write(self, state: TrainState, snapshot: Snapshot, copied: torch.cuda.Event | None) -> None:
+        if copied is not None:
+            copied.synchronize()
+        for name, tensors in snapshot.modules.items():
+            if (bad := find_not_finite(tensors)) is not None:
+                raise DivergedError(f"the run has diverged: after step {state.step}, {name}'s {bad} is not finite")
+        save_checkpoint(self.checkpoints, state, snapshot)
+        remove_old(self.checkpoints, self.config.keep_checkpoints)
+        if self.remote is not None:
+            try:
+                self.remote.sync(self.config.keep_checkpoints)
+            except TakenOverError:
+                raise
+            except InputError as error:
+                log(f"{error}; {self.path} keeps everything, and the next checkpoint tries again", file=sys.stderr)
 
-    def __exit__(self, *_: object) -> None:
-        if self.remote is not None and self.is_main:
+    def _describe_recovery(self) -> str:
+        advice = "lower optimizer.base_lr or set optimizer.clip_grad_norm"
+        saved = [folder.name for folder in complete_checkpoints(self.checkpoints)]
+        if not saved:
+            return f"{advice}, in another run="
+        older = f", or after removing newer ones from {' or '.join(reversed(saved[:-1]))}" if saved[:-1] else ""
+        return (
+            f"all checkpoints are finite: copy {self.config.run} to another folder, {advice} in the config.yaml there,"
+            f" and `train.py --config THERE/config.yaml run=THERE` resumes from {saved[-1]}{older}"
+        )
+
+    def _release(self) -> None:
+        if self._lock is None:
+            return
+        if self.remote is not None:
             self.remote.release()
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
+        if {file.name for file in self.path.iterdir()} <= {".lock", ".holder"}:  # it failed before it began
+            shutil.rmtree(self.path)
+
+
+def find_checkpoint(source: str) -> Path:
+    """Find the checkpoint that a run forks: RUN (its newest) or RUN/checkpoints/step-200; raise InputError."""
+    if is_remote(source) and "/checkpoints/" in source:
+        raise InputError(f"{source} is one checkpoint of a run in object storage: copy it here, or give the run itself")
+    path = local_run(source)
+    match = re.fullmatch(r"step-(\d{1,18})", path.name)
+    found = complete_checkpoints(path.parent if match else path / "checkpoints")
+    chosen = [folder for folder in found if not match or parse_step(folder.name) == int(match[1])]
+    if not source or not chosen:
+        there = f"one of {', '.join(folder.name for folder in found)}" if found else "a run directory with checkpoints/"
+        raise InputError(f"init_optimizer=true needs a checkpoint, and init_from={source} has none: set it to {there}")
+    return chosen[-1]

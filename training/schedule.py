@@ -1,45 +1,46 @@
 """How long a run is, what its learning rate is at each step, and what each step's dropout is seeded with."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from training.config import TrainConfig
-from training.optimizer import Schedule
 
 
-@dataclass(frozen=True)
-class Horizon:
-    """A run's length in every unit."""
+class Schedule:
+    """Linear warm-up, then half a cosine: the learning rate is a function of the step, so nothing has to be resumed."""
 
-    clips_per_epoch: int
-    global_batch: int  # clips per optimizer step, over all processes
-    total_steps: int
-    schedule: Schedule
+    def __init__(self, config: TrainConfig, clips_per_epoch: int, world_size: int = 1) -> None:
+        self.clips_per_epoch = clips_per_epoch
+        self.global_batch = config.clips_per_step(world_size)
+        steps_per_epoch = clips_per_epoch / self.global_batch
+        self.total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
+        self.warmup_steps = round(config.optimizer.warmup_epochs * steps_per_epoch)
+        scale = self.global_batch / 256
+        self.peak_lr = config.optimizer.base_lr * scale
+        self.min_lr = config.optimizer.min_lr * scale
+        self.warmup_lr = config.optimizer.warmup_lr * scale
 
-    @classmethod
-    def of(cls, config: TrainConfig, clips_per_epoch: int, world_size: int) -> "Horizon":
-        global_batch = config.clips_per_step(world_size)
-        steps_per_epoch = clips_per_epoch / global_batch
-        total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
-        schedule = Schedule.of(config.optimizer, global_batch, steps_per_epoch, total_steps)
-        return cls(clips_per_epoch, global_batch, total_steps, schedule)
+    def lr(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return self.warmup_lr + (self.peak_lr - self.warmup_lr) * step / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
-    def describe(self, config: TrainConfig) -> list[str]:
+    def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""
-        schedule, epochs = self.schedule, self.total_steps * self.global_batch / self.clips_per_epoch
+        epochs = self.total_steps * self.global_batch / self.clips_per_epoch
         lines = [
             f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch}; {self.total_steps:,} steps"
             f" ({epochs:.3g} epochs)",
-            f"learning rate {schedule.peak_lr:.3g} ({config.optimizer.base_lr:g} × {self.global_batch}/256), warm-up"
-            f" {schedule.warmup_steps:,} steps from {schedule.warmup_lr:.3g}, cosine to {schedule.min_lr:.3g}",
+            f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/256), warm-up {self.warmup_steps:,} steps"
+            f" from {self.warmup_lr:.3g}, cosine to {self.min_lr:.3g}",
         ]
-        if schedule.warmup_steps >= self.total_steps:
+        if self.warmup_steps >= self.total_steps:
             lines.append(
-                f"WARNING: the warm-up of {schedule.warmup_steps:,} steps is longer than the run, which ends at a"
-                f" learning rate of {schedule.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
+                f"WARNING: the warm-up of {self.warmup_steps:,} steps is longer than the run, which ends at a learning"
+                f" rate of {self.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
             )
         return lines
 

@@ -40,7 +40,7 @@ from benchmarks.accounting import LiveBytes
 from benchmarks.step import noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.compiling import compile_in_place
+from training.parallelize import compile_in_place
 
 DEVICE = torch.device("cuda", 0)
 

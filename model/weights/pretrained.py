@@ -140,8 +140,7 @@ def convert_external(state_dict: StateDict) -> StateDict:
 def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
     """What a file of weights says of itself: the metadata that `load` reads."""
     known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
-    described = {name: value for name, value in asdict(config).items() if name != "init"}  # a path of this machine
-    return {"format": "pt", CONFIG_KEY: json.dumps(described), **known}
+    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
 
 
 def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
@@ -182,7 +181,7 @@ def _config(values: Any, where: Path) -> ModelConfig:
     try:
         if not isinstance(values, dict):
             raise TypeError("it is no table of keys and values")
-        return ModelConfig(**vars(parser.parse_object(values)) | {"init": ""})
+        return ModelConfig(**vars(parser.parse_object(values)))
     except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
         reason = " ".join(str(error).split())
         raise InputError(f"{where} does not describe a model of this version ({reason})") from error

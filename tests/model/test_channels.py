@@ -137,7 +137,7 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
     ]  # fmt: skip
     rgb = AdaMAE(parse(settings).model)
     pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.make_metadata(rgb.config))
-    start = f"model.init={tmp_path / 'rgb.safetensors'}"
+    start = f"init_from={tmp_path / 'rgb.safetensors'}"
     train(parse([*settings, "model.in_channels=1", start, f"run={tmp_path / 'run'}"]))
     assert "averaged over 3 channels for 1" in capsys.readouterr().err
     assert AdaMAE.from_pretrained(tmp_path / "run").config.in_channels == 1

@@ -50,7 +50,8 @@ def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
         ("seed=-1", "seed is -1"),
         ("data.cache_gib=.nan", "data.cache_gib is nan"),
         ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
-        ("finetune.checkpoint=run", "finetune.checkpoint does nothing with task=pretrain"),
+        ("finetune.checkpoint=run", "init_from"),
+        ("init_optimizer=true", "set init_from=RUN"),
         ("data.frame_stride=0", "data.frame_stride is 0"),
         ("data.shards=", "data.shards is empty"),
         ("precision=fp16", "precision"),
@@ -73,12 +74,6 @@ def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
     parse(["data.shards=s", "model.activation_checkpointing=true"])
     with pytest.raises(InputError, match="activation_checkpointing is for pre-training"):
         parse(["data.shards=s", "model.activation_checkpointing=true", "task=finetune"])
-
-
-def test_weights_to_start_from_have_one_key_for_each_objective():
-    assert parse(["data.shards=s", "model.init=runs/x"]).model.init == "runs/x"
-    with pytest.raises(InputError, match=r"with task=linear_probe, set finetune\.checkpoint="):
-        parse(["data.shards=s", "model.init=runs/x", "task=linear_probe"])
 
 
 def test_missing_config_file_is_named():

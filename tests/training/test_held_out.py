@@ -10,7 +10,7 @@ from training.config import parse
 from training.distributed import Distributed
 from training.held_out import HeldOut, knn_top1, rankme
 
-ALONE = Distributed(0, 1, torch.device("cpu"))
+ALONE = Distributed("cpu")
 TINY = [
     "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
     "model.encoder_depth=1", "model.decoder_depth=1", "data.frame_stride=2", "batch_size=8", "precision=fp32",
@@ -51,12 +51,16 @@ def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
 def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
     config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model, held_out, parts = AdaMAE(config.model), HeldOut(config), []
+    rank = Distributed("cpu")
+    rank.world_size = 2
     whole = held_out.evaluate(model, ALONE)
-    monkeypatch.setattr("training.held_out.sum_over_processes", lambda part: parts.append(part) or part)
-    held_out.evaluate(model, Distributed(1, 2, torch.device("cpu")))
+    monkeypatch.setattr("training.held_out.sum_over_ranks", lambda part: parts.append(part) or part)
+    rank.rank = 1
+    held_out.evaluate(model, rank)
     others = iter(parts)
-    monkeypatch.setattr("training.held_out.sum_over_processes", lambda part: part + next(others))
-    assert held_out.evaluate(model, Distributed(0, 2, torch.device("cpu"))) == whole
+    monkeypatch.setattr("training.held_out.sum_over_ranks", lambda part: part + next(others))
+    rank.rank = 0
+    assert held_out.evaluate(model, rank) == whole
 
 
 def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path, monkeypatch):

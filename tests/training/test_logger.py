@@ -28,10 +28,10 @@ def make_logger(folder: Path, *overrides: str) -> Logger:
     run: Any = SimpleNamespace(
         path=folder, metrics=folder / "metrics.jsonl", tensorboard=folder / "tensorboard", figures=folder / "figures"
     )
-    schedule: Any = SimpleNamespace(total_steps=100, global_batch=4, schedule=SimpleNamespace(lr=lambda step: 0.1))
+    schedule: Any = SimpleNamespace(total_steps=100, global_batch=4, lr=lambda step: 0.1)
     loader: Any = SimpleNamespace(counters=COUNTERS)
     config = parse(["data.shards=s", "log_every=2", *overrides])
-    return Logger(run, config, Distributed(0, 1, torch.device("cpu")), schedule, loader, 0)
+    return Logger(run, config, Distributed("cpu"), schedule, loader, 0)
 
 
 def scalars(loss: float, skipped: float = 0.0) -> dict[str, torch.Tensor]:

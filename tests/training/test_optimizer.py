@@ -5,9 +5,12 @@ import torch
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training import checkpoint
-from training.config import OptimizerConfig
-from training.optimizer import Schedule, make_optimizer, update
+from pipeline.config import DataConfig
+from training.checkpoint import Snapshot, TrainState, load_checkpoint, save_checkpoint
+from training.config import OptimizerConfig, TrainConfig
+from training.optimizer import make_optimizer, parameter_groups, update
+from training.saving import take_snapshot
+from training.schedule import Schedule
 
 
 def tiny_model() -> AdaMAE:
@@ -15,9 +18,19 @@ def tiny_model() -> AdaMAE:
     return AdaMAE(ModelConfig("tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5, **blocks))
 
 
+def snapshot(model: AdaMAE, optimizer: torch.optim.Optimizer) -> Snapshot:
+    return take_snapshot({"model": model}, optimizer, {}, None)
+
+
+def make(model: AdaMAE, state_bits: int = 32) -> torch.optim.Optimizer:
+    config = OptimizerConfig(state_bits=state_bits)
+    return make_optimizer(parameter_groups(model, config.weight_decay, model.no_weight_decay()), config)
+
+
 def test_schedule_warms_up_linearly_then_follows_half_a_cosine():
-    config = OptimizerConfig(base_lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, warmup_epochs=2)
-    schedule = Schedule.of(config, global_batch=512, steps_per_epoch=5, total_steps=110)
+    optimizer = OptimizerConfig(base_lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, warmup_epochs=2)
+    config = TrainConfig(DataConfig(shards="s"), optimizer=optimizer, global_batch=512, steps=110)
+    schedule = Schedule(config, clips_per_epoch=5 * 512)
     assert schedule.warmup_steps == 10
     assert schedule.lr(0) == pytest.approx(2e-6)
     assert schedule.lr(5) == pytest.approx((2e-6 + 2e-3) / 2)
@@ -27,9 +40,17 @@ def test_schedule_warms_up_linearly_then_follows_half_a_cosine():
     assert schedule.lr(500) == pytest.approx(2e-5)
 
 
+def test_epochs_count_videos_at_any_number_of_ranks():
+    config = TrainConfig(DataConfig(shards="s"), epochs=3.0, batch_size=4)
+    assert Schedule(config, 16).total_steps == 12
+    assert Schedule(config, 16, world_size=2).total_steps == 6
+    long_warmup = Schedule(config, 16).describe()[-1]
+    assert long_warmup.startswith("WARNING: the warm-up of 160 steps is longer than the run")
+
+
 def test_biases_norms_positions_and_mask_token_do_not_decay():
     model = tiny_model()
-    optimizer = make_optimizer(model, OptimizerConfig())
+    optimizer = make(model)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
@@ -49,7 +70,7 @@ def uncompiled():
 @pytest.mark.parametrize("clip_grad_norm", [None, 1.0])
 def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm, state_bits):
     model = tiny_model()
-    optimizer = make_optimizer(model, OptimizerConfig(state_bits=state_bits))
+    optimizer = make(model, state_bits)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -89,10 +110,9 @@ def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
     for bits in (32, 8):
         torch.manual_seed(0)
         model = tiny_model()
-        optimizer = make_optimizer(model, OptimizerConfig(state_bits=bits))
+        optimizer = make(model, bits)
         final[bits] = trained(model, optimizer, range(40))
-        contents = checkpoint.Contents({"model": model}, optimizer, {})
-        checkpoint.save(tmp_path / str(bits), checkpoint.TrainState(40, 2, "these"), contents.state())
+        save_checkpoint(tmp_path / str(bits), TrainState(40, 2, "these"), snapshot(model, optimizer))
         state_bytes[bits] = next(tmp_path.glob(f"{bits}/*/optimizer.pt")).stat().st_size
     assert final[8] == pytest.approx(final[32], rel=0.02)
     assert final[32] < 0.9
@@ -103,14 +123,12 @@ def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
 def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
     torch.manual_seed(0)
     model = tiny_model()
-    optimizer = make_optimizer(model, OptimizerConfig(state_bits=8))
+    optimizer = make(model, 8)
     trained(model, optimizer, range(3))
-    place = checkpoint.TrainState(3, 2, "these")
-    checkpoint.save(tmp_path, place, checkpoint.Contents({"model": model}, optimizer, {}).state())
+    saved = save_checkpoint(tmp_path, TrainState(3, 2, "these"), snapshot(model, optimizer))
     trained(model, optimizer, range(3, 6))
     other = tiny_model()
-    other_optimizer = make_optimizer(other, OptimizerConfig(state_bits=8))
-    contents = checkpoint.Contents({"model": other}, other_optimizer, {})
-    assert checkpoint.load_newest(tmp_path, contents, place, 6).step == 3
+    other_optimizer = make(other, 8)
+    load_checkpoint(saved, {"model": other}, other_optimizer)
     trained(other, other_optimizer, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

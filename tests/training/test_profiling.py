@@ -18,16 +18,14 @@ def run(profiler: StepProfiler, steps: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_few_steps_after_warm_up_are_traced_and_their_memory_drawn(tmp_path, device) -> None:
+def test_a_few_steps_after_warm_up_are_traced_and_their_memory_plotted(tmp_path, device) -> None:
     folder = tmp_path / "profile"
     run(StepProfiler(folder, torch.device(device)), WARMUP + ACTIVE + 4, device)
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{WARMUP + i}" for i in range(ACTIVE)}
-    products = [event for event in events if event["name"] == "aten::mm"]
-    assert len(products) == ACTIVE
+    assert len([event for event in events if event["name"] == "aten::mm"]) == ACTIVE
     with Image.open(folder / "memory.png") as picture:
-        assert picture.width > 1000
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
     assert (folder / "memory.pickle").exists() == (device == "cuda")
 
@@ -36,9 +34,3 @@ def test_too_few_steps_are_said_to_be_too_few(tmp_path, capsys) -> None:
     run(StepProfiler(tmp_path / "profile", torch.device("cpu")), WARMUP + 1, "cpu")
     assert f"nothing was profiled: that takes {WARMUP + ACTIVE} steps" in capsys.readouterr().err
     assert not (tmp_path / "profile").exists()
-
-
-def test_without_a_folder_nothing_happens(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run(StepProfiler(None, torch.device("cpu")), WARMUP + ACTIVE + 1, "cpu")
-    assert not list(tmp_path.iterdir())

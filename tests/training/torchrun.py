@@ -6,11 +6,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 from forked import SERVER
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -19,57 +18,34 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.errors import run_command
 from model.adamae import AdaMAE
 from pipeline.decoding.clip_decoder import ClipDecoder
-from pipeline.reading.reader import Reader
-from pipeline.shards.gops import VideoSlice
-from train import train
+from train import STOPPED, train
 from training.config import parse
-from training.tasks.pretraining import Pretraining, StepResult
+from training.tasks.pretraining import Pretraining
 
 
-def as_it_is() -> None:
-    """What a worker does before it trains, if nothing is to ail it."""
+def slow_down(seconds: float) -> None:
+    """Make every forward pass take so much longer."""
+    loss = Pretraining.loss
+    Pretraining.loss = lambda *inputs: (time.sleep(seconds), loss(*inputs))[1]  # type: ignore[method-assign]
 
 
-def slowed(seconds: float) -> None:
-    """Every forward pass takes so much longer."""
-    forward = Pretraining.__call__
-
-    def slowly(self: Pretraining, *inputs: Any) -> StepResult:
-        time.sleep(seconds)
-        return forward(self, *inputs)
-
-    Pretraining.__call__ = slowly  # type: ignore[method-assign]
-
-
-def stuck_after(videos: int) -> None:
-    """The disk of process 1 hangs when so many have been read from it."""
-    clip, readings = Reader.clip, iter(range(10**9))
-
-    def at_first(self: Reader, sample: int, frames: Sequence[int]) -> VideoSlice:
-        if next(readings) >= videos and os.environ["RANK"] == "1":
-            time.sleep(10**6)
-        return clip(self, sample, frames)
-
-    Reader.clip = at_first  # type: ignore[method-assign]
-
-
-def in_folder_of_its_own(folder: Path) -> None:
-    """A worker stands in the folder named by its rank, as on machines that share no disk."""
-    os.chdir(folder / os.environ["RANK"])
-
-
-def slow_process_1(clip_seconds: float, forward_seconds: float) -> None:
-    """In process 1, every clip and every forward pass of the model take so much longer."""
+def slow_down_rank_1(clip_seconds: float, forward_seconds: float) -> None:
+    """In rank 1, make every clip and every forward pass of the model take so much longer."""
     if os.environ["RANK"] == "1":
-        make, forward = ClipDecoder.decode, AdaMAE.forward
-        ClipDecoder.decode = lambda *given: (time.sleep(clip_seconds), make(*given))[1]  # type: ignore[method-assign]
+        load, forward = ClipDecoder.decode, AdaMAE.forward
+        ClipDecoder.decode = lambda *given: (time.sleep(clip_seconds), load(*given))[1]  # type: ignore[method-assign]
         AdaMAE.forward = lambda *given: (time.sleep(forward_seconds), forward(*given))[1]  # type: ignore[method-assign]
+
+
+def enter_own_folder(folder: Path) -> None:
+    """Let a rank stand in the folder named by its number, as on nodes that share no disk."""
+    os.chdir(folder / os.environ["RANK"])
 
 
 class Job:
     """A run of several nodes, each an agent with its workers; all write to the file `log`."""
 
-    def __init__(self, arguments: list[str], log: Path, size: tuple[int, int], before: Callable[[], None]) -> None:
+    def __init__(self, arguments: list[str], log: Path, size: tuple[int, int], before: Callable[[], object]) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -115,7 +91,7 @@ class Job:
 
 @contextmanager
 def started(
-    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, before: Callable[[], None] = as_it_is
+    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, before: Callable[[], object] = int
 ) -> Iterator[Job]:
     """A job, whose workers call `before` before they train; at the end of the block nothing of it is left."""
     job = Job(arguments, log, (nodes, per_node), before)
@@ -132,7 +108,7 @@ def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> N
 
 
 def _agent(
-    arguments: list[str], endpoint: str, size: tuple[int, int], before: Callable[[], None], log: str, pids: str
+    arguments: list[str], endpoint: str, size: tuple[int, int], before: Callable[[], object], log: str, pids: str
 ) -> None:
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     nodes, per_node = size
@@ -147,12 +123,12 @@ def _agent(
         sys.exit(1)
 
 
-def _worker(arguments: list[str], before: Callable[[], None], pids: str) -> None:
+def _worker(arguments: list[str], before: Callable[[], object], pids: str) -> None:
     ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
     with open(pids, "a") as file:
         print(os.environ["RANK"], os.getpid(), file=file)
     before()
-    run_command(lambda: train(parse(arguments)), resumable=True)
+    run_command(lambda: 0 if train(parse(arguments)) else STOPPED)
 
 
 def is_alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""compile=true in two processes, where PyTorch cuts the graph at the borders of the gradients' buckets."""
+"""torch.compile and DDP: compile=true in two ranks, where PyTorch cuts the graph at the borders of DDP's buckets."""
 
 from functools import partial
 from pathlib import Path
@@ -9,63 +9,67 @@ import torch
 import torch.distributed as dist
 from torchrun import SERVER
 
-import train
+from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from training.compiling import compile_in_place
+from training import parallelize
 from training.config import TrainConfig
 from training.distributed import Distributed
+from training.parallelize import check_graphs, compile_in_place
+from training.tasks.pretraining import Pretraining
 
-PROCESSES = 2
+RANKS = 2
 FIRST_BUCKET_BYTES = 2**18  # a tiny model's weights fill several
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
 )
 
 
-def gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
-    """Of the clips of both processes, as train.py averages them."""
+def compute_gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
+    """Of the clips of both ranks, as train.py averages them."""
     torch.manual_seed(0)
-    model = AdaMAE(CONFIG).eval()
-    config = TrainConfig(DataConfig(shards="none"), compile=compiled)
-    wrapped = train.wrapped(model, config, Distributed(rank, PROCESSES, torch.device("cpu")))
+    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, compile=compiled, precision="fp32")
+    ranks = Distributed("cpu")
+    ranks.rank, ranks.world_size = rank, RANKS
+    task = Pretraining(config, None, ranks)
+    model = parallelize.parallelize(task, config, ranks, batch_size=2)
+    assert all(p.grad is None for p in model.parameters()), "the warm-up left gradients"
     noise = torch.Generator().manual_seed(rank)
     clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
-    for _ in range(2):  # after the first one, DDP lays its buckets anew
-        model.zero_grad(set_to_none=True)
-        wrapped(clip, torch.zeros((), dtype=torch.int64), torch.full((), rank, dtype=torch.int64)).loss.backward()
-    return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    model(clip, torch.zeros((), dtype=torch.int64), torch.full((), rank, dtype=torch.int64)).loss.backward()
+    return {name: value.grad for name, value in task.model.named_parameters() if value.grad is not None}
 
 
-def compared(rank: int, folder: Path) -> None:
+def compare(rank: int, folder: Path) -> None:
     """In a process of its own: write into a file how far compiled gradients are off, and how many graphs there are."""
     from torch._dynamo.backends import distributed as splitting
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES
     graphs: list[int] = []
     split = splitting.DDPOptimizer.compile_fn
 
-    def watched(self: Any, graph: torch.fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+    def watch(self: Any, graph: torch.fx.GraphModule, *inputs: Any, **options: Any) -> Any:
         # Up to torch 2.14 such operators, which autograd functions become, are refused here.
         assert not splitting.has_higher_order_op(graph)
         compiled = split(self, graph, *inputs, **options)
         graphs.append(len(self.buckets))
         return compiled
 
-    splitting.DDPOptimizer.compile_fn = watched
+    splitting.DDPOptimizer.compile_fn = watch
     # Inductor would take a minute, and is not what is asked about.
-    train.compile_in_place = partial(compile_in_place, backend="aot_eager")
-    plain, compiled = gradients(rank, compiled=False), gradients(rank, compiled=True)
+    parallelize.compile_in_place = partial(compile_in_place, backend="aot_eager")
+    plain, compiled = compute_gradients(rank, compiled=False), compute_gradients(rank, compiled=True)
     off = max(((compiled[name] - value).norm() / (1e-9 + value.norm())).item() for name, value in plain.items())
     (folder / f"{rank}").write_text(f"{off} {max(graphs)}", encoding="utf-8")
     dist.destroy_process_group()
 
 
-def test_compiled_in_two_processes_gradients_are_the_plain_ones(tmp_path: Path) -> None:
-    processes = [SERVER.Process(target=compared, args=(rank, tmp_path)) for rank in range(PROCESSES)]
+@pytest.mark.slow
+def test_compiled_in_two_ranks_gradients_are_the_plain_ones(tmp_path: Path) -> None:
+    processes = [SERVER.Process(target=compare, args=(rank, tmp_path)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     for process in processes:
@@ -76,6 +80,15 @@ def test_compiled_in_two_processes_gradients_are_the_plain_ones(tmp_path: Path) 
         off, graphs = (tmp_path / f"{rank}").read_text(encoding="utf-8").split()
         assert float(off) < 1e-5
         assert int(graphs) > 1, "it was not cut"
+
+
+def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
+    with pytest.raises(InputError, match="compile=reduce-overhead needs a GPU"):
+        check_graphs("reduce-overhead", "cpu", 1)
+    with pytest.raises(InputError, match="takes one forward pass per step, and batch_size makes 2"):
+        check_graphs("reduce-overhead", "cuda", 2)
+    check_graphs("reduce-overhead", "cuda", 1)
+    check_graphs(True, "cpu", 2)
 
 
 @pytest.mark.gpu

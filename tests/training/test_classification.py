@@ -1,0 +1,301 @@
+"""Classification: fine-tuning and probes."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import TINY
+
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.probe import Probe
+from model.weights.layouts import to_adamae, to_huggingface
+from model.weights.pretrained import find_file, make_metadata, read_state_dict, save
+from pipeline.loader import Batch
+from pipeline.shards.dataset import ShardDataset
+from train import train
+from training import distributed
+from training.config import TrainConfig, parse
+from training.distributed import Distributed
+from training.optimizer import make_optimizer, update
+from training.tasks import classification
+from training.tasks.classification import Classification
+
+SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
+PLAIN = ["finetune.mixup=0", "finetune.cutmix=0", "finetune.label_smoothing=0", "finetune.drop_path=0"]
+
+
+@pytest.fixture
+def config(synthetic_shards, tmp_path):
+    """Makes a TrainConfig of a tiny run with overrides."""
+
+    def make(*overrides: str) -> TrainConfig:
+        run = [f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
+        return parse([*TINY, "task=finetune", "data.flip=false", *run, *overrides])
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    """Weights of a tiny AdaMAE."""
+    torch.manual_seed(1)
+    file = tmp_path_factory.mktemp("weights") / "pretrained.safetensors"
+    save(file, AdaMAE(SHAPE).state_dict(), make_metadata(SHAPE))
+    return file
+
+
+def make_task(config: TrainConfig) -> Classification:
+    task = Classification(config, ShardDataset.open(config.data.shards), Distributed("cpu"))
+    task.init_weights(config.init_from)
+    return task
+
+
+def make_batch(first: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(first)
+    clip = torch.randint(0, 256, (4, 4, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    return Batch(clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4)))
+
+
+def read_rows(config: TrainConfig) -> list[dict]:
+    return [json.loads(line) for line in (Path(config.run) / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_metrics(config: TrainConfig) -> dict[tuple[int, str], float]:
+    """By step and name; fails if one is there twice."""
+    metrics: dict[tuple[int, str], float] = {}
+    for row in read_rows(config):
+        for name in ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"):
+            if name in row:
+                assert (row["step"], name) not in metrics
+                metrics[row["step"], name] = row[name]
+    return metrics
+
+
+def test_a_small_dataset_is_learned(config):
+    made = config(*PLAIN, "steps=60", "batch_size=16", "optimizer.base_lr=0.03", "log_every=20", "data.crop=multiscale",
+                  "checkpoint_every=60")  # fmt: skip
+    train(made)
+    rows = read_rows(made)
+    assert rows[-1]["loss"] < 0.3
+    assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]  # means of the last and the first 20 steps
+    assert rows[-1]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("task", ["finetune", "attentive_probe"])
+def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthetic_shards, task):
+    made = config(
+        f"task={task}", "finetune.ema_decay=0.5", "evaluation.every=3", f"evaluation.shards={synthetic_shards}"
+    )
+    train(made)
+    last = Path(made.run) / "checkpoints/step-00000006"
+    whole = [load_file(last / file) for file in ("model.safetensors", "average.safetensors")]
+    metrics = read_metrics(made)
+    shutil.rmtree(last)
+    train(made)
+    for before, file in zip(whole, ("model.safetensors", "average.safetensors"), strict=True):
+        after = load_file(last / file)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(not torch.equal(whole[0][name], whole[1][name]) for name in whole[0])
+    assert read_metrics(made) == metrics
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_an_evaluation_that_was_stopped_is_made_at_resume(config, synthetic_shards, monkeypatch, stopped_at):
+    made = config("checkpoint_every=100", "evaluation.every=3", f"evaluation.shards={synthetic_shards}")
+    train(made)
+    whole = read_metrics(made)
+    assert [step for step, name in whole if name == "evaluation/top1"] == [3, 6]
+    train(made)
+    assert read_metrics(made) == whole, "done twice"
+    shutil.rmtree(made.run)
+    evaluate = Classification.evaluate
+
+    def stop(self: Classification, step: int, log: object) -> None:
+        if step == stopped_at:
+            raise KeyboardInterrupt
+        evaluate(self, step, log)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Classification, "evaluate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(made)
+    train(made)
+    assert read_metrics(made) == whole
+
+
+@pytest.mark.parametrize("layout", [None, to_huggingface, to_adamae])
+def test_it_starts_from_the_pretrained_encoder(config, pretrained, layout, tmp_path):
+    theirs, file = load_file(pretrained), pretrained
+    if layout:
+        file = tmp_path / "theirs.pth"
+        torch.save({"model": layout(theirs)}, file)
+    model = make_task(config(f"init_from={file}")).model
+    for name, value in model.state_dict().items():
+        if name.startswith(("tokenizer.", "encoder.")):
+            assert torch.equal(value, theirs[name]), name
+    scratch = make_task(config()).model
+    assert not torch.equal(scratch.tokenizer.projection.weight, theirs["tokenizer.projection.weight"])
+
+
+@pytest.mark.parametrize("task", ["linear_probe", "attentive_probe"])
+def test_a_probe_learns_and_its_encoder_does_not(config, pretrained, task):
+    made = make_task(config(f"task={task}", f"init_from={pretrained}", *PLAIN))
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    optimizer = make_optimizer(made.parameter_groups(), made.config.optimizer)
+    assert {group["lr_scale"] for group in optimizer.param_groups} == {1.0}
+    losses = []
+    for _ in range(20):
+        loss, _ = made.loss(made.model.train(), make_batch())
+        loss.backward()
+        update(optimizer, 1e-2, None)
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert not made.model.encoder.training
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith(("tokenizer.", "encoder.")), name
+
+
+def test_a_linear_probe_sees_the_mean_of_the_pretrained_features(pretrained):
+    probe = Probe(SHAPE, 2, "linear")
+    probe.load_encoder(load_file(pretrained))
+    adamae = AdaMAE(SHAPE)
+    adamae.load_state_dict(load_file(pretrained))
+    clip = make_batch().clip
+    tokens = adamae.eval().encode(clip).tokens
+    torch.testing.assert_close(probe.eval()(clip), probe.head(tokens.mean(1) / (1 + 1e-6) ** 0.5))
+
+
+def test_learning_rates_fall_by_layer_and_biases_do_not_decay(config):
+    made = make_task(config("finetune.layer_decay=0.5", "finetune.drop_path=0.3"))
+    model, optimizer = made.model, make_optimizer(made.parameter_groups(), made.config.optimizer)
+    of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    assert len(of) == len(list(model.parameters()))
+    scales = {"head.weight": 1, "norm.bias": 1, "encoder.blocks.2.mlp.fc1.weight": 0.5,
+              "encoder.blocks.1.attn.q_bias": 0.25, "encoder.blocks.0.norm1.weight": 0.125,
+              "tokenizer.projection.weight": 0.0625}  # fmt: skip
+    for name, scale in scales.items():
+        assert of[model.get_parameter(name)]["lr_scale"] == scale, name
+    for name, p in model.named_parameters():
+        assert of[p]["weight_decay"] == (0.05 if p.ndim > 1 else 0), name
+        p.grad = torch.ones_like(p)
+    update(optimizer, 1e-3, None)
+    assert of[model.head.weight]["lr"] == 1e-3
+    assert of[model.tokenizer.projection.weight]["lr"] == pytest.approx(6.25e-5)
+
+
+def test_the_average_follows_the_weights_and_is_what_a_run_stands_for(config, tmp_path):
+    made = make_task(config("finetune.ema_decay=0.9"))
+    before = made.model.head.weight.detach().clone()
+    with torch.no_grad():
+        made.model.head.weight += 1
+    made.after_update()
+    torch.testing.assert_close(made.modules["average"].head.weight, before + 0.1)
+    train(config("finetune.ema_decay=0.9", "steps=1"))
+    last = tmp_path / "run/checkpoints/step-00000001"
+    for path in (tmp_path / "run", last):
+        assert find_file(path) == last / "average.safetensors"
+
+
+def test_mixing_depends_on_seed_and_position_only(config):
+    made, batch = make_task(config("finetune.mixup=0.8", "finetune.cutmix=1")), make_batch()
+    clips, targets = zip(*(made.mix(batch.clip, batch.labels, position) for position in range(40)), strict=True)
+    torch.manual_seed(1)
+    again, target = made.mix(batch.clip, batch.labels, 7)
+    assert torch.equal(clips[7], again)
+    assert torch.equal(targets[7], target)
+    assert not torch.equal(clips[7], clips[8])
+    other = make_task(config("seed=1")).mix(batch.clip, batch.labels, 7)[0]
+    assert not torch.equal(clips[7], other)
+    assert all(clip.dtype == torch.uint8 for clip in clips)
+    torch.testing.assert_close(torch.stack(targets).sum(-1), torch.ones(40, 4))
+
+
+def test_mixed_clips_and_targets_have_the_same_weights(config):
+    dark, bright = (torch.full((2, 4, 32, 32, 3), level, dtype=torch.uint8) for level in (0, 200))
+    clips, labels = torch.cat((dark, bright)), torch.tensor([0, 0, 1, 1])
+    clip, target = make_task(config("finetune.mixup=0.8", "finetune.cutmix=0")).mix(clips, labels, 3)
+    for one, weights in zip(clip, target, strict=True):
+        assert one.float().mean().item() == pytest.approx(200 * weights[1].item(), abs=0.51)
+    clip, target = make_task(config("finetune.mixup=0", "finetune.cutmix=1")).mix(clips, labels, 4)
+    for one, weights in zip(clip, target, strict=True):
+        assert one.float().mean().item() == pytest.approx(200 * weights[1].item(), abs=0.01)
+        assert (one == one[:1]).all(), "the box moves"
+
+
+def test_pairs_that_are_mixed_stay_together(config):
+    assert make_task(config()).clip_multiple == 2
+    assert make_task(config(*PLAIN)).clip_multiple == 1
+
+
+def test_the_best_weights_are_kept_with_all_that_an_evaluation_needs(config, synthetic_shards):
+    made = config(f"evaluation.shards={synthetic_shards}", "evaluation.every=2")
+    train(made)
+    metadata = read_state_dict(Path(made.run) / "checkpoints/best/model.safetensors")[1]
+    by_step = {row["step"]: row["evaluation/top1"] for row in read_rows(made) if "evaluation/top1" in row}
+    scores = json.loads(metadata["scores"])
+    assert scores["top1"] == max(by_step.values())
+    assert scores["step"] == min(step for step, top1 in by_step.items() if top1 == scores["top1"])
+    assert json.loads(metadata["classes"]) == ["left", "right"]
+    assert ModelConfig(**json.loads(metadata["model_config"])) == made.model
+
+
+def test_the_two_halves_of_a_batch_give_the_loss_of_the_whole(config):
+    made, batch = make_task(config(*PLAIN)), make_batch()
+    whole, _ = made.loss(made.model.eval(), batch)
+    halves = [replace(batch, clip=batch.clip[i : i + 2], labels=batch.labels[i : i + 2]) for i in (0, 2)]
+    parts = [made.loss(made.model.eval(), half)[0] for half in halves]
+    torch.testing.assert_close(sum(parts) / 2, whole)
+
+
+def test_the_loss_is_smoothed_as_asked_for(config):
+    made, batch = make_task(config(*PLAIN, "finetune.label_smoothing=0.2")), make_batch()
+    log_probs = made.model.eval()(batch.clip).log_softmax(dim=1)
+    targets = torch.full((4, 2), 0.1).scatter_(1, batch.labels[:, None], 0.9)
+    torch.testing.assert_close(made.loss(made.model, batch)[0], -(targets * log_probs).sum(dim=1).mean())
+
+
+def test_all_ranks_have_everybodys_statistics(config, monkeypatch):
+    monkeypatch.setattr(classification, "mean_over_ranks", lambda values: values.fill_(7))
+    made = make_task(config("task=linear_probe", "finetune.ema_decay=0.9"))
+    made.after_update()
+    assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
+    torch.testing.assert_close(made.average.norm.running_mean, torch.full((96,), 0.7))
+    assert distributed.mean_over_ranks(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic_shards, tmp_path):
+    def says(sentence: str, *overrides: str) -> None:
+        with pytest.raises(InputError, match=sentence) as raised:
+            make_task(config(*overrides))
+        assert "\n" not in str(raised.value)
+
+    says("batch_size is 3", "batch_size=3")
+    says(
+        "encoder_width 96 instead of 384, encoder_depth 3 instead of 12, encoder_heads 4 instead of 6, patch_size 8"
+        " instead of 16: ", f"init_from={pretrained}", "model.size=small", "model.patch_size=16",
+    )  # fmt: skip
+    says("does not exist", "init_from=/nowhere")
+    classifier = tmp_path / "classifier.safetensors"
+    save(classifier, VideoClassifier(SHAPE, 2).state_dict(), make_metadata(SHAPE))
+    says("a classifier's weights", f"init_from={classifier}", "task=linear_probe")
+    relabel(synthetic_shards, tmp_path / "other", ["left", "right", "up"])
+    says("knows 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
+    relabel(synthetic_shards, tmp_path / "swapped", ["right", "left"])
+    says("class 0 is 'left' .* and 'right' in", f"evaluation.shards={tmp_path / 'swapped'}")
+    relabel(synthetic_shards, tmp_path / "none", [])
+    says("none has no labels", f"data.shards={tmp_path / 'none'}")
+
+
+def relabel(shards: Path, copy: Path, classes: list[str]) -> None:
+    """Make the same shards with other class names."""
+    shutil.copytree(shards, copy)
+    info = json.loads((copy / "dataset.json").read_text())
+    (copy / "dataset.json").write_text(json.dumps({**info, "classes": classes}))

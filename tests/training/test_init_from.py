@@ -1,0 +1,196 @@
+"""Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import TINY
+from torch import Tensor
+
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from model.weights.layouts import to_adamae
+from model.weights.pretrained import make_metadata, run_config, save
+from train import train
+from training import remote_run
+from training.config import TrainConfig
+from training.load_config import load_config
+
+
+@pytest.fixture
+def new(synthetic_shards, tmp_path) -> list[str]:
+    return [*TINY, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
+
+
+def run(*arguments: str) -> TrainConfig:
+    config = load_config(list(arguments))
+    train(config)
+    return config
+
+
+def weights(folder: Path, step: int) -> dict[str, Tensor]:
+    return load_file(folder / f"checkpoints/step-{step:08d}/model.safetensors")
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["reconstruction_loss"] for row in rows}
+
+
+def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def fork(source: Path, new_run: Path, *more: str, checkpoint: str = "") -> TrainConfig:
+    settings = ["--config", str(source / "config.yaml"), f"run={new_run}", "init_optimizer=true"]
+    return run(*settings, f"init_from={source}{checkpoint}", *more)
+
+
+def test_a_fork_with_nothing_changed_ends_as_its_source(tiny_run, tmp_path):
+    fork(tiny_run, tmp_path / "run", checkpoint="/checkpoints/step-3")
+    assert same(weights(tmp_path / "run", 6), weights(tiny_run, 6))
+    assert losses(tmp_path / "run") == {step: loss for step, loss in losses(tiny_run).items() if step > 3}
+
+
+def test_a_fork_may_be_longer_and_have_other_settings_and_resumes_without_its_source(tiny_run, tmp_path):
+    source, new_run = Path(shutil.copytree(tiny_run, tmp_path / "source")), tmp_path / "run"
+    longer = ["steps=9", "checkpoint_every=1", "keep_checkpoints=9", "optimizer.weight_decay=0.5"]
+    fork(source, new_run, *longer)
+    assert list(losses(new_run)) == [7, 8, 9]
+    state = torch.load(new_run / "checkpoints/step-00000009/optimizer.pt", weights_only=True)
+    assert {int(moments["step"]) for moments in state["state"].values()} == {9}
+    assert {group["weight_decay"] for group in state["param_groups"]} == {0, 0.5}
+    whole = weights(new_run, 9)
+    for step in (8, 9):
+        shutil.rmtree(new_run / f"checkpoints/step-{step:08d}")
+    config = tmp_path / "config.yaml"
+    shutil.copy(source / "config.yaml", config)
+    shutil.rmtree(source)
+    run("--config", str(config), f"run={new_run}", "init_optimizer=true", f"init_from={source}", *longer)
+    assert same(weights(new_run, 9), whole)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
+    tiny_run, synthetic_shards, tmp_path, monkeypatch, forks
+):
+    """Whether a run is new is known when its remote copy is here, and not before."""
+    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
+    new = [*TINY, f"data.shards={synthetic_shards}", f"run=file://{tmp_path}/bucket/run", f"init_from={source}"]
+    new += ["steps=8", "checkpoint_every=1", f"init_optimizer={str(forks).lower()}"]
+    monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
+    run(*new)
+    bucket = tmp_path / "bucket/run"
+    whole = weights(bucket, 8)
+    shutil.rmtree(bucket / "checkpoints/step-00000008")
+    shutil.rmtree(source)
+    monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "second")
+    run(*new)
+    assert same(weights(bucket, 8), whole)
+
+
+def test_what_cannot_be_forked_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path):
+    def says(sentence: str, source: Path, *more: str, **options: str) -> None:
+        with pytest.raises(InputError, match=sentence):
+            fork(source, tmp_path / "run", *more, **options)
+        assert not (tmp_path / "run").exists()
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(tiny_run / "config.yaml", empty)
+    says("needs a checkpoint, and init_from=.* has none: set it to a run directory", empty)
+    says("one of step-00000003, step-00000006", tiny_run, checkpoint="/checkpoints/step-4")
+    says("is of step 6, and this run ends at step 6: raise steps=", tiny_run)
+    says(
+        "trained with 4 clips per step, .* gives 2.* or start a new run with init_from=",
+        tiny_run,
+        "batch_size=2",
+        "steps=9",
+    )
+    says("step-00000006 cannot be loaded .*mismatch", tiny_run, "model.image_size=48", "steps=9")
+    damaged = Path(shutil.copytree(tiny_run, tmp_path / "damaged"))
+    file = damaged / "checkpoints/step-00000006/optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    says(r"cannot be loaded \(optimizer\.pt has changed", damaged, "steps=9")
+    with pytest.raises(InputError, match="set init_from=RUN"):
+        run("data.shards=s", "init_optimizer=true")
+
+
+def test_pretraining_starts_from_weights(tiny_run, new, tmp_path, capsys):
+    """Its first loss is the source's next one, of other clips; not that of fresh weights."""
+    run(*new, f"init_from={tiny_run}", "steps=1", "seed=1")
+    assert f"weights of {tiny_run}: tokenizer, encoder's blocks" in capsys.readouterr().err
+    before = losses(tiny_run)
+    assert losses(tmp_path / "run")[1] < (before[1] + before[6]) / 2
+
+
+def labelled(new: list[str], checkpoint: Path, *overrides: str) -> list[str]:
+    """A probe, of which nothing says what its model is like."""
+    given = [argument for argument in new if not argument.startswith("model.")]
+    return [*given, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
+
+
+def test_a_probe_has_the_shape_of_its_checkpoint(tiny_run, new, tmp_path):
+    config = run(*labelled(new, tiny_run))
+    assert config.model.dimensions == ModelConfig(size="tiny").dimensions
+    assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (4, 32, 8)
+    assert run_config(tmp_path / "run")["model"]["image_size"] == 32
+    again = run(*labelled(new, tmp_path / "gone", f"init_from={tiny_run}"))
+    assert again.model == config.model
+
+
+def test_a_probe_resumes_without_the_weights_that_it_started_from(tiny_run, new, tmp_path):
+    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
+    steps = ["steps=3", "checkpoint_every=2"]
+    run(*labelled(new, source, *steps))
+    whole = weights(tmp_path / "run", 3)
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000003")
+    shutil.rmtree(source)
+    run(*labelled(new, source, *steps))
+    assert same(weights(tmp_path / "run", 3), whole)
+
+
+def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path):
+    config = load_config(labelled(new, tiny_run, "model.image_size=48", "model.num_frames=8"))
+    assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (8, 48, 8)
+    with pytest.raises(InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"):
+        run(*labelled(new, tiny_run, "model.size=small", "model.patch_size=16"))
+    assert not (tmp_path / "run").exists()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model:\n  size: small\n  image_size: 64\n")
+    config = load_config(["--config", str(recipe), *labelled(new, tiny_run)])
+    assert (config.model.dimensions, config.model.image_size) == (ModelConfig(size="tiny").dimensions, 32)
+
+
+def test_published_weights_give_what_they_know(new, tmp_path):
+    shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
+    torch.save({"model": to_adamae(AdaMAE(shape).state_dict())}, tmp_path / "theirs.pth")
+    config = load_config(labelled(new, tmp_path / "theirs.pth"))
+    assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
+    assert config.model.dimensions[:3] == shape.dimensions[:3]
+
+
+def test_an_average_continues_in_a_fork(new, tmp_path):
+    shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
+    save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
+    averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
+    run(*labelled(new, tmp_path / "theirs.safetensors", *averaged))
+    fork(tmp_path / "run", tmp_path / "again", checkpoint="/checkpoints/step-1")
+    whole, again = (tmp_path / name / "checkpoints/step-00000002" for name in ("run", "again"))
+    for name in ("model", "average"):
+        assert same(load_file(whole / f"{name}.safetensors"), load_file(again / f"{name}.safetensors"))
+
+
+def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
+    """From weights of square ones."""
+    wide = ["model.image_size=[16,48]", f"init_from={tiny_run}", "steps=2", "checkpoint_every=1"]
+    run(*new, *wide, "data.crop=random_resized")
+    whole = weights(tmp_path / "run", 2)
+    assert whole["token_sampler.positions"].shape == (2 * 2 * 6, 96)
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000002")
+    run(*new, *wide, "data.crop=random_resized")
+    assert same(weights(tmp_path / "run", 2), whole)

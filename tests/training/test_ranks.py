@@ -1,0 +1,189 @@
+"""Runs of several ranks, and what happens to those on a cluster: signals, frozen and lost ranks."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torchrun
+from safetensors.torch import load_file
+from tiny import TINY
+
+from train import train
+from training.config import parse
+
+SLOW_S = 0.3  # of a step that is waited for
+
+
+@pytest.fixture
+def arguments(synthetic_shards, tmp_path) -> list[str]:
+    batch = ["batch_size=1", "global_batch=4"]
+    return [*TINY, *batch, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    return tmp_path / "log"
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_until(happens: Callable[[], bool], seconds: float) -> None:
+    started = time.monotonic()
+    while not happens():
+        assert time.monotonic() < started + seconds, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def saved(run: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step-")) for folder in (run / "checkpoints").glob("step-*"))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints/step-00000006/model.safetensors")
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
+    run = tmp_path / "run"
+    torchrun.run(arguments, log)
+    whole = weights(run)
+    shutil.rmtree(run)
+    with torchrun.started([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+        wait_until(lambda: len(rows(run)) > 1, 120)
+        os.kill(job.workers()[1], signal.SIGTERM)  # one of them alone
+        assert job.gone(20), job.said()
+    assert saved(run) == [len(rows(run))]
+    assert 2 <= len(rows(run)) < 6, "too late to prove anything"
+    torchrun.run(arguments, log)
+    assert_same(weights(run), whole)
+
+
+@pytest.mark.slow
+def test_four_ranks_resume_bit_by_bit_however_they_are_spread_over_nodes(arguments, log, tmp_path):
+    run = tmp_path / "run"
+    torchrun.run(arguments, log, per_node=4)
+    whole = weights(run)
+    shutil.rmtree(run / "checkpoints/step-00000006")
+    torchrun.run(arguments, log, nodes=2, per_node=2)
+    assert_same(weights(run), whole)
+
+
+@pytest.mark.slow
+def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(arguments, log, tmp_path):
+    run, dice = tmp_path / "run", random.Random(0)
+    torchrun.run(arguments, log)
+    whole = weights(run)
+    shutil.rmtree(run)
+    kills = 0
+    for _ in range(20):
+        with torchrun.started([*arguments, "checkpoint_every=1"], log) as job:
+            steps = len(rows(run))
+            wait_until(lambda steps=steps: len(rows(run)) > steps or not any(a.is_alive() for a in job.agents), 120)
+            time.sleep(dice.uniform(0, 0.3))
+            if not any(agent.is_alive() for agent in job.agents):
+                break
+            for pid in job.workers().values():
+                os.kill(pid, signal.SIGKILL)
+            kills += 1
+    assert kills > 1
+    torchrun.run(arguments, log)
+    assert_same(weights(run), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "overrides"), [(2, ["global_batch=null", "batch_size=2"]), (3, ["batch_size=2"])])
+def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks, overrides):
+    """With more of them, and then with one again."""
+    checkpoints = tmp_path / "run/checkpoints"
+    arguments = [*arguments, "model.masking=random", "checkpoint_every=2"]
+    alone = parse([*arguments, "global_batch=null", "batch_size=4"])
+    train(alone)
+    of_one = rows(tmp_path / "run")
+    for step in (4, 6):
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
+    torchrun.run([*arguments, *overrides], log, per_node=ranks)
+    shutil.rmtree(checkpoints / "step-00000006")
+    train(alone)
+    for one, several in zip(of_one, rows(tmp_path / "run"), strict=True):
+        for name in ("loss", "grad_norm"):  # of the same four clips
+            assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
+
+
+def signal_all(job: torchrun.Job, number: int) -> None:
+    for pid in (*job.workers().values(), *(agent.pid for agent in job.agents)):
+        os.kill(pid, number)
+
+
+def signal_agent(job: torchrun.Job, number: int) -> None:
+    os.kill(job.agents[0].pid, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (signal_all, signal.SIGTERM),
+        (signal_all, signal.SIGUSR1),
+        (signal_agent, signal.SIGHUP),
+        (signal_agent, signal.SIGINT),
+        (signal_agent, signal.SIGKILL),
+    ],
+)
+def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, send, number):
+    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+        wait_until(lambda: len(rows(tmp_path / "run")) > 1, 120)
+        send(job, number)
+        assert job.gone(20), job.said()
+        assert saved(tmp_path / "run")[-1] == len(rows(tmp_path / "run")), job.said()
+
+
+@pytest.mark.slow
+def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments, log, tmp_path):
+    arguments = [*arguments, "steps=1000", "log_every=1", "batch_size=2"]
+    with torchrun.started(arguments, log, before=partial(torchrun.slow_down, 4.0)) as job:
+        wait_until(lambda: len(rows(tmp_path / "run")) > 0, 120)  # the next step has just begun
+        signal_all(job, signal.SIGTERM)
+        wait_until(lambda: bool(saved(tmp_path / "run")), 10)
+        assert job.gone(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
+    with torchrun.started([*arguments, "steps=1000", "distributed.timeout_s=5"], log) as job:
+        wait_until(lambda: len(rows(tmp_path / "run")) > 1, 120)
+        os.kill(job.workers()[1], number)
+        wait_until(lambda: not torchrun.is_alive(job.workers()[0]), 30)
+        assert f"error: rank 1 on {os.uname().nodename} does not answer" in job.said()
+
+
+def test_of_several_ranks_the_one_that_failed_has_the_last_word(arguments, log):
+    with torchrun.started([*arguments, "task=finetune", "batch_size=3"], log) as job:
+        assert job.wait() == [1]
+        said = job.said()
+    assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
+
+
+def test_nodes_that_do_not_share_the_run_directory_are_noticed(arguments, log, tmp_path, tiny_run):
+    shutil.copytree(tiny_run, tmp_path / "0/run")
+    shutil.rmtree(tmp_path / "0/run/checkpoints/step-00000006")
+    (tmp_path / "1").mkdir()
+    arguments = [*arguments, "run=run", "global_batch=null", "batch_size=2"]
+    with torchrun.started(arguments, log, before=partial(torchrun.enter_own_folder, tmp_path)) as job:
+        assert job.wait() == [1]
+        assert "error: the ranks of this run find different checkpoints in run" in job.said()
+    assert saved(tmp_path / "0/run") == [3], "it went on"

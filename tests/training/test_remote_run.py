@@ -1,0 +1,269 @@
+"""A run in object storage: a file system of fsspec's that can be told to fail."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import nn
+
+from common.errors import InputError
+from pipeline.config import DataConfig
+from pipeline.reading import storage
+from pipeline.reading.storage import ObjectStore
+from training import lease, remote_run
+from training.checkpoint import TrainState, complete_checkpoints, load_file
+from training.config import TrainConfig
+from training.distributed import Distributed
+from training.lease import Lease, TakenOverError
+from training.remote_run import RemoteRun, fetch_config, local_run, staging
+from training.run_dir import RunDir
+
+URL = "faulty://bucket/runs/x"
+CONFIG = TrainConfig(data=DataConfig(shards="there"), run=URL, keep_checkpoints=2)
+
+
+class Faulty(MemoryFileSystem):
+    """Memory which forgets nothing between its instances; `failing`: what every write raises."""
+
+    protocol = "faulty"
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    failing: Exception | None = None
+    order: ClassVar[list[str]] = []
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        self._written(path)
+        super().pipe_file(path, value, **options)
+
+    def put_file(self, lpath, rpath, *others, **options):
+        self._written(rpath)
+        super().put_file(lpath, rpath, *others, **options)
+
+    def _written(self, path: str) -> None:
+        if Faulty.failing is not None:
+            raise Faulty.failing
+        Faulty.order.append(path.removeprefix(f"{URL}/"))
+
+
+@pytest.fixture(autouse=True)
+def faulty(monkeypatch) -> Iterator[None]:
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    Faulty.store.clear()
+    Faulty.order.clear()
+    Faulty.failing = None
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lease, "RENEW_S", 0.01)
+    monkeypatch.setattr(lease, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
+    yield
+    Faulty.failing = None
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Moves to a node of that name, with a disk of its own."""
+
+    def move(name: str) -> None:
+        monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / name)
+
+    move("one")
+    return move
+
+
+class Trained:
+    """A small model, and what train.py does with it in a run directory."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.model.weight.grad = torch.ones_like(self.model.weight)
+        self.optimizer.step()
+
+    def train(self, *steps: int, config: TrainConfig = CONFIG) -> int:
+        """Returns the step that was resumed from."""
+        with RunDir(config, Distributed("cpu")) as run:
+            step = self.load(run)
+            self.steps(run, *steps)
+            return step
+
+    def load(self, run: RunDir) -> int:
+        return run.load({"model": self.model}, self.optimizer, TrainState(0, 2, "these"), 100).step
+
+    def steps(self, run: RunDir, *steps: int) -> None:
+        for step in steps:
+            with run.metrics.open("a") as log:
+                print(json.dumps({"step": step}), file=log)
+            self.model.weight.data += 1
+            run.save(TrainState(step, 2, "these"), {"model": self.model}, self.optimizer, {})
+
+
+@pytest.fixture
+def trained() -> Trained:
+    return Trained()
+
+
+def there() -> set[str]:
+    return {name.removeprefix(f"{URL}/") for name in Faulty.store}
+
+
+def test_another_node_resumes_from_what_was_uploaded(node, trained):
+    assert trained.train(1, 2) == 0
+    weight = trained.model.weight.clone()
+    node("two")
+    trained.model.weight.data.zero_()
+    assert trained.train() == 2
+    assert torch.equal(weight, trained.model.weight)
+    rows = (staging(URL) / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2]
+    assert (staging(URL) / "config.yaml").exists()
+
+
+def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
+    trained.train(1, 2, 3)
+    assert {name.split("/")[1] for name in there() if "step-" in name} == {"step-00000002", "step-00000003"}
+    of_three = [name.split("/")[2] for name in Faulty.order if "step-00000003" in name]
+    assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
+    assert of_three[2:] == ["train_state.json"]
+    assert "lease.txt" not in there()
+
+
+def test_a_torn_checkpoint_is_said_and_skipped(node, trained, capsys):
+    trained.train(1, 2, 3, config=replace(CONFIG, keep_checkpoints=3))
+    del Faulty.store[f"{URL}/checkpoints/step-00000003/train_state.json"]
+    Faulty.store[f"{URL}/checkpoints/step-00000002/model.safetensors"].truncate(10)
+    node("two")
+    assert trained.train() == 1
+    said = capsys.readouterr().err
+    assert f"skipping {URL}/checkpoints/step-00000003, which is not complete (train_state.json is missing)" in said
+    assert "step-00000002, which is not complete (model.safetensors has changed since it was written)" in said
+
+
+def test_two_launches_are_refused_whatever_their_clocks_say(node, trained, monkeypatch):
+    with RunDir(CONFIG, Distributed("cpu")):
+        node("two")
+        monkeypatch.setattr(lease.time, "time", lambda: 0.0)
+        with pytest.raises(InputError, match=f"{URL} is in use by another training job, on .*: wait for it"):
+            trained.train()
+    assert trained.train() == 0
+
+
+def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_node(node, capsys):
+    Lease(ObjectStore(URL), "someone")._renew()
+    mine = Lease(ObjectStore(URL), "someone")
+    mine.take()
+    mine.release()
+    assert "watching" not in capsys.readouterr().err
+    left = Lease(ObjectStore(URL + "2"), "someone")
+    left._renew()
+    other = Lease(ObjectStore(URL + "2"), "another")
+    other.take()
+    assert "is in use by" in capsys.readouterr().err
+    with pytest.raises(TakenOverError):
+        left.check()
+    other.release()
+    assert ObjectStore(URL + "2").read(Lease.NAME) is None
+
+
+def test_the_lease_is_renewed(node):
+    held = Lease(ObjectStore(URL), "me")
+    held.take()
+    first = ObjectStore(URL).read(Lease.NAME)
+    while ObjectStore(URL).read(Lease.NAME) == first:
+        threading.Event().wait(0.01)
+    held.release()
+
+
+def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
+    said = "is in use by another training job, on elsewhere"
+    run = RunDir(CONFIG, Distributed("cpu"))
+    run.__enter__()
+    trained.load(run)
+    ObjectStore(URL).write(Lease.NAME, b"other elsewhere 1")
+    trained.steps(run, 1)
+    with pytest.raises(TakenOverError, match=said):
+        run.__exit__(None, None, None)
+    assert not [name for name in there() if "step-" in name]
+    assert Faulty.store[f"{URL}/{Lease.NAME}"].getvalue() == b"other elsewhere 1"
+
+
+def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
+    Faulty.failing = PermissionError("Access Denied")
+    with pytest.raises(InputError, match=f"{URL}/lease.txt cannot be written to: no permission"):
+        trained.train(1)
+    with pytest.raises(InputError, match="nowhere://bucket/x cannot be opened: Protocol not known"):
+        trained.train(config=replace(CONFIG, run="nowhere://bucket/x"))
+
+
+def test_an_upload_that_fails_is_tried_again_and_loses_nothing(node, trained, capsys):
+    with RunDir(CONFIG, Distributed("cpu")) as run:
+        trained.load(run)
+        Faulty.failing = OSError("503 slow down")
+        trained.steps(run, 1)
+        run._writer.wait()
+        assert f"{run.path} keeps everything, and the next checkpoint tries again" in capsys.readouterr().err
+        assert complete_checkpoints(run.checkpoints)
+        Faulty.failing = None
+        trained.steps(run, 2)
+    assert {f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2)} <= there()
+
+
+def test_a_run_that_could_not_be_uploaded_says_so_at_its_end(node, trained):
+    run = RunDir(CONFIG, Distributed("cpu"))
+    run.__enter__()
+    trained.load(run)
+    Faulty.failing = OSError("503 slow down")
+    trained.steps(run, 1)
+    with pytest.raises(InputError, match="503 slow down"):
+        run.__exit__(None, None, None)
+    Faulty.failing = None
+    assert trained.train() == 1  # from this node's folder, and uploads it
+    assert "checkpoints/step-00000001/train_state.json" in there()
+
+
+def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(node, trained):
+    trained.train(1)
+    Faulty.store.clear()
+    with pytest.raises(InputError, match=f"{URL} is empty, and .* keeps what was trained there: remove it"):
+        trained.train()
+    shutil.rmtree(staging(URL))
+    assert trained.train() == 0
+
+
+def test_a_line_that_is_being_written_is_not_uploaded(node):
+    run = RemoteRun(URL, staging(URL))
+    run.local.mkdir(parents=True, exist_ok=True)
+    (run.local / "metrics.jsonl").write_text('{"step": 1}\n{"st')
+    run.sync()
+    assert Faulty.store[f"{URL}/metrics.jsonl"].getvalue() == b'{"step": 1}\n'
+
+
+def test_nodes_without_the_main_rank_fetch_the_newest(node, trained, monkeypatch):
+    trained.train(1)
+    node("two")
+    second = Distributed("cpu")
+    second.rank = 1
+    with RunDir(CONFIG, second) as run:
+        assert [path.name for path in complete_checkpoints(run.checkpoints)] == ["step-00000001"]
+
+
+def test_commands_read_a_run_by_its_url(node, trained):
+    assert fetch_config(URL) is None
+    trained.train(1)
+    node("two")
+    assert (fetch_config(URL) / "config.yaml").exists()
+    copy = local_run(URL)
+    weight = load_file(copy / "checkpoints/step-00000001/model.safetensors")["weight"]
+    assert torch.equal(weight, trained.model.weight)
+    assert copy != staging(URL)
+    Faulty.store[f"{URL}/config.yaml"].write(b"another")
+    assert local_run(URL) == copy
+    assert (copy / "config.yaml").read_bytes().endswith(b"another")
+    assert local_run("runs/x") == Path("runs/x")

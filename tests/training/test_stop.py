@@ -1,0 +1,86 @@
+"""Requests to stop: noted until a step is over, or granted at once where nothing would be lost."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from training import stop
+from training.stop import SIGNALS, StopRequest
+
+
+@pytest.fixture
+def request_() -> Iterator[StopRequest]:
+    """Handlers installed, in a run whose loop has begun."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}  # nohup has one ignored
+    with StopRequest() as made:
+        made.is_deferred = True
+        yield made
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_noted_and_said(request_, number, capfd):
+    assert not request_.is_set
+    send(number)
+    assert request_.is_set
+    assert "saved" in capfd.readouterr().err
+
+
+def test_many_signals_are_one_and_only_a_second_ctrl_c_ends_the_run_at_once(request_, monkeypatch):
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        send(number)
+    send(signal.SIGINT)
+    send(signal.SIGINT)  # torchrun's copy of the same
+    monkeypatch.setattr(stop, "APART_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+
+
+def test_at_once_a_signal_ends_the_run_also_one_that_came_before(request_):
+    with pytest.raises(KeyboardInterrupt), request_.at_once():
+        send(signal.SIGTERM)
+    assert not request_.is_set
+    send(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), request_.at_once():
+        pytest.fail("went on")
+
+
+def test_before_the_loop_a_signal_ends_the_run(request_):
+    request_.is_deferred = False
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGUSR1)
+
+
+def test_what_nohup_ignores_stays_ignored_and_handlers_are_restored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as made:
+            made.is_deferred = True
+            send(signal.SIGHUP)
+            assert not made.is_set
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_has_gone_does_not_take_the_run_with_it(request_):
+    kept = os.dup(2)
+    try:
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+        send(signal.SIGHUP)
+        os.write(2, b"the next line of the progress bar")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    assert request_.is_set

@@ -1,0 +1,58 @@
+"""The configuration of a command line, on top of what the weights that a classifier or probe starts from say."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from common.logging import log
+from pipeline.reading.storage import is_remote
+from training.config import TrainConfig, parse
+
+# What a classifier takes over of the model that it starts from. How that was masked only decides whether the shape is
+# a possible one.
+SHAPE = (
+    *("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size"),
+    *("num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio"),
+)
+
+
+def load_config(arguments: list[str]) -> TrainConfig:
+    """Parse a command line; a classifier or probe has the shape of init_from where nothing else is said. Raise
+    InputError."""
+    config = parse(arguments)
+    if config.task == "pretrain" or not config.init_from or config.init_optimizer:
+        return config
+    from model.weights import pretrained
+    from training.remote_run import local_run
+
+    # Once the run has begun, what it started from may be gone.
+    own = _find_config(config.run)
+    theirs = (
+        pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
+    )
+    given = _given_keys(arguments)
+    left = [name for name in SHAPE if f"model.{name}" not in given]
+    if "model.size" in given:
+        left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]
+    shape = {name: getattr(theirs, name) for name in left}
+    if changed := [f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)]:
+        log(f"from checkpoint {config.init_from}: {', '.join(changed)}", sys.stderr)
+    return replace(config, model=replace(config.model, **shape))
+
+
+def _find_config(run: str) -> Path | None:
+    """Return a folder with the config.yaml of a run that has checkpoints; None if it has not begun."""
+    from training.checkpoint import list_checkpoints
+    from training.remote_run import fetch_config, staging
+
+    path = staging(run) if is_remote(run) else Path(run)
+    if list_checkpoints(path / "checkpoints"):
+        return path
+    return fetch_config(run) if is_remote(run) else None
+
+
+def _given_keys(arguments: list[str]) -> set[str]:
+    """List the keys that a command line itself sets: `key=value`, `--key=value` or `--key value`."""
+    matches = (re.match(r"(?:--)?([a-z_][\w.]*)(=|$)", argument) for argument in arguments)
+    return {match[1] for match in matches if match}
