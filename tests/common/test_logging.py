@@ -1,4 +1,4 @@
-"""Names that others chose, where people read them: a terminal, a report, a picture."""
+"""Untrusted names in a terminal, a report, a plot."""
 
 import html.parser
 import json
@@ -27,7 +27,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printable(name) == HOSTILE[name]
     log(f"rejected {name}: why")
     assert capsys.readouterr().out == f"rejected {HOSTILE[name]}: why\n"
@@ -40,13 +40,13 @@ def test_what_would_be_obeyed_is_written_out(name: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"error: {HOSTILE[name]} is gone\n"
 
 
-def test_what_people_can_read_stays_as_it_is() -> None:
+def test_readable_text_is_unchanged() -> None:
     for name in ("with spaces/日本語 видео ñ 🎬.mp4", 'it\'s "so" 100% $HOME \\ <b>', "ρ × …"):
         assert printable(name) == name
     assert len(printable("x" * 10**6)) == MAX_NAME_LENGTH + 1
 
 
-def test_no_name_of_an_input_reaches_the_terminal_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_make_shards_escapes_every_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "in\x1b[31m"
     folder.mkdir()
     for name in HOSTILE:
@@ -61,7 +61,7 @@ def test_no_name_of_an_input_reaches_the_terminal_as_it_is(tmp_path: Path, capsy
     assert set(said) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
     assert said.count("rejected ") == len(HOSTILE)
     assert r"rejected \x1b[2J\x1b]0;title\x07.mp4.mp4: it is a link" in said
-    assert said.splitlines()[-1].startswith("error: not one of 6 videos can be used")
+    assert said.splitlines()[-1].startswith("error: none of 6 videos can be used")
 
 
 class Elements(html.parser.HTMLParser):
@@ -92,7 +92,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
+def test_a_report_escapes_names(name: str) -> None:
     row = Row(f"label {name}", np.zeros((2, 32, 32, 3), np.uint8))
     text = render_page(f"AdaMAE: {name}", [(name, {0.9: [row]})])
     plain, hostile = Elements(render_page("AdaMAE", [("a", {0.9: [row._replace(label="b")]})])), Elements(text)
@@ -104,7 +104,7 @@ def test_a_report_shows_names_and_does_not_follow_them(name: str) -> None:
     assert (clip["name"], clip["sheets"][0]["labels"]) == (name, [f"label {name}"])
 
 
-def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
+def test_dollars_in_a_class_name_are_not_math(tmp_path: Path) -> None:
     names = ["costs $\\frac$", "between $1 and $2", "\x1b[31m"]
     figure = plot_confusion({"confusion": np.eye(3).tolist(), "top1": 1.0}, names)
     save_figure(figure, tmp_path / "confusion.png")
@@ -112,7 +112,7 @@ def test_dollars_in_a_classs_name_are_no_formula(tmp_path: Path) -> None:
     assert labels == [*names[:2], r"\x1b[31m"]
 
 
-def test_figures_as_people_write_them() -> None:
+def test_numbers_bytes_and_durations_are_readable() -> None:
     assert [format_bytes(n) for n in (0, 999, 999.6, 1234, 1.23456e9, 9.99e14)] == [
         "0 bytes", "999 bytes", "1 kB", "1.23 kB", "1.23 GB", "999 TB",
     ]  # fmt: skip
