@@ -1,4 +1,4 @@
-"""The loaders that people use for video pre-training, written afresh: a Dataset of files, transforms with PIL, a torch
+"""Common loaders for video pre-training, written afresh: a Dataset of files, transforms with PIL, a torch
 DataLoader. Clips are 16 frames, MultiScaleCrop to 224², ImageNet-normalised float32, as VideoMAE and AdaMAE do it."""
 
 import random
@@ -23,7 +23,7 @@ MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.2
 Decode = Callable[[Any, int], Sequence[np.ndarray]]  # a file's path or bytes, stride -> 16 frames [H, W, 3]
 
 
-def chosen(available: int, stride: int) -> list[int]:
+def choose_frames(available: int, stride: int) -> list[int]:
     start = random.randrange(max(1, available - (NUM_FRAMES - 1) * stride))
     return [min(start + step * stride, available - 1) for step in range(NUM_FRAMES)]
 
@@ -32,28 +32,28 @@ def with_decord(path: str, stride: int) -> Sequence[np.ndarray]:
     import decord
 
     video = decord.VideoReader(path, num_threads=1, ctx=decord.cpu(0))
-    return list(video.get_batch(chosen(len(video), stride)).asnumpy())
+    return list(video.get_batch(choose_frames(len(video), stride)).asnumpy())
 
 
 def with_torchcodec(path: str, stride: int) -> Sequence[np.ndarray]:
     from torchcodec.decoders import VideoDecoder
 
     video = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
-    return list(video.get_frames_at(chosen(len(video), stride)).data.numpy())
+    return list(video.get_frames_at(choose_frames(len(video), stride)).data.numpy())
 
 
 def with_pyav(source: str | bytes, stride: int) -> Sequence[np.ndarray]:
-    """From the first frame on, as the examples of Hugging Face and PyAV have it."""
+    """Decode from the first frame on, as the examples of Hugging Face and PyAV do."""
     with open_video(source if isinstance(source, bytes) else Path(source)) as video:
         stream = main_stream(video)
         assert stream is not None
-        numbers = chosen(stream.frames or sum(packet.size > 0 for packet in video.demux(stream)), stride)
+        numbers = choose_frames(stream.frames or sum(packet.size > 0 for packet in video.demux(stream)), stride)
         video.seek(0)
         frames = list(islice(video.decode(stream), numbers[-1] + 1))
         return [frames[min(number, len(frames) - 1)].to_ndarray(format="rgb24") for number in numbers]
 
 
-def transformed(frames: Sequence[np.ndarray]) -> Tensor:
+def transform(frames: Sequence[np.ndarray]) -> Tensor:
     """float32 [16, 3, 224, 224]"""
     height, width = frames[0].shape[:2]
     x, y, w, h = crops.multiscale_crop(width, height, [random.random(), random.random()])
@@ -67,7 +67,7 @@ def transformed(frames: Sequence[np.ndarray]) -> Tensor:
 
 @dataclass
 class Files(IterableDataset[Tensor]):
-    """Endless clips of random files."""
+    """Yield clips of random files without end."""
 
     paths: list[str]
     stride: int
@@ -76,7 +76,7 @@ class Files(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         random.seed(getattr(get_worker_info(), "id", 0))
         for _ in count():
-            yield transformed(self.decode(random.choice(self.paths), self.stride))
+            yield transform(self.decode(random.choice(self.paths), self.stride))
 
 
 def file_batches(decode: Decode, paths: list[Path], stride: int, batch_size: int, workers: int) -> Iterator[Tensor]:
@@ -85,12 +85,12 @@ def file_batches(decode: Decode, paths: list[Path], stride: int, batch_size: int
 
 
 def tar_batches(tars: list[Path], stride: int, batch_size: int, workers: int) -> Iterator[Tensor]:
-    """webdataset over the shards, PyAV over the bytes."""
+    """Read the shards with webdataset, and decode with PyAV."""
     import webdataset
 
     def clip(sample: dict[str, Any]) -> Tensor:
         video = next(value for name, value in sample.items() if not name.startswith("__") and name != "json")
-        return transformed(with_pyav(video, stride))
+        return transform(with_pyav(video, stride))
 
     names = [str(tar) for tar in tars]
     dataset = webdataset.WebDataset(names, resampled=True, shardshuffle=False, empty_check=False)
