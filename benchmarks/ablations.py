@@ -141,7 +141,7 @@ def run_training(recipe: Path) -> None:
 
 @torch.no_grad()
 def evaluate_model(model: AdaMAE, clips: list[Clip]) -> Row:
-    if model.config.masking == "adaptive":
+    if model.token_sampler.learns:
         report: dict[str, Any] = motion_report.measure(model, clips)
         names = ("reconstruction_loss", "correlation", "moving_fraction_visible", "moving_fraction_all")
         return {name: round(report[name], 3) for name in names}

@@ -241,7 +241,7 @@ class Study:
             moving.append(output.loss_per_token[0][is_moving])
             static.append(output.loss_per_token[0][~is_moving])
         row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_static": torch.cat(static).mean().item()}
-        if config.masking == "adaptive":
+        if model.token_sampler.learns:
             report = motion_report.measure(model, clips)
             row |= {name: report[name] for name in ("correlation", "moving_fraction_visible", "moving_fraction_all")}
         return row

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from common.errors import InputError, parse_early, run_command
-from model.config import SIZES, Masking, ModelConfig
+from model.config import SIZES, ModelConfig
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -39,7 +39,6 @@ if __name__ == "__main__":
 import os
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import common.openmp  # noqa: F401
 
@@ -65,6 +64,8 @@ from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
+from model.masking import MASKS
+from model.targets import TARGETS
 from pipeline.config import DataConfig
 from training.config import parse
 
@@ -118,14 +119,14 @@ def main(options: argparse.Namespace) -> None:
 
 
 def list_points(size: str) -> list[ModelConfig]:
-    """List every masking at the paper's ratios (.9 if it has none), and adaptive masking with checkpointing too."""
+    """List every masking at the paper's ratios (.9 if it has none), every target, and adaptive with checkpointing."""
     base = ModelConfig(size=size)  # type: ignore[arg-type]
     adaptive = [replace(base, mask_ratio=ratio) for ratio in RATIOS]
     points = list(adaptive)
-    for masking in get_args(Masking):
-        if masking != "adaptive":
-            ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
-            points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]
+    for masking in sorted(MASKS.keys() - {"adaptive"}):
+        ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
+        points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]  # type: ignore[arg-type]
+    points += [replace(base, target=target) for target in sorted(TARGETS.keys() - {base.target})]  # type: ignore[arg-type]
     return points + [replace(config, activation_checkpointing=True) for config in adaptive]
 
 
@@ -150,6 +151,7 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     is_paper = config.size == "base" and not config.activation_checkpointing
     row: Row = {
         "masking": config.masking,
+        "target": config.target,
         "mask_ratio": config.mask_ratio,
         "num_visible": config.num_visible,
         "activation_checkpointing": config.activation_checkpointing,

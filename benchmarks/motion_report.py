@@ -49,9 +49,9 @@ def main() -> None:
     options = parser.parse_args()
     model = AdaMAE.from_pretrained(options.run)
     config = model.config
-    if config.masking != "adaptive":
+    if not model.token_sampler.learns:
         raise InputError(
-            f"{options.run} uses {config.masking} masking; only adaptive masking has sampling probabilities"
+            f"{options.run} uses {config.masking} masking; only learned masking has sampling probabilities"
         )
     stride = trained_stride(options.run)
     clips = list(read_clips([options.videos], config.num_frames, config.image_size, stride, limit=10**9))

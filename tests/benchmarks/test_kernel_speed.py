@@ -6,11 +6,11 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks import kernel_speed
-from benchmarks.token_path_cases import CASES, Contender, Sizes
+from benchmarks.kernel_speed import CASES, Implementation, Inputs
 from common.errors import InputError
 from model.config import ModelConfig
 
-SMALL = Sizes(ModelConfig("tiny", num_frames=4, image_size=64), 2, torch.device("cpu"), torch.float32)
+SMALL = Inputs(ModelConfig("tiny", num_frames=4, image_size=64), 2, torch.device("cpu"), torch.float32)
 
 
 def test_every_op_is_timed_in_every_phase_it_has(tmp_path):
@@ -19,14 +19,14 @@ def test_every_op_is_timed_in_every_phase_it_has(tmp_path):
     assert {row["op"] for row in rows} == set(CASES)
     for row in rows:
         assert row["ms"] > 0
-        assert (row["ours_is_faster_by"] == 1) == (row["who"] == "ours"), row
-    phases = [row["phase"] for row in rows if row["op"] == "gather_tokens" and row["who"] == "ours"]
+        assert (row["speed_up_of_ours"] == 1) == (row["implementation"] == "ours"), row
+    phases = [row["phase"] for row in rows if row["op"] == "gather_tokens" and row["implementation"] == "ours"]
     assert phases == ["forward", "backward", "both"]
 
 
 def test_nothing_is_timed_that_differs_from_the_published_way():
     case = CASES["gather_tokens"](SMALL)
-    wrong = case._replace(ours=Contender(lambda: case.ours.call() + 1, case.ours.learnt))
+    wrong = case._replace(ours=Implementation(lambda: case.ours.call() + 1, case.ours.inputs))
     with pytest.raises(InputError, match="gather_tokens gives what the published way gives"):
         kernel_speed.check(wrong, "gather_tokens")
 
@@ -42,6 +42,6 @@ def test_a_compiled_reference_gives_ours_and_leaves_nothing_out(op, monkeypatch)
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=aot_autograd(fw_compiler=keep)))
     case = CASES[op](SMALL)
-    torch.testing.assert_close(kernel_speed.compiled_reference(case)(), case.ours.call())
-    if "gumbel_topk" in op:
-        assert {"aten.topk.default", "aten._assert_async.msg"} <= targets, "the draw itself"
+    torch.testing.assert_close(kernel_speed.compile_reference(case)(), case.ours.call())
+    if op == "gumbel_topk":
+        assert "aten._assert_async.msg" in targets, "the sampling itself"

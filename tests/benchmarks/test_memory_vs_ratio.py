@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from benchmarks import memory_vs_ratio
 from benchmarks.accounting import RESERVE_GPU, predict
 from benchmarks.memory_vs_ratio import is_default, largest_batch, list_points, loaded_per_clip, main, parse_arguments
 from common.errors import InputError
-from model.config import Masking, ModelConfig
+from model.config import ModelConfig
+from model.masking import MASKS
+from model.targets import TARGETS
 
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
 
@@ -22,7 +24,8 @@ def run_in_process(function, *arguments):
 
 def test_points_cover_the_paper_and_every_masking() -> None:
     points = list_points("base")
-    assert {config.masking for config in points} == set(get_args(Masking))
+    assert {config.masking for config in points} == set(MASKS)
+    assert {config.target for config in points} == set(TARGETS)
     assert {(config.masking, config.mask_ratio) for config in points} >= set(memory_vs_ratio.read_paper_memory())
     assert memory_vs_ratio.read_paper_memory()["adaptive", 0.95] == 14.4
     assert sum(is_default(config) for config in points) == 1
