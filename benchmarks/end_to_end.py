@@ -31,7 +31,7 @@ from benchmarks.harness import (
     results_folder,
     write_results,
 )
-from benchmarks.pipeline_throughput import PACKAGES, check, cpu_seconds, kept_folder, prepare
+from benchmarks.pipeline_throughput import PACKAGES, check_clips, cpu_seconds, prepare_shards, shards_folder
 from benchmarks.step import noise_clip
 from common.atomic_io import atomic_write
 from common.devices import choose_device, choose_precision, explain_out_of_memory
@@ -71,9 +71,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
-    work = options.work or kept_folder(options.videos)
+    work = options.work or shards_folder(options.videos)
     for encode in options.encodes:
-        prepare(options.videos, work / encode, encode)
+        prepare_shards(options.videos, work / encode, encode)
     batch_size = options.batch_size or (64 if on_gpu else 2)
     steps = options.steps or (100 if on_gpu else 4)
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
@@ -176,7 +176,7 @@ def batches_of(
     )
     with ClipLoader(dataset, plan, device, config.data, None) as loader:
         batches = loader.batches(0)
-        check(dataset, plan, next(batches).clip.cpu().numpy())
+        check_clips(dataset, plan, next(batches).clip.cpu().numpy())
         yield batches, loader
 
 
