@@ -1,7 +1,7 @@
-"""Weights in and out.
+"""Import and export weights.
 
-    python export.py import CHECKPOINT OUTPUT.safetensors     any published checkpoint -> a file of ours
-    python export.py export RUN OUTPUT --to adamae            the authors' layout, as do videomae and huggingface
+    python export.py import CHECKPOINT OUTPUT.safetensors     another project's checkpoint -> a file of ours
+    python export.py export RUN OUTPUT --to adamae            the authors' layout, or videomae or huggingface
     python export.py export RUN OUTPUT --to encoder           tokenizer and encoder alone, with a model card
 
 RUN is whatever `from_pretrained` takes. OUTPUT is a folder for `huggingface` and `encoder`, else a file: safetensors,
@@ -9,17 +9,37 @@ or PyTorch's format under the key `model` where its name ends in .pth or .pt, as
 """
 
 import argparse
-import hashlib
+from pathlib import Path
+
+from common.errors import InputError, parse_early, run_command
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
+        command = commands.add_parser(name)
+        command.add_argument("source", metavar=source)
+        command.add_argument("output", type=Path, metavar="OUTPUT")
+        command.add_argument(
+            "--num-frames", type=int, default=16, metavar="T", help="frames per clip, if the file does not say"
+        )
+        if name == "export":
+            command.add_argument("--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_early(parse_arguments)
+
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common.atomic_io import atomic_write, write_json, write_text
-from common.errors import InputError, run_command
+from common.atomic_io import atomic_write, hash_file, write_json, write_text
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.adamae import AdaMAE
@@ -34,18 +54,17 @@ from training.remote_run import local_run
 StateDict = dict[str, Tensor]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
-    source, output = Path(options.source), Path(options.output)
+def main(options: argparse.Namespace) -> None:
+    source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
-    state, config, _ = weights
+    state, config, classes = weights
     check(state, config)
     if options.command == "import":
         if output.suffix != ".safetensors":
-            raise InputError(f"{output} is no safetensors file: give a name that ends in .safetensors")
+            raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(output, state, pretrained.make_metadata(config, weights.classes))
-        say_what_was_assumed(source, state, config)
+        pretrained.save(output, state, pretrained.make_metadata(config, classes))
+        warn_of_assumptions(source, state, config)
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
     elif options.to == "huggingface":
@@ -53,26 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         convert = to_adamae if options.to == "adamae" else to_videomae
         write_weights(output, convert(state, config.tubelet_size, config.in_channels))
-    log(f"{output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters read from {source}")
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
-        command = commands.add_parser(name)
-        command.add_argument("source", type=local_run, metavar=source)
-        command.add_argument("output", metavar="OUTPUT")
-        command.add_argument(
-            "--num-frames",
-            type=int,
-            default=16,
-            metavar="T",
-            help="of a clip; asked for where the file does not say it",
-        )
-        if name == "export":
-            command.add_argument("--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder")
-    return parser.parse_args(arguments)
+    log(f"wrote {output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters from {source}")
 
 
 def check(state: StateDict, config: ModelConfig) -> None:
@@ -83,38 +83,38 @@ def check(state: StateDict, config: ModelConfig) -> None:
     check_keys(shapes(model.state_dict()), shapes(state))
 
 
-def say_what_was_assumed(source: Path, state: StateDict, config: ModelConfig) -> None:
-    """What stands in the new file and not in the old one, and what is in neither."""
+def warn_of_assumptions(source: Path, state: StateDict, config: ModelConfig) -> None:
+    """Log the settings that the old file does not say."""
     if assumed := pretrained.assumed_fields(source, config):
-        log(f"{source} does not say these, which the new file does: {', '.join(assumed)}", sys.stderr)
+        log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
     if "head.weight" not in state and config.masking != "adaptive":
-        log("there is no token sampler in it: with model.masking=adaptive, one starts fresh", sys.stderr)
+        log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
 
 
 def write_weights(path: Path, state: StateDict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as aside:
+    with atomic_write(path) as partial:
         if path.suffix == ".safetensors":
-            save_tensors(aside, state, {"format": "pt"})
+            save_tensors(partial, state, {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
-            with aside.open("wb") as file:  # a name would be written into it, and this one is different every time
+            with partial.open("wb") as file:  # a name would be written into it, and this one is different every time
                 torch.save({"model": state}, file)
         else:
-            raise InputError(f"{path} is no file of weights: give a name that ends in .safetensors, .pth or .pt")
+            raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
 
 
 def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
-    """A folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`, and, of
-    RGB, `AutoImageProcessor`, whose clips from raw frames are ours.
+    """Write a folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`
+    and, for RGB, `AutoImageProcessor`, which makes the same clips from raw frames.
 
-    Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says, where ours and the authors' has 1e-6.
+    Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says; ours and the authors' have 1e-6.
     """
     state, config, classes = weights
     if config.positions != "flat-1d":
-        raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be one")
+        raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
     size = config.dimensions
     is_classifier = "head.weight" in state
-    described: dict[str, Any] = {
+    hf_config: dict[str, Any] = {
         "model_type": "videomae",
         "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
         "image_size": config.image_size,
@@ -136,16 +136,16 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     }
     if is_classifier:
         names = dict(enumerate(classes or (f"LABEL_{i}" for i in range(len(state["head.weight"])))))
-        described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+        hf_config |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", described)
+    write_json(folder / "config.json", hf_config)
     if config.in_channels == 3:  # their processor makes RGB of every frame
-        write_json(folder / "preprocessor_config.json", preprocessor(config))
+        write_json(folder / "preprocessor_config.json", describe_preprocessing(config))
     write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size, config.in_channels))
 
 
-def preprocessor(config: ModelConfig) -> dict[str, Any]:
-    """How their image processor makes of raw frames what this model was trained on: the middle square, scaled."""
+def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
+    """Describe the preprocessing for their image processor: the middle square, scaled."""
     height, width = config.frame_size
     return {
         "image_processor_type": "VideoMAEImageProcessor",
@@ -163,24 +163,23 @@ def preprocessor(config: ModelConfig) -> dict[str, Any]:
 
 
 def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: Path) -> None:
-    """`encoder.safetensors`, what downstream users need, and a README.md that says how to use it."""
+    """Write `encoder.safetensors` and a README.md on how to use it."""
     encoder = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "encoder.safetensors"
     pretrained.save(file, encoder, pretrained.make_metadata(config))
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    write_text(folder / "README.md", model_card(encoder, config, source, digest))
+    write_text(folder / "README.md", render_model_card(encoder, config, source, hash_file(file)))
 
 
-def model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
+def render_model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
     size = config.dimensions
     height, width = config.frame_size
-    channels = {3: "RGB", 1: "grey"}.get(config.in_channels, f"{config.in_channels} channels")
+    channels = {3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels")
     parameters = sum(value.numel() for value in encoder.values()) / 1e6
     return f"""# AdaMAE encoder
 
 A vision transformer for video, pre-trained as a masked autoencoder ({config.masking} masking,
-{config.mask_ratio:.1%} of the tokens hidden). Exported from `{source.name}`.
+mask ratio {config.mask_ratio:g}). Exported from `{source.name}`.
 
 | | |
 |---|---|
@@ -200,11 +199,11 @@ features.pooled  # [B, {size.encoder_width}]
 features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
 ```
 
-What it learnt from, and what it is good at, depends on the videos it was trained on: say so here before passing it on.
+What the features are good for depends on the videos the model was trained on: describe them here before publishing.
 
 Model configuration: `{json.dumps({name: value for name, value in vars(config).items() if value is not None})}`
 """
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(lambda: main(OPTIONS))

@@ -21,6 +21,12 @@ from model.encoder import VideoEncoder
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_adamae
 from pipeline.decoding.video_source import Scaler
+from pipeline.planning.crops import view_crop
+
+
+def run_export(arguments: list[str]) -> None:
+    export.main(export.parse_arguments(arguments))
+
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
@@ -52,10 +58,10 @@ def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_authors_layout_there_and_back(run: Path, model: AdaMAE, tmp_path: Path, suffix: str) -> None:
     there, back = tmp_path / f"theirs{suffix}", tmp_path / "ours.safetensors"
-    export.main(["export", str(run), str(there), "--to", "adamae"])
+    run_export(["export", str(run), str(there), "--to", "adamae"])
     published = torch.load(there, weights_only=True)["model"] if suffix == ".pth" else load_file(there)
     assert published["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
-    export.main(["import", str(there), str(back), "--num-frames", "4"])
+    run_export(["import", str(there), str(back), "--num-frames", "4"])
     assert same(load_file(back), model.state_dict())
     again = AdaMAE.from_pretrained(back, mask_ratio=0.75)
     assert again.config.grid == CONFIG.grid
@@ -72,7 +78,7 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
 
 
 def test_huggingface_reads_a_pretraining_model(run: Path, model: AdaMAE, tmp_path: Path) -> None:
-    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    run_export(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
     theirs, report = VideoMAEForPreTraining.from_pretrained(tmp_path / "hub", output_loading_info=True)
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     features = theirs.videomae(pixel_values(CLIP)).last_hidden_state
@@ -89,7 +95,11 @@ def test_huggingface_reads_a_classifier(tmp_path: Path) -> None:
     names = ["up", "down", "left", "right", "still"]
     about = pretrained.make_metadata(CONFIG, names)
     pretrained.save(tmp_path / "classifier.safetensors", classifier.state_dict(), about)
-    export.main(["export", str(tmp_path / "classifier.safetensors"), str(tmp_path / "hub"), "--to", "huggingface"])
+    export.main(
+        export.parse_arguments(
+            ["export", str(tmp_path / "classifier.safetensors"), str(tmp_path / "hub"), "--to", "huggingface"]
+        )
+    )
     theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
     torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, classifier(CLIP), atol=1e-4, rtol=1e-4)
     assert [theirs.config.id2label[i] for i in range(5)] == names
@@ -100,7 +110,7 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
     run: Path, model: AdaMAE, tmp_path: Path, height: int, width: int, atol: float
 ) -> None:
     """The middle of the frames, scaled by another library where it has to be scaled."""
-    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    run_export(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
     coarse = torch.rand(4, 3, 9, 18, generator=torch.Generator().manual_seed(1)) * 255
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 255)
     frames = [frame.permute(1, 2, 0).to(torch.uint8).numpy() for frame in smooth]
@@ -115,18 +125,22 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
 
 
 def test_an_import_says_what_the_file_does_not(run: Path, tmp_path: Path, capsys) -> None:
-    export.main(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
-    export.main(["export", str(run), str(tmp_path / "theirs.pth"), "--to", "adamae"])
+    run_export(["export", str(run), str(tmp_path / "hub"), "--to", "huggingface"])
+    run_export(["export", str(run), str(tmp_path / "theirs.pth"), "--to", "adamae"])
     capsys.readouterr()
-    export.main(["import", str(tmp_path / "hub"), str(tmp_path / "a.safetensors")])
+    run_export(["import", str(tmp_path / "hub"), str(tmp_path / "a.safetensors")])
     said = capsys.readouterr().err
-    assert "does not say these, which the new file does: masking tube, mask_ratio 0.9\n" in said
-    assert "there is no token sampler in it" in said
-    export.main(["import", str(tmp_path / "theirs.pth"), str(tmp_path / "b.safetensors"), "--num-frames", "4"])
+    assert "does not say, so assumed: masking tube, mask_ratio 0.9\n" in said
+    assert "it has no token sampler" in said
+    export.main(
+        export.parse_arguments(
+            ["import", str(tmp_path / "theirs.pth"), str(tmp_path / "b.safetensors"), "--num-frames", "4"]
+        )
+    )
     said = capsys.readouterr().err
     assert "masking adaptive, mask_ratio 0.95, num_frames 4, image_size 32, positions flat-1d" in said
     assert "no token sampler" not in said
-    export.main(["import", str(run), str(tmp_path / "c.safetensors")])
+    run_export(["import", str(run), str(tmp_path / "c.safetensors")])
     assert capsys.readouterr().err == ""
 
 
@@ -135,7 +149,7 @@ def test_what_a_classifier_knows_survives_an_import(tmp_path: Path) -> None:
     pretrained.save(
         tmp_path / "a.safetensors", classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"])
     )
-    export.main(["import", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")])
+    run_export(["import", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")])
     again = pretrained.load(tmp_path / "b.safetensors")
     assert (again.config, again.classes) == (CONFIG, ["up", "down"])
 
@@ -146,7 +160,7 @@ def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(weight_files, "save_file", full)
     with pytest.raises(OSError, match="No space left on device") as error:
-        export.main(["export", str(run), str(tmp_path / "out.safetensors"), "--to", "adamae"])
+        run_export(["export", str(run), str(tmp_path / "out.safetensors"), "--to", "adamae"])
     assert error.value.errno == errno.ENOSPC
     assert not list(tmp_path.glob("*out*"))
 
@@ -157,7 +171,7 @@ def pixel_values(clip: torch.Tensor) -> torch.Tensor:
 
 
 def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:
-    export.main(["export", str(run), str(tmp_path / "encoder")])
+    run_export(["export", str(run), str(tmp_path / "encoder")])
     assert {path.name for path in (tmp_path / "encoder").iterdir()} == {"encoder.safetensors", "README.md"}
     encoder = VideoEncoder.from_pretrained(tmp_path / "encoder/encoder.safetensors")
     assert torch.equal(encoder.encode(CLIP).pooled, model.encode(CLIP).pooled)
@@ -176,8 +190,8 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
         (["import", "text.safetensors", "x.safetensors"], "text.safetensors cannot be read as weights"),
         (["import", "list.pth", "x.safetensors"], "list.pth is no state dict"),
         (["import", "half.safetensors", "x.safetensors"], "missing keys: decoder.embed.weight"),
-        (["import", "run", "x.bin"], "x.bin is no safetensors file"),
-        (["export", "run", "x.bin", "--to", "adamae"], "x.bin is no file of weights"),
+        (["import", "run", "x.bin"], "x.bin is not a safetensors file"),
+        (["export", "run", "x.bin", "--to", "adamae"], "x.bin is not a file of weights"),
         (["export", "code.pth", "x.pth", "--to", "adamae"], "code.pth cannot be read as weights"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
@@ -193,7 +207,7 @@ def test_bad_input(run: Path, model: AdaMAE, monkeypatch, arguments: list[str], 
     torch.save({"model": Exploding()}, "code.pth")
     before = set(Path().iterdir())
     with pytest.raises(InputError) as error:
-        export.main(arguments)
+        run_export(arguments)
     assert sentence in str(error.value)
     assert set(Path().iterdir()) == before  # nothing half-written, and no code in a file was run
 

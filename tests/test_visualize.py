@@ -99,7 +99,7 @@ def test_a_classifier_has_nothing_to_reconstruct_with(videos: Path, tmp_path: Pa
     config = ModelConfig(**CONFIG)
     file = tmp_path / "classifier.safetensors"
     pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.make_metadata(config, ["up", "down"]))
-    with pytest.raises(InputError, match=r"classifier\.safetensors holds no decoder, only an encoder"):
+    with pytest.raises(InputError, match=r"classifier\.safetensors has no decoder, only an encoder"):
         plot(file, videos / "a.mp4")
 
 

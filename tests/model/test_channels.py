@@ -120,7 +120,11 @@ def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     back = from_huggingface(to_huggingface(state, in_channels=1))
     assert all(torch.equal(back[name], value) for name, value in state.items())
     save_file(state, tmp_path / "grey.safetensors", pretrained.make_metadata(model.config))
-    export.main(["export", str(tmp_path / "grey.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"])
+    export.main(
+        export.parse_arguments(
+            ["export", str(tmp_path / "grey.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"]
+        )
+    )
     assert json.loads((tmp_path / "hf/config.json").read_text())["num_channels"] == 1
     assert not (tmp_path / "hf/preprocessor_config.json").exists()
     assert pretrained.load(tmp_path / "hf").config.in_channels == 1

@@ -13,6 +13,11 @@ from model.adamae import AdaMAE
 from train import train
 from training.config import parse
 
+
+def run_export(arguments: list[str]) -> None:
+    export.main(export.parse_arguments(arguments))
+
+
 ROOT = Path(__file__).parents[2]
 TABLES = yaml.safe_load((ROOT / "benchmarks/ablations.yaml").read_text())
 ROWS = list(dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"]))
@@ -64,8 +69,8 @@ def test_a_row_trains_resumes_and_travels(overrides: tuple[str, ...], shards: Pa
 
     adaptive, narrow = any("token_sampler" in name for name in state), "token_sampler.projection.weight" in state
     layout = "adamae" if adaptive and not narrow else "videomae"
-    export.main(["export", str(tmp_path / "run"), str(tmp_path / "theirs.safetensors"), "--to", layout])
-    export.main(["import", str(tmp_path / "theirs.safetensors"), str(tmp_path / "ours.safetensors")])
+    run_export(["export", str(tmp_path / "run"), str(tmp_path / "theirs.safetensors"), "--to", layout])
+    run_export(["import", str(tmp_path / "theirs.safetensors"), str(tmp_path / "ours.safetensors")])
     again = load_file(tmp_path / "ours.safetensors")
     kept = state if layout == "adamae" else {k: v for k, v in state.items() if not k.startswith("token_sampler.")}
     assert again.keys() == kept.keys()

@@ -23,6 +23,11 @@ from model.weights import pretrained
 from model.weights.layouts import to_adamae, to_huggingface
 from model.weights.weight_files import read_state_dict, save_tensors
 
+
+def run_export(arguments: list[str]) -> None:
+    export.main(export.parse_arguments(arguments))
+
+
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
 )
@@ -153,7 +158,7 @@ def test_a_folder_of_hugging_face_with_a_damaged_description(state, tmp_path: Pa
     export_folder = tmp_path / "hub"
     (tmp_path / "run").mkdir()
     save_file(state, tmp_path / "run/model.safetensors", metadata=pretrained.make_metadata(CONFIG))
-    export.main(["export", str(tmp_path / "run"), str(export_folder), "--to", "huggingface"])
+    run_export(["export", str(tmp_path / "run"), str(export_folder), "--to", "huggingface"])
     file = export_folder / "config.json"
     whole = json.loads(file.read_text())
     file.write_text(described if isinstance(described, str) else json.dumps(whole | described))

@@ -4,15 +4,20 @@ from pathlib import Path
 import pytest
 import torch
 from made_videos import encode, write_shards
-from material import small
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import extract_features
 from common.errors import InputError
-from model import features
 from model.adamae import AdaMAE
+from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained
+
+CONFIG = ModelConfig(
+    encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
+    num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -23,12 +28,13 @@ def shards(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    pretrained.save(tmp_path / "model.safetensors", AdaMAE(small()).state_dict(), pretrained.make_metadata(small()))
+    pretrained.save(tmp_path / "model.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
     return tmp_path / "model.safetensors"
 
 
 def extract(shards: Path, output: Path, weights: Path, *more: str) -> None:
-    features.main([str(shards), str(output), "--model", str(weights), "--batch-size", "2", "--device", "cpu", *more])
+    arguments = [str(shards), str(output), "--model", str(weights), "--batch-size", "2", "--device", "cpu", *more]
+    extract_features.main(extract_features.parse_arguments(arguments))
 
 
 def test_every_video_once_in_order(shards: Path, weights: Path, tmp_path: Path) -> None:
@@ -50,7 +56,7 @@ def test_every_video_once_in_order(shards: Path, weights: Path, tmp_path: Path) 
 
 def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
     extract(shards, tmp_path / "whole", weights, "--videos-per-file", "2")
-    original, calls = features.features_of, []
+    original, calls = extract_features.encode_batch, []
 
     def stop_after_three(*arguments):
         calls.append(1)
@@ -58,7 +64,7 @@ def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, t
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(features, "features_of", stop_after_three)
+    monkeypatch.setattr(extract_features, "encode_batch", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         extract(shards, tmp_path / "parts", weights, "--videos-per-file", "2")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 3
