@@ -1,4 +1,4 @@
-"""Judging a classifier: every video once, the same at any number of processes, and nothing hidden."""
+"""Evaluating a classifier: every video once, the same at any number of ranks, and no failure hidden."""
 
 import json
 import os
@@ -27,6 +27,7 @@ from train import train
 from training.config import parse
 from training.distributed import Distributed
 from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
+from training.logger import read_rows
 
 ROOT = Path(__file__).parents[1]
 ALONE = Distributed("cpu")
@@ -54,10 +55,10 @@ def results_of(output: Path, *arguments: object) -> dict:
     return json.loads((output / "results.json").read_text())
 
 
-def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shards, tmp_path):
+def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, synthetic_shards, tmp_path, capsys):
     results = results_of(tmp_path, run_folder, synthetic_shards)
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    (validated,) = (line for line in lines if "evaluation/top1" in line)
+    assert "best weights were selected on 16 of these 16 videos" in capsys.readouterr().err
+    (validated,) = (row for row in read_rows(run_folder / "metrics.jsonl") if "evaluation/top1" in row)
     assert results["num_videos"] == 16
     for name in ("top1", "top5", "nll"):
         assert results[name] == validated[f"evaluation/{name}"]
@@ -67,14 +68,14 @@ def test_a_run_is_judged_as_its_validation_judged_it(run_folder, synthetic_shard
         assert Image.open(tmp_path / figure).size[0] > 100
     assert (tmp_path / "mistakes.png").exists() == bool(results["mistakes"])
 
-
-def test_videos_that_chose_the_weights_are_counted(run_folder, synthetic_shards, tmp_path, capsys):
-    results_of(tmp_path, run_folder, synthetic_shards)
-    assert "best weights were selected on 16 of these 16 videos" in capsys.readouterr().err
-    results_of(tmp_path, run_folder / "checkpoints/step-00000008", synthetic_shards)
+    exported = tmp_path / "huggingface.safetensors"
+    save_file(to_huggingface(load(run_folder / "checkpoints" / "best").state), exported)
+    theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    assert {**theirs, "checkpoint": results["checkpoint"]} == results
     assert "WARNING" not in capsys.readouterr().err
 
 
+@pytest.mark.slow  # two processes that import torch
 def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
     together = tmp_path / "together"
     command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]
@@ -99,15 +100,6 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     assert json.loads((together / "results.json").read_text()) == alone
 
 
-def test_an_export_gives_the_same_results_bit_by_bit(run_folder, synthetic_shards, tmp_path):
-    state = load(run_folder / "checkpoints" / "best").state
-    exported = tmp_path / "huggingface.safetensors"
-    save_file(to_huggingface(state), exported)
-    ours = results_of(tmp_path / "ours", run_folder, synthetic_shards)
-    theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
-    assert {**theirs, "checkpoint": ours["checkpoint"]} == ours
-
-
 def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards):
     dataset, data = (
         ShardDataset.open(synthetic_shards),
@@ -125,11 +117,23 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     with ClipLoader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
         one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
     by_hand = torch.cat(one_by_one).view(16, 6, 2)
-    assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ: nothing is shown"
+    assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ"
     torch.testing.assert_close(found.probabilities, by_hand.mean(1))
 
 
-def test_figures_of_four_videos_worked_by_hand():
+def test_two_ranks_predict_what_one_does(synthetic_shards, monkeypatch):
+    dataset, data = ShardDataset.open(synthetic_shards), DataConfig(str(synthetic_shards), frame_stride=2)
+    model, views = VideoClassifier(SHAPE, 2), Views(2, 3, batch_size=6)
+    whole = predict(model, dataset, data, SHAPE, views, ALONE, "fp32")
+    parts = []
+    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part) or part)
+    predict(model, dataset, data, SHAPE, views, Distributed(1, 2, ALONE.device), "fp32")
+    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: part + parts[0])
+    together = predict(model, dataset, data, SHAPE, views, Distributed(0, 2, ALONE.device), "fp32")
+    assert torch.equal(together.probabilities, whole.probabilities)
+
+
+def test_metrics_of_four_videos_worked_by_hand():
     probabilities = torch.tensor([[0.9, 0.1, 0], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
     found = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
     assert scores(found)["top1"] == 0.5

@@ -8,19 +8,6 @@ from common.errors import InputError
 from training.config import differences, parse, to_yaml
 
 
-def test_overrides_stand_above_the_file(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("steps: 7\nmodel:\n  size: tiny\n  mask_ratio: 0.8\n")
-    config = parse(["--config", str(file), "model.mask_ratio=0.9", "data.shards=s", "batch_size=2"])
-    assert (config.steps, config.model.size, config.model.mask_ratio, config.batch_size) == (7, "tiny", 0.9, 2)
-
-
-def test_overrides_stand_above_a_file_that_is_named_after_them(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("steps: 7\n")
-    assert parse(["steps=9", "data.shards=s", "--config", str(file)]).steps == 9
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
