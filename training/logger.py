@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,16 +39,6 @@ from training.stragglers import Spread, StragglerDetector
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
 MAX_ROW_BYTES = 2**20  # of metrics.jsonl
-
-
-class Writer(Protocol):
-    """One place that metrics go to; the main rank alone has any."""
-
-    def scalars(self, step: int, row: Mapping[str, Any]) -> None: ...
-
-    def image(self, step: int, name: str, image: Image.Image) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Logger:
@@ -262,6 +252,9 @@ class WandbWriter:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Writer = JsonlFile | TensorBoardWriter | WandbWriter
 
 
 def _open_writers(config: TrainConfig, run: RunDir, start_step: int) -> list[Writer]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
@@ -37,31 +37,16 @@ CHARTS = (
     ("gradient norm", ("grad_norm",)),
     ("sampler entropy", ("sampler_entropy",)),
 )
-CURRENT = (
-    ("reconstruction_loss", "reconstruction loss"),
-    ("loss", "loss"),
-    ("clips_per_second", "clips/s"),
-    ("step_time_ms", "ms/step"),
-    ("data_wait_fraction", "data stall (%)"),
-    ("peak_memory_gib", "peak memory (GiB)"),
-    ("skipped_updates", "skipped updates (%)"),
-)
+CURRENT = {
+    "reconstruction_loss": "reconstruction loss",
+    "loss": "loss",
+    "clips_per_second": "clips/s",
+    "step_time_ms": "ms/step",
+    "data_wait_fraction": "data stall (%)",
+    "peak_memory_gib": "peak memory (GiB)",
+    "skipped_updates": "skipped updates (%)",
+}
 PERCENTAGES = ("data_wait_fraction", "skipped_updates")
-
-
-class Curve(NamedTuple):
-    name: str
-    color: str
-    points: str  # of an SVG polyline
-    last: str
-
-
-class Chart(NamedTuple):
-    title: str
-    curves: list[Curve]
-    low: str
-    high: str
-    steps: tuple[str, str]
 
 
 def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: int | None = None) -> None:
@@ -101,18 +86,16 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int | None) -
     return f"step {step:,} of {total_steps:,} ({step / total_steps:.0%}), {remaining}"
 
 
-def current_metrics(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return titles and values: medians of the newest rows, and the last evaluation."""
-    found = []
-    for name, title in CURRENT:
-        if values := [row[name] for row in rows if name in row][-RECENT:]:
-            found.append((title, _format(median(values))))
+def current_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return values by title: medians of the newest rows, and the last evaluation."""
+    recent = {title: [row[name] for row in rows if name in row][-RECENT:] for name, title in CURRENT.items()}
+    medians = {title: median(values) for title, values in recent.items() if values}
     evaluation = {name: row[name] for row in rows for name in row if name.startswith("evaluation/")}
-    return found + [(name, _format(value)) for name, value in evaluation.items()]
+    return {title: _format(value) for title, value in (medians | evaluation).items()}
 
 
-def make_chart(title: str, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> Chart | None:
-    """Draw curves over the steps; None if none of these metrics was logged."""
+def make_chart(title: str, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what the page needs to draw curves over the steps; None if none of these metrics was logged."""
     series = {name: average_points([(row["step"], row[name]) for row in rows if name in row]) for name in names}
     if series.get("reconstruction_loss"):
         del series["loss"]  # of pre-training it is nearly the same
@@ -128,10 +111,10 @@ def make_chart(title: str, names: Sequence[str], rows: Sequence[dict[str, Any]])
         return f"{x:.1f},{y:.1f}"
 
     curves = [
-        Curve(name, color, " ".join(locate(*point) for point in points), _format(points[-1][1]))
+        {"name": name, "color": color, "last": _format(points[-1][1]), "points": " ".join(locate(*p) for p in points)}
         for (name, points), color in zip(series.items(), COLORS, strict=False)
     ]
-    return Chart(title, curves, _format(low), _format(high), (f"{first:,.0f}", f"{last:,.0f}"))
+    return {"title": title, "curves": curves, "low": _format(low), "high": _format(high), "steps": (first, last)}
 
 
 def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -190,7 +173,7 @@ PAGE = """<!doctype html>
 <h1>{{ title }}</h1>
 <p><strong>{{ progress }}</strong>; updated {{ updated }}</p>
 <h2>Current metrics</h2>
-<table>{% for name, value in current %}
+<table>{% for name, value in current.items() %}
 <tr><td>{{ name }}</td><td class="number">{{ value }}</td></tr>{% endfor %}</table>
 <h2>Training curves</h2>
 <div class="charts">
@@ -202,7 +185,9 @@ PAGE = """<!doctype html>
   <svg viewBox="0 -3 {{ width }} {{ height + 6 }}" role="img" aria-label="{{ chart.title }}">
   {% for curve in chart.curves %}<polyline stroke="{{ curve.color }}" points="{{ curve.points }}"/>{% endfor %}</svg>
   <div class="axis"><span>{{ chart.low }}</span></div>
-  <div class="axis"><span>step {{ chart.steps[0] }}</span><span>{{ chart.steps[1] }}</span></div>
+  <div class="axis">
+    <span>step {{ "{:,.0f}".format(chart.steps[0]) }}</span><span>{{ "{:,.0f}".format(chart.steps[1]) }}</span>
+  </div>
 </figure>{% endfor %}
 </div>
 {% if images %}<h2>Reconstructions</h2>{% endif %}
