@@ -41,8 +41,6 @@ from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, write_shard
 
-RunJobs = Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
-
 
 class Build:
     """One dataset being made. `part` (i, n): this process works on the videos of shards i, i + n, …
@@ -137,7 +135,13 @@ class Build:
                 raise InputError(f"{where} is missing or incomplete: restore it, or give another output folder")
             yield from read_samples(self.folder, shard)
 
-    def run(self, plan: Plan, inputs: Inputs, run_jobs: RunJobs, progress: Callable[[Outcome], None]) -> None:
+    def run(
+        self,
+        plan: Plan,
+        inputs: Inputs,
+        run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]],
+        progress: Callable[[Outcome], None],
+    ) -> None:
         """Process this part's videos, and write each shard as soon as it can be. Raise OSError when the disk fails.
 
         Memory holds the videos of shards that are begun; where videos are split, of all.

@@ -48,6 +48,7 @@ from shard_tools.work import local_copy
 from shard_tools.workers import ENGINES, Failed, count_cpus
 from shard_tools.write import PLACE, Members, format_index, list_members
 
+DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
@@ -208,7 +209,7 @@ def _compare_array(path: Path, sample: Sample | None) -> Iterator[str]:
 
 def check_videos(videos: list[StoredVideo], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel; yield what is wrong."""
-    results = ENGINES["processes"](check_video, videos, num_workers, timeout=900)
+    results = ENGINES["processes"](check_video, videos, num_workers, DECODE_TIMEOUT_S)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             yield f"{video.shard.name}: {video.member}: {problem.reason}"

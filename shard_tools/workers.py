@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_connection
-from typing import Any, Protocol
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -22,19 +22,15 @@ START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 
 
+# (function, jobs, number of workers, seconds per job) -> (job, result) as they come
+RunJobs = Callable[[Callable[[Any], Any], Iterable[Any], int, float], Iterator[tuple[Any, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The result of a job whose worker died or took too long."""
 
     reason: str
-
-
-class RunJobs(Protocol):
-    """Applies `function` to jobs; yields (job, result) as they come."""
-
-    def __call__(
-        self, function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
-    ) -> Iterator[tuple[Any, Any]]: ...
 
 
 def count_cpus() -> int:

@@ -110,22 +110,6 @@ def test_random_damage_is_found(source: Path, check: str) -> None:
                 copied(damaged(source, damage), check)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_hidden_frames_are_not_counted(source: Path, tmp_path: Path, check: str) -> None:
-    hidden = 30
-    with av.open(str(source)) as whole, av.open(str(tmp_path / "hidden.mp4"), "w") as output:
-        stream = output.add_stream_from_template(whole.streams.video[0])
-        for packet in whole.demux(video=0):
-            if packet.dts is not None and packet.pts is not None and packet.time_base:
-                shift = round(hidden / 25 / packet.time_base)
-                packet.pts, packet.dts, packet.stream = packet.pts - shift, packet.dts - shift, stream
-                output.mux(packet)
-    with av.open(str(tmp_path / "hidden.mp4")) as container:
-        shown = sum(1 for _ in container.decode(video=0))
-    assert shown == NUM_FRAMES - hidden
-    assert copied(tmp_path / "hidden.mp4", check) == shown
-
-
 def trimmed(data: bytes, start: int, container: str, from_keyframe: bool, **options: str) -> bytes:
     """What `ffmpeg -ss START -c copy` makes: packets from the keyframe before frame `start` on, or, as a recorder that
     is switched on does, from there on; times are counted from `start`, and the others are negative or hidden."""

@@ -115,63 +115,38 @@ def test_what_is_no_video_by_its_name_is_counted_and_named(tmp_path: Path) -> No
     ]
 
 
-def compressed(path: Path) -> None:
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-
-def cut_in_a_video(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:2000])
-
-
-def cut_in_a_header(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:1300])
-
-
-def cut_between_members(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:1024])
-
-
-def impossible_checksum(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[1024 + 148 : 1024 + 156] = b"7777777\0"
-    path.write_bytes(data)
-
-
-def negative_size(path: Path) -> None:
+def negative_size(data: bytes) -> bytes:
     member = tarfile.TarInfo("b.mp4")
     member.size = -1024
-    data = path.read_bytes()
-    path.write_bytes(data[:1024] + member.tobuf(tarfile.GNU_FORMAT) + data[1536:])
+    return data[:1024] + member.tobuf(tarfile.GNU_FORMAT) + data[1536:]
 
 
-def joined(path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 2)
-
-
-def endless_headers(path: Path) -> None:
+def endless_headers(data: bytes) -> bytes:
     header = tarfile.TarInfo("x")
     header.type = tarfile.XHDTYPE
-    path.write_bytes(header.tobuf() * 3000)
+    return header.tobuf() * 3000
 
 
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (compressed, r"x\.tar is compressed \(gzip\): unpack it"),
-        (cut_in_a_video, r"x\.tar is not a complete tar file"),
-        (cut_in_a_header, r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
-        (cut_between_members, r"x\.tar has no end-of-archive marker, as if cut off"),
-        (impossible_checksum, r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
-        (negative_size, r"x\.tar is not a complete tar file \(b\.mp4 would have -1024 bytes\)"),
-        (joined, r"x\.tar contains data after the end-of-archive marker at byte 4608"),
-        (endless_headers, r"x\.tar is not a complete tar file"),
-    ],
-)
-def test_a_tar_that_cannot_be_read_to_its_end_is_refused(
-    tmp_path: Path, damage: Callable[[Path], None], sentence: str
-) -> None:
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "compressed": (gzip.compress, r"x\.tar is compressed \(gzip\): unpack it"),
+    "cut in a video": (lambda data: data[:2000], r"x\.tar is not a complete tar file"),
+    "cut in a header": (lambda data: data[:1300], r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
+    "cut between members": (lambda data: data[:1024], r"x\.tar has no end-of-archive marker, as if cut off"),
+    "impossible checksum": (
+        lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :],
+        r"x\.tar is not a complete tar file \(no header at byte 1024\)",
+    ),
+    "negative size": (negative_size, r"x\.tar is not a complete tar file \(b\.mp4 would have -1024 bytes\)"),
+    "joined": (lambda data: data * 2, r"x\.tar contains data after the end-of-archive marker at byte 4608"),
+    "endless headers": (endless_headers, r"x\.tar is not a complete tar file"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage: str) -> None:
     path = packed(tmp_path / "x.tar", [("a.mp4", b"a"), ("b.mp4", bytes(2000)), ("c.mp4", b"c")])
-    damage(path)
+    change, sentence = DAMAGES[damage]
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=sentence) as refused:
         read_inputs(str(path), None, False)
     assert "\n" not in str(refused.value)
