@@ -1,4 +1,4 @@
-"""Files of JSON lines that a run adds to, also several processes of it, and reads when it goes on."""
+"""Files of JSON lines that several ranks append to, and read again when a run resumes."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class JsonlFile:
-    """One such file; it comes to be with the first line."""
+    """One such file, created by its first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """What can be read. A line that a kill or a full disk has cut short is left out, and ended: the next one must
-        not stand behind it."""
+        """Read all valid lines. One that a kill or a full disk has cut short is skipped, and ended: the next line must
+        not be appended to it."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8", errors="replace")  # a bad byte costs its line, not the run
@@ -31,7 +31,7 @@ class JsonlFile:
         self._append(json.dumps(line) + "\n")
 
     def _append(self, line: str) -> None:
-        """One write in append mode: lines of several processes do not mix."""
+        """Write once in append mode, so that lines of several processes do not mix."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode())

@@ -76,20 +76,6 @@ def test_operations_are_timms(name: str) -> None:
     assert difference.mean() < 4
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("strength", [-1.0, 0.0, 0.55, 1.0])
-def test_every_operation_gives_a_clip(name: str, strength: float) -> None:
-    clip = torch.from_numpy(picture()).repeat(3, 1, 1, 1)
-    result = alone(clip, (AugmentOp(name, strength),))
-    assert result.shape == clip.shape
-    assert result.dtype == torch.uint8
-    if strength == 0 and name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast"):
-        assert (result.int() - clip.int()).abs().max() <= 1
-    if abs(strength) > 0.5:
-        assert not torch.equal(result, clip)
-    assert torch.equal(clip[0], torch.from_numpy(picture())), "the loader's memory is left alone"
-
-
 def by_torchvision(clip: Tensor, augment_ops: tuple[AugmentOp, ...]) -> Tensor:
     """One clip [T, H, W, C], by what torchvision does to one clip."""
 
@@ -124,7 +110,9 @@ def test_a_batch_is_changed_as_its_clips_one_by_one_to_the_last_bit() -> None:
     assert {op.name for ops in drawn for op in ops} == set(NAMES)
     noise = torch.from_numpy(rng.integers(0, 256, (len(drawn), 3, 6, 5, 3), np.uint8)).float()
     clips = torch.nn.functional.interpolate(noise.permute(0, 4, 1, 2, 3), (3, 48, 40)).permute(0, 2, 3, 4, 1).byte()
+    before = clips.clone()
     ours = augment(clips, [row_of(ops) for ops in drawn])
+    assert torch.equal(clips, before), "the loader's memory is left alone"
     assert ours.is_contiguous()
     for clip, ops, found in zip(clips, drawn, ours, strict=True):
         assert torch.equal(found, by_torchvision(clip, ops)), ops

@@ -250,6 +250,7 @@ def test_large_batches_are_not_prefetched_beyond_the_limit(short: ShardDataset) 
         assert loader.counters["videos_read"] <= 3 * 4
 
 
+@pytest.mark.slow  # 600 batches, without which nothing could be seen to grow
 def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDataset) -> None:
     def run(batches: Iterator[Batch], count: int) -> tuple[float, int, int]:
         for _ in islice(batches, count):

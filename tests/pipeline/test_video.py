@@ -270,6 +270,7 @@ def test_frames_beyond_the_end_are_an_error() -> None:
         decode_frames(encode(10), [-1])
 
 
+@pytest.mark.slow  # decodes 40 videos whole
 def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
     """Frames through keyframes equal frames counted from the start, on what the world's encoders made."""
     if shared_folder is None:
