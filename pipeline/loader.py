@@ -38,7 +38,7 @@ from pipeline.shards.dataset import ShardDataset
 POLL_S = 0.2  # between looks at whether a decode hangs
 COUNTERS = (
     *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
-    *("bad_clips", "rescued_clips", "hung", "wait_seconds"),
+    *("bad_clips", "fallback_clips", "timeouts", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )
 
@@ -245,7 +245,7 @@ class ClipLoader:
             with job.lock:
                 job.is_abandoned = True
             self._pool.abandon(job.future)
-            self._decoder.count(hung=1)
+            self._decoder.count(timeouts=1)
             batch.jobs[place] = new = job.retry()
             self._decoder.replace(new, f"decoding took more than {timeout:g} s")
             self._submit(new)
@@ -258,7 +258,7 @@ class ClipLoader:
         try:
             clips = self._dali.take(rows)
         except TimeoutError as error:
-            self._decoder.count(hung=1)
+            self._decoder.count(timeouts=1)
             names = ", ".join(self._dataset.where(job.rows[0].sample) for job in jobs)
             raise RuntimeError(f"no answer for {self._config.decode_timeout_s:g} s to one of {names}") from error
         # DALI starts at the first frame of what it is given and never seeks.
@@ -274,7 +274,7 @@ class ClipLoader:
         """
         self._reset_dali(later)
         failed = batch.dali_jobs
-        self._decoder.count(rescued_clips=sum(len(job.rows) for job in failed))
+        self._decoder.count(fallback_clips=sum(len(job.rows) for job in failed))
         self._policy.ban_from_dali([job.rows[0].sample for job in failed], batch.number + self._config.prefetch)
         attempts = sum(job.attempt for job in batch.jobs)
         self._redo_with_pyav(batch, later)

@@ -13,7 +13,7 @@ from training.distributed import Distributed, sum_over_ranks
 
 SLOW = 1.3  # times the median
 MATTERS = 0.05  # fraction of a step
-COUNTED = ("batches_ready", "cache_hits", "bad_clips", "hung")  # of the loader's counters, besides its seconds
+COUNTED = ("batches_ready", "cache_hits", "bad_clips", "timeouts")  # of the loader's counters, besides its seconds
 LOW_IS_BAD = ("batches_ready", "cache_hits")
 CAUSES = {
     "forward_ms": "its forward pass takes {0:.3g} ms per step: is its device shared, hot, or another one?",
