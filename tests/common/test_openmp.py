@@ -15,7 +15,7 @@ COMMANDS = ["train.py", "evaluate.py", "visualize.py", "benchmarks/train_through
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_import_it_before_torch(command: str) -> None:
     lines = (ROOT / command).read_text().splitlines()
-    torch = next(number for number, line in enumerate(lines) if re.match(r"(import|from) torch\b", line))
+    torch = next((n for n, line in enumerate(lines) if re.match(r"(import|from) torch\b", line)), len(lines))
     assert any(line.startswith("import common.openmp") for line in lines[:torch])
 
 
