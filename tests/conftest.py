@@ -7,12 +7,12 @@ import object_store
 import pytest
 from tiny import TINY
 
-# One thread a test process, before torch is imported: `make test` runs one process a core.
+# One thread per test process, set before torch is imported: `make test` runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 if not torch.cuda.is_available():
-    # Before the first import of kernels/: its Triton functions then run in the interpreter, on tensors of the CPU.
+    # Set before kernels/ is imported: Triton then runs in the interpreter, on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -21,7 +21,7 @@ NEEDED = {"gpu": (torch.cuda.is_available(), "no CUDA device"), "browser": (BROW
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a GPU or a browser runs wherever there is one; elsewhere it is left out, not counted as passed."""
+    """Skip tests that need a GPU or a browser if there is none."""
     for item in items:
         for marker, (is_here, reason) in NEEDED.items():
             if item.get_closest_marker(marker) and not is_here:
@@ -30,20 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """torch 2.15 starts every process with another seed; before any fixture, so that each test has its numbers."""
+    """Seed torch before every test and its fixtures: torch 2.15 seeds every process differently."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def shared_folder() -> Path | None:
-    """Real clips and reference values kept beside the repository, or None where there are none."""
+    """Return the folder of real clips and reference values beside the repository, or None."""
     folder = Path(os.environ.get("ADAMAE_TEST_VIDEOS", Path(__file__).parents[2] / "shared"))
     return folder if folder.is_dir() else None
 
 
 @pytest.fixture(scope="session")
 def browser() -> str:
-    """Chromium, for tests that carry its marker."""
+    """Return the path of Chromium, for tests with its marker."""
     assert BROWSER is not None
     return BROWSER
 
@@ -81,14 +81,14 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -
 
 @pytest.fixture(scope="session")
 def s3_proxy() -> Iterator[object_store.Proxy]:
-    """A proxy before an S3 server, both as long as the tests."""
+    """Start an S3 server and a proxy in front of it, for the session."""
     with object_store.s3_server() as port, object_store.Proxy(port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def store(s3_proxy: object_store.Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_store.Proxy]:
-    """The same, healthy, where this process's S3 clients find it."""
+    """Point this process's S3 clients to the proxy, without faults."""
     for name, value in object_store.environment(s3_proxy.url).items():
         monkeypatch.setenv(name, value)
     yield s3_proxy

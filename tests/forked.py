@@ -1,4 +1,4 @@
-"""This project's scripts as processes of their own, forked from one that has imported everything: no 8 s each."""
+"""Run this project's scripts as processes forked from one that has imported everything, which saves 8 s each."""
 
 import multiprocessing
 import os
@@ -14,9 +14,8 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["train", "evaluate", "torch._dynamo", "torch.distributed.launcher.api"])
 
 
-def started(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str] | None = None) -> ForkServerProcess:
-    """A process that does what `command`, [python, a script, its arguments...], would; what it says is appended to the
-    files `out` and `err`."""
+def start(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str] | None = None) -> ForkServerProcess:
+    """Start `command`, [python, a script, its arguments...]; append its output to the files `out` and `err`."""
     words = [str(word) for word in command]
     process = SERVER.Process(target=_run, args=(words[1:], str(out), str(err), dict(env or os.environ)))
     process.start()
@@ -24,15 +23,15 @@ def started(command: Sequence[object], out: Path, err: Path, env: Mapping[str, s
 
 
 def run(command: Sequence[object], env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """As subprocess.run with capture_output, text and a timeout of four minutes."""
+    """Like subprocess.run with capture_output, text and a timeout of four minutes."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        code = ended(started(command, out, err, env), 240)
+        code = wait(start(command, out, err, env), 240)
         return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
 
 
-def ended(process: ForkServerProcess, seconds: float) -> int:
-    """The exit code of a process that is waited for; fails, and kills it, where it does not end in time."""
+def wait(process: ForkServerProcess, seconds: float) -> int:
+    """Wait for a process and return its exit code; kill it and fail after `seconds`."""
     process.join(seconds)
     if process.exitcode is None:
         process.kill()

@@ -1,7 +1,6 @@
-"""A real S3 server (moto's, a process of its own) behind a proxy that fails as object stores do.
+"""An S3 server (moto's, in its own process) behind a proxy that injects the faults of object storage.
 
-Both are used by the tests of several rooms and by `tests/cluster/faults.py`. The proxy knows nothing of S3: it hands on
-HTTP requests, but for those that a `Fault` was laid on.
+The proxy forwards HTTP requests, except those that a `Fault` applies to.
 """
 
 import http.client
@@ -22,17 +21,17 @@ Kind = Literal["503", "403", "cut", "slow", "silent", "changed"]
 
 @dataclass
 class Fault:
-    """What happens to requests for paths that end in `suffix`."""
+    """A fault of requests for paths that end in `suffix`."""
 
     kind: Kind
     suffix: str = ""
-    times: int = 10**9  # so many requests, then no more
-    rate: int = 10_000  # bytes a second of a slow body
-    share: float = 0.5  # of the body that comes before a cut
+    times: int = 10**9  # requests until it ends
+    rate: int = 10_000  # bytes per second of a slow body
+    share: float = 0.5  # of the body before it is cut
 
 
 class Proxy(ThreadingHTTPServer):
-    """Stands before the server at `port_behind`; counts requests; a context manager."""
+    """A proxy for the server at `port_behind`, which records requests; a context manager."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -42,7 +41,7 @@ class Proxy(ThreadingHTTPServer):
         self.behind = (host_behind, port_behind)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "GET /bucket/data/shard-000000.tar"
-        self.released = threading.Event()  # ends silences
+        self.released = threading.Event()  # set to end silences
         self._lock = threading.Lock()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
@@ -55,7 +54,7 @@ class Proxy(ThreadingHTTPServer):
             self.faults.append(Fault(kind, suffix, **details))  # type: ignore[arg-type]
 
     def heal(self) -> None:
-        """Take all faults away, and end those under way."""
+        """Remove all faults, and end those in progress."""
         with self._lock:
             self.faults.clear()
             self.requests.clear()
@@ -73,7 +72,7 @@ class Proxy(ThreadingHTTPServer):
         return None
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is no news."""
+        """Ignore clients that hang up."""
 
     def __exit__(self, *_: object) -> None:
         self.released.set()
@@ -85,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Proxy
 
-    def _answer(self) -> None:
+    def _handle(self) -> None:
         fault = self.server.fault_for(self.command, self.path.split("?")[0])
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         released = self.server.released
@@ -110,16 +109,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._send(data, fault, released)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # the names that http.server looks for
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # the names that http.server looks for
 
     def _refuse(self, status: int) -> None:
         code = {503: "SlowDown", 403: "AccessDenied"}[status]
-        said = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+        body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
         self.send_response_only(status)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(said)
+            self.wfile.write(body)
 
     def _send(self, data: bytes, fault: Fault | None, released: threading.Event) -> None:
         if fault is None:
@@ -142,21 +141,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def s3_server(host: str = "127.0.0.1") -> Iterator[int]:
-    """A moto server in a process of its own; gives its port."""
+    """Start a moto server in its own process; yield its port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
     arguments = [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
     server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_until_it_answers(server, host, port)
+        _wait_for_server(server, host, port)
         yield port
     finally:
         server.kill()
         server.wait()
 
 
-def _wait_until_it_answers(server: "subprocess.Popen[bytes]", host: str, port: int) -> None:
+def _wait_for_server(server: "subprocess.Popen[bytes]", host: str, port: int) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -164,12 +163,12 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", host: str, port: i
             return
         except OSError:
             assert server.poll() is None, "the S3 server has ended"
-            assert time.monotonic() < deadline, "the S3 server does not answer"
+            assert time.monotonic() < deadline, "the S3 server does not respond"
             time.sleep(0.02)
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """What points S3 clients of a process to a server of ours."""
+    """Return the variables that point S3 clients to the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
@@ -177,21 +176,21 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def request(endpoint: str, method: str, path: str, body: bytes = b"") -> bytes:
-    """One request to an S3 server that checks no signatures; raises AssertionError unless it succeeds."""
+    """Send a request to an S3 server that checks no signatures; raises AssertionError unless it succeeds."""
     host, port = endpoint.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     connection.request(
         method, path, body, {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/x"}
     )
     answer = connection.getresponse()
-    said = answer.read()
+    content = answer.read()
     connection.close()
-    assert answer.status < 300, said
-    return said
+    assert answer.status < 300, content
+    return content
 
 
 def upload(endpoint: str, folder: Path, bucket: str, prefix: str) -> str:
-    """Put the files of a folder into a bucket, which is made if need be; gives their common URL."""
+    """Upload the files of a folder to a bucket, which is created if missing; return their common URL."""
     request(endpoint, "PUT", f"/{bucket}")
     for path in sorted(folder.iterdir()):
         if path.is_file():

@@ -85,10 +85,10 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     out = [tmp_path / "said by 0", tmp_path / "said by 1"]
     processes = [
-        forked.started(command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)})
+        forked.start(command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)})
         for rank in (0, 1)
     ]
-    assert [forked.ended(process, 240) for process in processes] == [0, 0]
+    assert [forked.wait(process, 240) for process in processes] == [0, 0]
     assert out[0].read_text().startswith("top-1")
     assert not out[1].read_text()
     threads = torch.get_num_threads()

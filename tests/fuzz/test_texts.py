@@ -1,4 +1,4 @@
-"""Texts that people write by hand: whatever stands in them is read, or refused with one sentence."""
+"""Files written by hand (lists, label maps, configurations): any content is read, or refused with one sentence."""
 
 import contextlib
 import json
@@ -14,9 +14,9 @@ from common.errors import InputError
 from shard_tools.inputs import read_inputs, read_label_map
 from training.config import TrainConfig, parse, to_yaml
 
-# The same examples every time, so that a test does not fail by chance where nothing has changed.
+# The same examples every time, so that a test does not fail by chance.
 fixed = settings(
-    max_examples=100, derandomize=True, deadline=None, database=None,
+    max_examples=50, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 
@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def listed(path: Path) -> None:
-    """Every item that a list gives is whole: a name, a place, a label that is text or none."""
+def check_list(path: Path) -> None:
+    """Read a list; every item must have a source, a location, and a label that is text or None."""
     with contextlib.suppress(InputError):
         items = read_inputs(str(path), None, unlabelled=False)
         assert items
@@ -66,43 +66,43 @@ def listed(path: Path) -> None:
 @example([["path", "label"], ["a.mp4", "walk"], ["b b.mp4"]], ".csv", False)
 @example([["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ".csv", False)
 @example([["x" * 300, "walk"]], ".txt", True)
-def test_a_list_of_lines(folder: Path, rows: list[list[str]], suffix: str, has_mark: bool) -> None:
+def test_text_lists(folder: Path, rows: list[list[str]], suffix: str, has_mark: bool) -> None:
     separator = {".csv": ",", ".tsv": "\t"}.get(suffix, " ")
     path = folder / f"list{suffix}"
     text = "\n".join(separator.join(row) for row in rows)
     path.write_bytes(has_mark * b"\xef\xbb\xbf" + text.encode(errors="surrogatepass"))
-    listed(path)
+    check_list(path)
 
 
 @fixed
 @given(JSON)
 @example([{"id": "a", "template": "Moving [something]"}])
-def test_a_list_in_json(folder: Path, value: Any) -> None:
+def test_json_lists(folder: Path, value: Any) -> None:
     path = folder / "list.json"
     path.write_text(json.dumps(value))
-    listed(path)
+    check_list(path)
 
 
 @fixed
 @given(JSON, st.booleans())
 @example({"walk": "0", "run": "1"}, True)
 @example(["walk"], False)
-def test_a_label_map(folder: Path, value: Any, is_json: bool) -> None:
+def test_label_maps(folder: Path, value: Any, is_json: bool) -> None:
     path = folder / ("labels.json" if is_json else "labels.txt")
     path.write_text(json.dumps(value))
     with contextlib.suppress(InputError):
         assert all(isinstance(name, str) for name in read_label_map(path))
 
 
-@settings(fixed, max_examples=30)  # to parse one takes 0.2 s
+@settings(fixed, max_examples=30)  # parsing one takes 0.2 s
 @given(st.dictionaries(KEYS | TEXT, JSON | st.dictionaries(KEYS | TEXT, JSON, max_size=3), max_size=4))
 @example({"data": {"shards": "x"}, "steps": 3})
 @example({"data": {"shards": ["x", "y"], "weights": [1, 2.5]}})
-def test_a_configuration(folder: Path, values: dict[str, Any]) -> None:
+def test_configurations(folder: Path, values: dict[str, Any]) -> None:
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     with contextlib.suppress(InputError):
         config = parse(["--config", str(path), "data.shards=x"])
         assert isinstance(config, TrainConfig)
         path.write_text(to_yaml(config))
-        assert parse(["--config", str(path)]) == config, "what is written down is what was meant"
+        assert parse(["--config", str(path)]) == config, "the written configuration differs"

@@ -27,7 +27,7 @@ def arguments(synthetic_shards, tmp_path) -> list[str]:
 
 
 def start(arguments: list[str], folder: Path):
-    return forked.started([sys.executable, ROOT / "train.py", *arguments], folder / "out", folder / "err")
+    return forked.start([sys.executable, ROOT / "train.py", *arguments], folder / "out", folder / "err")
 
 
 def rows(run: Path) -> list[dict[str, float]]:
@@ -76,7 +76,7 @@ def test_sigterm_saves_and_stops_with_exit_code_130(tiny_run, arguments, tmp_pat
         assert time.monotonic() < deadline, (tmp_path / "err").read_text()
         time.sleep(0.002)
     process.terminate()
-    code, said = forked.ended(process, 60), (tmp_path / "err").read_text()
+    code, said = forked.wait(process, 60), (tmp_path / "err").read_text()
     assert code == 130, said
     assert said.splitlines()[-1] == "Stopped; checkpoint saved. Re-run the same command to resume."
     last = max(path.name for path in (tmp_path / "run/checkpoints").iterdir())
