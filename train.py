@@ -25,7 +25,6 @@ from common.logging import log as log_line
 from model.channels import check_channels
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import TrainingPlan
-from pipeline.reading.ahead import check_cache
 from pipeline.shards.dataset import ShardDataset
 from training.checkpoint import TrainState
 from training.config import TrainConfig
@@ -131,7 +130,6 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
     )  # fmt: skip
     check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, dist.device.type, plan.passes)
-    check_cache(dataset, plan)
     return plan
 
 

@@ -158,7 +158,7 @@ class ClipLoader:
             rows = self._plan.batch(number)
             if not rows:
                 return
-            self._decoder.reader.reach(pending[0].number if pending else number)
+            self._decoder.reader.advance(number)
             pending.append(self._start(number, rows))
 
     def _start(self, number: int, rows: list[PlanRow]) -> PendingBatch:

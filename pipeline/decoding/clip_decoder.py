@@ -86,7 +86,6 @@ class ClipDecoder:
         while not job.is_abandoned:
             sample = job.rows[0].sample
             try:
-                self.reader.download(sample)
                 started = time.perf_counter()
                 video = self.reader.clip(sample, job.rows[0].frames)
                 self.count(videos_read=1, bytes_read=len(video.data), read_seconds=time.perf_counter() - started)

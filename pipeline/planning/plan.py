@@ -1,8 +1,12 @@
-"""Which clip stands at which place of the run: video, frames, crop and flip, as pure functions of (seed, position).
+"""Decide which clip stands at which place of a run: video, frames, crop, flip, RandAugment and erased box.
 
-Training clips form one endless stream of positions 0, 1, 2, …; epochs follow each other without padding or dropping.
-Step s holds positions s · global_batch + 0, 1, …, which ranks and their forward passes share (split.py): every world
-size sees the same steps, and going on after a restart takes nothing but s.
+Every row of a plan is a pure function of (seed, position). Training clips form one endless stream of positions 0, 1, 2,
+…; epochs follow each other without padding or dropping. Step s holds positions s · global_batch + 0, 1, …, which ranks
+and their forward passes share (split_step.py): every world size sees the same steps, and a resume needs nothing but s.
+
+What is not in the plan: the noise that fills an erased box is a function of the position alone (pipeline/augment.py);
+mixup, CutMix, dropout, stochastic depth and the masks are seeded by (seed, step, rank), so they are repeated exactly by
+a resume with the same number of processes only.
 """
 
 import math
@@ -13,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -21,8 +25,8 @@ from pipeline.planning import augmentations, crops, rng
 from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.rng import Purpose
-from pipeline.planning.sample_order import SampleOrder, subset
-from pipeline.planning.split_step import passes
+from pipeline.planning.sample_order import SampleOrder, choose_subset
+from pipeline.planning.split_step import split_step
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -36,42 +40,30 @@ class PlanRow:
     frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
     crop: Crop  # in stored pixels
     flip: bool  # left to right
-    augment_ops: tuple[AugmentOp, ...] = ()  # RandAugment's
+    augment_ops: tuple[AugmentOp, ...] = ()
     erase_box: EraseBox | None = None
-
-    @property
-    def start_frame(self) -> int:
-        return self.frames[0]
 
 
 class ClipPlan(Protocol):
-    """What a ClipLoader needs of a plan. `views` neighbouring rows share one decode."""
+    """What the loader and the reader need of a plan. `views` neighbouring rows share one decode."""
 
     num_frames: int
     frame_size: FrameSize
-    batch_size: int
+    batch_size: int  # the most rows of a batch
     views: int
-    passes: int = 1  # batches of this rank per step
-    lanes: int = 1  # pieces of a step that read shards of their own
-    shards_in_turns: int = 1  # that this node takes clips from at a time
-
-    def videos(self, index: int) -> list[int]:
-        """The samples of batch `index`, one a decode."""
-        return [row.sample for row in self.batch(index)[:: self.views]]
-
-    def share(self, shard: int) -> float:
-        """Of a shard's videos, about, that this node reads when it comes to it."""
-        return 1.0
-
-    def next_use(self, shard: int, index: int) -> float | None:
-        """Batches, about, from `index`, where it is behind, until this node reads a shard again; None: unknown."""
-        return None
+    passes: int  # batches of this rank per step
 
     def batch(self, index: int) -> list[PlanRow]:
-        """The clips of this process's batch `index`; none when the plan has ended."""
+        """List the clips of this process's batch `index`; none when the plan has ended."""
+
+    def samples(self, index: int) -> list[int]:
+        """List the samples of a batch, one per decode: a cheap look ahead."""
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
-        """Clip to show where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+        """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+
+    def read_fractions(self) -> Float[np.ndarray, " shards"]:
+        """Estimate the fraction of each shard's samples that this node reads in an epoch."""
 
 
 class TrainingPlan(ClipPlan):
@@ -91,18 +83,16 @@ class TrainingPlan(ClipPlan):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
-        together: the number of clips in a batch is a multiple of it.
+        """Prepare the plan of one rank; nothing is laid out in advance.
 
-        Raises InputError if batches cannot hold whole groups of repeats, a stride does not fit the shards, or colours
-        are to be changed of what has none.
+        batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
+        together: the number of clips in a batch is a multiple of it. Raises InputError if batches cannot hold whole
+        groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
         """
         if batch_size % config.repeats:
             raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
         if config.rand_augment and dataset.channels != 3:
-            raise InputError(
-                f"data.rand_augment changes colours, and these clips have {dataset.channels} channels: leave it out"
-            )
+            raise InputError(f"data.rand_augment changes colors, and these clips have {dataset.channels} channels")
         self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
         self.global_batch = global_batch or batch_size * world_size
         together = math.lcm(together, config.repeats)
@@ -110,60 +100,51 @@ class TrainingPlan(ClipPlan):
             raise InputError(
                 f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
             )
-        shared = partial(passes, self.global_batch, batch_size, together, world_size)
-        self._passes = shared(rank)
+        share = partial(split_step, self.global_batch, batch_size, together, world_size)
+        self._passes = share(rank)
         self.passes = len(self._passes)
-        self.batch_size, self.lanes = max(map(len, self._passes)), config.canonical_nodes
+        self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
         self._strides = stored_strides(dataset, config)
-        served = len(self._lanes_of(self._passes))
-        self._order = SampleOrder(dataset, config, seed, step=self.global_batch // self.views, served=served)
-        node = [part for other in ranks_of_node(rank, world_size) for part in shared(other)]
-        self._lanes_of_node = sorted(self._lanes_of(node))
-        self.shards_in_turns = min(len(self._lanes_of_node) * config.shuffle_shards, len(dataset.shards))
-        self._share_of_lanes = (
-            sum(map(len, node)) * config.canonical_nodes / self.global_batch / len(self._lanes_of_node)
-        )
+        step_size = self.global_batch // self.views
+        self._order = SampleOrder(dataset, config, seed, step_size, len(self._canonical_nodes(self._passes)))
+        self._passes_of_node = [clips for other in ranks_of_node(rank, world_size) for clips in share(other)]
 
     @property
     def clips_per_epoch(self) -> int:
-        return self._order.per_epoch * self.views
-
-    def _lanes_of(self, parts: list[range]) -> set[int]:
-        """Of the clips of a step that a process takes."""
-        lane = self.global_batch // self.views // self._config.canonical_nodes or 1
-        return {place // self.views // lane for part in parts for place in part}
+        return self._order.epoch_size * self.views
 
     def batch(self, index: int) -> list[PlanRow]:
         step, number = divmod(index, self.passes)
         return [self.row(step * self.global_batch + place) for place in self._passes[number]]
 
-    def videos(self, index: int) -> list[int]:
+    def samples(self, index: int) -> list[int]:
         step, number = divmod(index, self.passes)
         places = self._passes[number][:: self.views]
         return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
 
-    def share(self, shard: int) -> float:
-        return self._share_of_lanes * share_of_shard(self._dataset, self._order.samples_of(shard), shard)
-
-    def next_use(self, shard: int, index: int) -> float | None:
-        step = index / self.passes
-        found = self._order.next_use(shard, step, self._lanes_of_node)
-        return None if found is None else (found - step) * self.passes
+    def read_fractions(self) -> Float[np.ndarray, " shards"]:
+        nodes = self._canonical_nodes(self._passes_of_node)
+        # Of the clips that the canonical nodes fill, this machine may take only some.
+        taken = sum(map(len, self._passes_of_node)) * self._config.canonical_nodes / self.global_batch / len(nodes)
+        return taken * self._order.count_samples(nodes) / np.maximum(1, self._dataset.shard_of.counts)
 
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
-        return self._cut(position, draw // self._order.per_epoch, self._order.sample(draw), attempt=0)
+        return self._make_row(position, draw // self._order.epoch_size, self._order.sample(draw), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
-        """Another video of the same window, after some attempts of the same dataset, drawn for this position and
-        attempt."""
         draw = row.position // self.views
-        share = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
-        sample = self._order.other(draw, share, attempt)
-        return self._cut(row.position, row.epoch, sample, attempt)
+        fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
+        sample = self._order.replacement(draw, fraction, attempt)
+        return self._make_row(row.position, row.epoch, sample, attempt)
 
-    def _cut(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
+    def _canonical_nodes(self, passes: list[range]) -> set[int]:
+        """The canonical nodes that fill these clips of a step."""
+        size = self.global_batch // self.views // self._config.canonical_nodes or 1
+        return {place // self.views // size for clips in passes for place in clips}
+
+    def _make_row(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
         when = rng.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
         where = rng.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
@@ -214,16 +195,19 @@ class EvaluationPlan(ClipPlan):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
+        """Prepare the plan of one rank.
+
+        Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit.
+        """
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
         self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
-        self.batch_size, self.views = batch_size, num_spatial
+        self.batch_size, self.views, self.passes = batch_size, num_spatial, 1
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
-        self._share_of_node = len(ranks_of_node(rank, world_size)) / world_size
+        self._fraction_of_node = len(ranks_of_node(rank, world_size)) / world_size
         self._strides = stored_strides(dataset, config)
-        self._chosen = subset(dataset, range(len(dataset.samples)), config)
+        self._chosen = choose_subset(dataset, config)
 
     def __len__(self) -> int:
         """Clips of all ranks together."""
@@ -250,48 +234,45 @@ class EvaluationPlan(ClipPlan):
     def replacement(self, row: PlanRow, attempt: int) -> None:
         return None
 
-    def share(self, shard: int) -> float:
-        return self._share_of_node * share_of_shard(self._dataset, self._chosen, shard)
+    def samples(self, index: int) -> list[int]:
+        return [row.sample for row in self.batch(index)[:: self.views]]
+
+    def read_fractions(self) -> Float[np.ndarray, " shards"]:
+        if isinstance(self._chosen, range):
+            return np.full(len(self._dataset.shards), self._fraction_of_node)
+        counts = np.bincount(self._dataset.shard_of[self._chosen], minlength=len(self._dataset.shards))
+        return self._fraction_of_node * counts / np.maximum(1, self._dataset.shard_of.counts)
 
 
 def ranks_of_node(rank: int, world_size: int) -> range:
-    """Those of this process's node: torchrun numbers the processes of a node in a row."""
+    """List the ranks of this process's node: torchrun numbers the processes of a node consecutively."""
     first = max(0, rank - int(os.environ.get("LOCAL_RANK", "0")))
     return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
 
 
-def share_of_shard(dataset: ShardDataset, samples: range | Int[np.ndarray, " samples"], shard: int) -> float:
-    """Of a shard's samples, those among `samples`, which ascend."""
-    first, count = int(dataset.shard_of.first_of_shard[shard]), int(dataset.shard_of.counts[shard])
-    if isinstance(samples, range):
-        return 1.0
-    start, end = np.searchsorted(samples, [first, first + count])
-    return float(end - start) / count
-
-
 def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
-    """Stored frames a step for each way in which the shards were thinned; InputError where that is no whole number.
+    """Convert data.frame_stride to stored frames, for each stride with which videos were stored.
 
-    Segments have no stride: they reach over whatever is stored.
+    Segments have no stride: they cover whatever is stored. Raises InputError where the result is no whole number.
     """
     frame_stride = config.frame_stride
     thinned = dataset.info.frame_strides if config.sampling == "strided" else []
     for stride in thinned:
         if frame_stride % stride:
             raise InputError(
-                f"data.frame_stride is {frame_stride}, but {dataset.folder} keeps every {stride}th frame of its videos:"
+                f"data.frame_stride is {frame_stride}, but {dataset.folder} stores one frame of every {stride}:"
                 f" give a multiple of {stride}, or make the shards with --frame-stride {frame_stride}"
             )
     return {stride: frame_stride // stride for stride in thinned}
 
 
 def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
-    """`wanted` frames `stride` apart; `share` in [0, 1] says where between the first and the last possible start."""
+    """Choose `wanted` frames `stride` apart; `share` in [0, 1] is where the first one lies among all starts."""
     starts = max(1, available - (wanted - 1) * stride)
     start = min(int(share * starts), starts - 1)
     return tuple(min(start + step * stride, available - 1) for step in range(wanted))
 
 
 def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
-    """One frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
+    """Choose one frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
     return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))

@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     CROP = 5
     REPLACEMENT = 6
     AUGMENT = 7
+    NODE_ORDER = 8
 
 
 def random_words(

@@ -1,20 +1,19 @@
-"""Which video stands at which place of the endless stream of draws.
+"""Choose the video at each place of the endless training stream.
 
-Shards stand in random order, and the samples of every few of them, a window, are shuffled together. Nothing is laid out
-before it is reached: an epoch begins with the order of its shards, a window with that of its samples, whose numbers
-are drawn where they stand (13 ms for 390,000 shards, 1 ms for 4,096 samples).
+Shards follow each other in random order, anew in every epoch, and the samples of every `shuffle_shards` of them, a
+window, are shuffled together. Nothing is laid out before it is reached: an epoch begins with the order of its shards, a
+window with that of its samples (13 ms for 390,000 shards, 1 ms for 4,096 samples).
 
-Lanes: the places of a step are cut into equal pieces, lanes, and each walks through shards of its own, so that whoever
-serves some lanes reads their shards alone. In every round the shards, in their order, are cut into as many pieces as
-there are lanes, equal to one sample; so at the cuts, and there alone, two lanes share a shard.
+Canonical nodes, as in mosaicml/streaming: the shards are divided once per run into groups of equally many samples, and
+the places of a step into as many equal parts, each of which is filled from one group. A node that serves some of the
+groups reads their shards alone, epoch after epoch, whatever the number of nodes. At the cuts, and only there, two
+groups share a shard.
 
 Mixes: in each epoch of the mix, and in each block of it, a dataset has a fixed number of places, in random order; it
-fills them from its own endless stream, so that a small dataset comes round more often than the mix, and each of its
-own rounds is complete.
+fills them from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,252 +26,210 @@ from pipeline.planning import rng
 from pipeline.planning.rng import Purpose
 from pipeline.shards.dataset import ShardDataset
 
-MIX_BLOCK = 2**13  # places of a mix whose order is drawn at once, in .5 ms
-NEARBY = 8  # replacements in a row out of one window, which may be small, or all bad; then any are tried
+MIX_BLOCK = 2**13  # places of a mix whose order is computed at once, in .5 ms
+NEARBY_ATTEMPTS = 8  # replacements from one window, which may be small, or all bad; then any video is tried
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
+
+Samples = range | Int[np.ndarray, " samples"]
+
+
+class _Spans(NamedTuple):
+    """Pieces of shards, each of at least one sample, in the order of the shards."""
+
+    shards: Int[np.ndarray, " spans"]
+    first: Int[np.ndarray, " spans"]  # index of the first sample among those of the dataset that take part
+    counts: Int[np.ndarray, " spans"]
 
 
 class SampleOrder:
-    """The samples of one or several datasets, as they follow each other."""
+    """Sample numbers of one or several datasets as functions of the draw, which is a place of the endless stream."""
 
-    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int, *, step: int, served: int) -> None:
-        """step: draws of a step; served: lanes that will be asked for, about. Raises InputError if data.canonical_nodes
-        does not divide the step or are not of this version, or data.subset is more than there is, or is of a mix."""
-        self._seed, self._step, self._lanes = seed, step, config.canonical_nodes
-        if step % self._lanes:
+    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int) -> None:
+        """Divide the shards; `step_size`: draws per step, `num_served`: canonical nodes that this process serves.
+
+        Raises InputError if data.canonical_nodes does not fit the step or the dataset, or data.subset the dataset.
+        """
+        self._nodes, self._step_size = config.canonical_nodes, step_size
+        if step_size % self._nodes:
             raise InputError(
-                f"data.canonical_nodes is {self._lanes}, and a step decodes {step} videos: give a divisor of that"
+                f"data.canonical_nodes is {self._nodes}, but a step decodes {step_size} videos: choose a divisor"
             )
-        self._streams = [
-            _Stream(seed, part, members, self._lanes, config.shuffle_shards, served)
-            for part, members in enumerate(_members(dataset, config))
-        ]
-        sizes = np.array([len(stream.samples) for stream in self._streams])
+        self._seed, self._window_shards, self._num_shards = seed, config.shuffle_shards, len(dataset.part_of)
+        members = _list_members(dataset, config)
+        self._samples = [samples for samples, _ in members]
+        sizes = np.array([len(samples) for samples in self._samples])
+        if sizes.min() < self._nodes:
+            raise InputError(
+                f"data.canonical_nodes is {self._nodes}, but a dataset has only {sizes.min()} videos: choose fewer"
+            )
+        self._shards_of_parts = [self._order_for_nodes(part, spans) for part, (_, spans) in enumerate(members)]
         weights = np.array(config.weights or sizes, dtype=np.float64)
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
-        self.per_epoch = int(self._places.sum())
-        self._blocks = -(-self.per_epoch // MIX_BLOCK)
-        self._block = lru_cache(maxsize=2 * served)(self._mixed)
-        self._part_of = dataset.part_of
+        self.epoch_size = int(self._places.sum())
+        self._num_blocks = -(-self.epoch_size // MIX_BLOCK)
+        self._mix_block = lru_cache(maxsize=2 * num_served)(self._shuffle_mix_block)
+        self._stream = lru_cache(maxsize=2 * num_served * len(members))(self._make_stream)
 
     def sample(self, draw: int) -> int:
-        """The sample of draw 0, 1, 2, … of the run."""
-        stream, lane, place = self._found(draw)
-        return stream.sample(lane, place)
+        """Look up the sample of draw 0, 1, 2, … of the run."""
+        part, node, place = self._locate(draw)
+        window, inside = self._stream(part, node).window(place)
+        return int(self._samples[part][int(window[inside])])
 
-    def other(self, draw: int, share: float, attempt: int) -> int:
-        """Sample number `share` in [0, 1) of the window that a draw is in: its shards are here, and its lane's own.
+    def replacement(self, draw: int, fraction: float, attempt: int) -> int:
+        """Choose sample number `fraction` in [0, 1) of the draw's window, whose shards are local, instead of its own.
 
-        From attempt NEARBY on, of the dataset.
+        After NEARBY_ATTEMPTS, of the whole dataset.
         """
-        stream, lane, place = self._found(draw)
-        if attempt > NEARBY:
-            return int(stream.samples[int(share * len(stream.samples))])
-        window, _ = stream.window(lane, place)
-        return int(stream.samples[int(window[int(share * len(window))])])
+        part, node, place = self._locate(draw)
+        candidates: Samples = range(len(self._samples[part]))
+        if attempt <= NEARBY_ATTEMPTS:
+            candidates, _ = self._stream(part, node).window(place)
+        return int(self._samples[part][int(candidates[int(fraction * len(candidates))])])
 
-    def samples_of(self, shard: int) -> range | Int[np.ndarray, " samples"]:
-        """All samples of the dataset that a shard is of that take part; they ascend."""
-        return self._streams[int(self._part_of[shard])].samples
+    def count_samples(self, nodes: Iterable[int]) -> Int[np.ndarray, " shards"]:
+        """Count the samples of each shard that these canonical nodes read."""
+        counts = np.zeros(self._num_shards, np.int64)
+        for node in nodes:
+            for part in range(len(self._samples)):
+                spans = self._node_spans(part, node)
+                counts[spans.shards] += spans.counts
+        return counts
 
-    def next_use(self, shard: int, step: float, lanes: Sequence[int]) -> float | None:
-        """The step, about, in which one of `lanes` reaches a shard again after `step`; None: in this round and the next
-        one, none does."""
-        part = int(self._part_of[shard])
-        stream, pace = self._streams[part], self._step / self._lanes * int(self._places[part]) / self.per_epoch
-        places = [place for lane in lanes for place in stream.next_uses(shard, lane, int(step * pace))]
-        return min(places) / pace if places else None
-
-    def _found(self, draw: int) -> "tuple[_Stream, int, int]":
-        """The stream of a draw, with the lane and the place in it."""
-        step, place = divmod(draw, self._step)
-        share = self._step // self._lanes
-        lane, inside = divmod(place, share)
+    def _locate(self, draw: int) -> tuple[int, int, int]:
+        """The dataset of a draw, its canonical node, and the place in that node's stream of the dataset."""
+        step, inside = divmod(draw, self._step_size)
+        share = self._step_size // self._nodes
+        node, inside = divmod(inside, share)
         place = step * share + inside
-        if len(self._streams) == 1:
-            return self._streams[0], lane, place
-        epoch, inside = divmod(place, self.per_epoch)
-        block = inside * self._blocks // self.per_epoch
-        while self._before(block + 1).sum() <= inside:
+        if len(self._samples) == 1:
+            return 0, node, place
+        epoch, inside = divmod(place, self.epoch_size)
+        block = inside * self._num_blocks // self.epoch_size
+        while self._places_before(block + 1).sum() <= inside:
             block += 1
-        before = self._before(block)
-        part, earlier = self._block(lane, epoch, block)[inside - int(before.sum())].tolist()
-        return self._streams[part], lane, epoch * int(self._places[part]) + int(before[part]) + earlier
+        before = self._places_before(block)
+        part, earlier = self._mix_block(node, epoch, block)[inside - int(before.sum())].tolist()
+        return part, node, epoch * int(self._places[part]) + int(before[part]) + earlier
 
-    def _before(self, block: int) -> Int[np.ndarray, " parts"]:
-        """Places of an epoch that each dataset has before a block of it."""
-        return block * self._places // self._blocks
+    def _places_before(self, block: int) -> Int[np.ndarray, " parts"]:
+        """Places of an epoch that each dataset has before a block of the mix."""
+        return block * self._places // self._num_blocks
 
-    def _mixed(self, lane: int, epoch: int, block: int) -> Int[np.ndarray, "places 2"]:
-        """The dataset at each place of a block of the mix, and the places of the block that it has before."""
-        counts = self._before(block + 1) - self._before(block)
+    def _shuffle_mix_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "places 2"]:
+        """The dataset at each place of a block of the mix, and the places that it has before in the block."""
+        counts = self._places_before(block + 1) - self._places_before(block)
         parts = np.repeat(np.arange(len(counts)), counts)
-        parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, lane, block), len(parts))]
+        parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, node, block), len(parts))]
         earlier = np.empty_like(parts)
         for part, count in enumerate(counts.tolist()):
             earlier[parts == part] = np.arange(count)
         return np.stack([parts, earlier], axis=1)
 
+    def _order_for_nodes(self, part: int, spans: _Spans) -> _Spans:
+        """The shards of a dataset in the order in which the canonical nodes divide them among themselves."""
+        if self._nodes == 1:
+            return spans
+        order = rng.permutation(self._seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.shards))
+        return _Spans(*(column[order] for column in spans))
 
-@dataclass(frozen=True)
-class _Members:
-    """The samples of a dataset that take part."""
+    def _node_spans(self, part: int, node: int) -> _Spans:
+        """The samples of a dataset that belong to a canonical node."""
+        everything, size = self._shards_of_parts[part], len(self._samples[part])
+        begin, end = node * size // self._nodes, (node + 1) * size // self._nodes
+        ends = np.cumsum(everything.counts)
+        first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
+        shards, starts, counts = (column[first : last + 1].copy() for column in everything)
+        cut = begin - int(ends[first] - counts[0])
+        starts[0] += cut
+        counts[0] -= cut
+        counts[-1] -= int(ends[last]) - end
+        by_shard = np.argsort(shards)
+        return _Spans(shards[by_shard], starts[by_shard], counts[by_shard])
 
-    samples: range | Int[np.ndarray, " samples"]  # in the order of the shards
-    numbers: Int[np.ndarray, " shards"]  # of the shards in the dataset, or the mix
-    first: Int[np.ndarray, " shards"]  # place in `samples` of each shard's first; no shard is empty
-    counts: Int[np.ndarray, " shards"]
-
-
-class _Round(NamedTuple):
-    """The order of the shards in a round of a dataset."""
-
-    shards: Int[np.ndarray, " shards"]
-    ranks: Int[np.ndarray, " shards"]  # where each stands in that
-    ends: Int[np.ndarray, " shards"]  # samples up to the end of each
+    def _make_stream(self, part: int, node: int) -> "_Stream":
+        return _Stream(self._seed, part, node, self._node_spans(part, node), self._window_shards)
 
 
 class _Stream:
-    """One dataset's endless stream of samples, in lanes."""
+    """The endless stream of the samples of one dataset that belong to one canonical node."""
 
-    def __init__(self, seed: int, part: int, members: _Members, lanes: int, window: int, served: int) -> None:
-        self.samples, self._members = members.samples, members
-        self._seed, self._part, self._lanes, self._window_shards = seed, part, lanes, window
-        # Of each lane the window in use and one that the look-ahead is in, and those that follow them.
-        self._window = lru_cache(maxsize=4 * served + 2)(self._shuffled)
-        self._round = lru_cache(maxsize=3)(self._shard_order)
-        self._cuts = lru_cache(maxsize=4 * served + 2)(self._cut)
+    def __init__(self, seed: int, part: int, node: int, spans: _Spans, window_shards: int) -> None:
+        self._seed, self._part, self._node, self._spans, self._window_shards = seed, part, node, spans, window_shards
+        self._size = int(spans.counts.sum())
+        # The window in use, the one that the look-ahead is in, and those that follow them.
+        self._window = lru_cache(maxsize=4)(self._shuffle_window)
+        self._epoch = lru_cache(maxsize=3)(self._shuffle_shards)
 
-    def sample(self, lane: int, place: int) -> int:
-        """The sample at a place of a lane."""
-        window, inside = self.window(lane, place)
-        return int(self.samples[int(window[inside])])
+    def window(self, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
+        """The samples of the window that a place is in, in their order, and the place in it."""
+        epoch, place = divmod(place, self._size)
+        _, ends = self._epoch(epoch)
+        number = int(ends.searchsorted(place, side="right")) // self._window_shards
+        begin = int(ends[number * self._window_shards - 1]) if number else 0
+        return self._window(epoch, number), place - begin
 
-    def window(self, lane: int, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
-        """The window that a place of a lane is in, as places in `samples`, and the place in it."""
-        size = len(self.samples)
-        number = ((place + 1) * self._lanes - 1 - lane) // size
-        start, end = self._cuts(number, lane)
-        place += start - self._rounds_before(number, lane)
-        begin = self._begin(number, start, place)
-        return self._window(number, begin, end), place - begin
+    def _shuffle_shards(self, epoch: int) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
+        """The order of the spans in an epoch, and the number of samples up to the end of each."""
+        order = rng.permutation(
+            self._seed, Purpose.SHARD_ORDER, (epoch, self._part, self._node), len(self._spans.shards)
+        )
+        return order, np.cumsum(self._spans.counts[order])
 
-    def next_uses(self, shard: int, lane: int, place: int) -> Iterator[int]:
-        """Places of a lane behind `place` at which windows with the shard begin, in this round and the next one."""
-        member = int(self._members.numbers.searchsorted(shard))
-        size = len(self.samples)
-        this = ((place + 1) * self._lanes - 1 - lane) // size
-        for number in (this, this + 1):
-            start, end = self._cuts(number, lane)
-            last = int(self._round(number).ends[self._round(number).ranks[member]])
-            first = max(start, last - int(self._members.counts[member]))
-            if first < min(end, last):
-                found = self._begin(number, start, first) - start + self._rounds_before(number, lane)
-                if found > place:
-                    yield found
-
-    def _begin(self, number: int, start: int, place: int) -> int:
-        """Where the window of a place of a round begins, in a lane that begins at `start`."""
-        ends = self._round(number).ends
-        first = int(ends.searchsorted(start, "right"))
-        window = (int(ends.searchsorted(place, "right")) - first) // self._window_shards
-        return start if window == 0 else int(ends[first + window * self._window_shards - 1])
-
-    def _rounds_before(self, number: int, lane: int) -> int:
-        """Samples of a lane in the rounds before `number`; those of all lanes together are all samples of them."""
-        return (number * len(self.samples) + lane) // self._lanes
-
-    def _cut(self, number: int, lane: int) -> tuple[int, int]:
-        """The samples of a lane in a round, as places in it."""
-
-        def start(lane: int) -> int:
-            """Sum of what _rounds_before says of this round's end and beginning, over the lanes before."""
-            spans = [divmod(rounds * len(self.samples), self._lanes) for rounds in (number, number + 1)]
-            before, after = (lane * whole + max(0, lane + rest - self._lanes) for whole, rest in spans)
-            return after - before
-
-        return start(lane), start(lane + 1)
-
-    def _shard_order(self, number: int) -> _Round:
-        counts = self._members.counts
-        shards = rng.permutation(self._seed, Purpose.SHARD_ORDER, (number, self._part, 0), len(counts))
-        ranks = np.empty_like(shards)
-        ranks[shards] = np.arange(len(shards))
-        return _Round(shards, ranks, np.cumsum(counts[shards]))
-
-    def _shuffled(self, number: int, begin: int, end: int) -> Int[np.ndarray, " samples"]:
-        """The window of a round that begins at `begin`, in its order; it reaches no further than `end`."""
-        shards, _, ends = self._round(number)
-        first = int(ends.searchsorted(begin, "right"))
-        chosen = shards[first : first + self._window_shards]
-        last = ends[first : first + len(chosen)]
-        whole = last - self._members.counts[chosen]  # where they begin, should the first be cut
-        shown = np.maximum(whole, begin)
-        sizes = np.maximum(np.minimum(last, end) - shown, 0)
-        starts = self._members.first[chosen] + shown - whole
-        runs: list[list[int]] = []  # neighbouring shards in one: each call for words costs 10 us
-        for start, size in sorted(zip(starts.tolist(), sizes.tolist(), strict=True)):
+    def _shuffle_window(self, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
+        order, _ = self._epoch(epoch)
+        chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
+        runs: list[list[int]] = []  # neighbouring spans in one: each call for words costs 10 us
+        for start, count in zip(self._spans.first[chosen].tolist(), self._spans.counts[chosen].tolist(), strict=True):
             if runs and runs[-1][1] == start:
-                runs[-1][1] += size
+                runs[-1][1] += count
             else:
-                runs.append([start, start + size])
-        numbers = np.concatenate([np.arange(*run) for run in runs])
-        place = (number, self._part, 0)
-        words = [
-            rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, first=start) for start, end in runs
-        ]
-        return numbers[np.argsort(np.concatenate(words), kind="stable")]
+                runs.append([start, start + count])
+        samples = np.concatenate([np.arange(*run) for run in runs])
+        place = (epoch, self._part, 0)
+        words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, start) for start, end in runs]
+        return samples[np.argsort(np.concatenate(words), kind="stable")]
 
 
-def _members(dataset: ShardDataset, config: DataConfig) -> list[_Members]:
-    """Those of each dataset of the mix."""
+def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
+    """The samples of each dataset of the mix that take part, and their shards."""
     firsts, counts = dataset.shard_of.first_of_shard, dataset.shard_of.counts
     num_parts = int(dataset.part_of.max()) + 1
-    if config.subset is not None and num_parts > 1:
-        raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
     if config.subset is not None:
-        samples = subset(dataset, range(len(dataset.samples)), config)
-        shards, of_each = np.unique(dataset.shard_of[samples], return_counts=True)
-        return [_in_shards(samples, shards, of_each)]
+        if num_parts > 1:
+            raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
+        samples = choose_subset(dataset, config)
+        return [(samples, _make_spans(*np.unique(dataset.shard_of[samples], return_counts=True)))]
     ends = np.searchsorted(dataset.part_of, np.arange(num_parts), side="right").tolist()
-    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    return [
-        _in_shards(
-            range(int(firsts[part.start]), int(firsts[part.start] + counts[part].sum())),
-            np.arange(part.start, part.stop),
-            counts[part],
-        )
-        for part in parts
-    ]
+    found: list[tuple[Samples, _Spans]] = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        of_part = counts[start:end]
+        samples = range(int(firsts[start]), int(firsts[start] + of_part.sum()))
+        found.append((samples, _make_spans(np.arange(start, end), of_part)))
+    return found
 
 
-def _in_shards(
-    samples: range | Int[np.ndarray, " samples"], shards: Int[np.ndarray, " shards"], counts: Int[np.ndarray, " shards"]
-) -> _Members:
+def _make_spans(shards: Int[np.ndarray, " shards"], counts: Int[np.ndarray, " shards"]) -> _Spans:
     shards, counts = shards[counts > 0], counts[counts > 0]
-    return _Members(samples, shards, np.cumsum(counts) - counts, counts)
+    return _Spans(shards, np.cumsum(counts) - counts, counts)
 
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
+def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
+    """Choose the samples of data.subset by content: the same ones however they were sharded, and nested.
 
-
-def subset(
-    dataset: ShardDataset, samples: range | Int[np.ndarray, " n"], config: DataConfig
-) -> range | Int[np.ndarray, " m"]:
-    """data.subset of the samples in their order, chosen by content: the same however they were sharded, and nested.
-
-    Raises InputError if there are fewer.
+    All samples if it is null; raises InputError if there are fewer.
     """
     count = config.subset
     if count is None:
-        return samples
-    if count > len(samples):
-        raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(samples)} videos")
-    hashes = dataset.column("sha256")[samples].view(">u8").reshape(-1, 4)
+        return range(len(dataset.samples))
+    if count > len(dataset.samples):
+        raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(dataset.samples)} videos")
+    hashes = dataset.column("sha256").view(">u8").reshape(-1, 4)
     # Those with the smallest hashes; seen from another seed's number, others are.
     hashes = np.column_stack((hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:]))
     order = np.lexsort(hashes.T[::-1])
-    # Copies of one video are told apart by their keys.
     same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
-    order[same] = sorted(order[same].tolist(), key=lambda place: dataset.samples[int(samples[place])].key)
-    return np.sort(np.asarray(samples)[order[:count]])
+    if len(same) > 1:  # copies of one video are told apart by their keys
+        order[same] = sorted(order[same].tolist(), key=lambda sample: dataset.samples[sample].key)
+    return np.sort(order[:count])

@@ -3,7 +3,7 @@
 from common.errors import InputError
 
 
-def passes(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
+def split_step(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
     """The clips of a step, counted from 0, that a rank takes in each of its forward passes: `most` at most in one.
 
     All passes of all ranks hold the same number of groups of `together` clips or one less, so that no more than two

@@ -1,39 +1,54 @@
-"""Shards in an object store (s3://, gs://, https://, …: what fsspec knows), kept in a local folder of bounded size."""
+"""Local copies of shards in object storage, in a directory of bounded size that all processes of a node share.
 
+What came first is kept, and what finds no room is read from the store again whenever it is needed. With shards that
+belong to a node for the whole run (data.canonical_nodes) this has the hit rate of the best eviction, the fraction of
+the shards that fits (benchmarks/node_cache.py), and needs no index: the directory is the only state. Room is made only
+of copies that nobody needs any more: those of datasets that no process has open, and of shards that this node, after a
+change of the number of nodes, does not read.
+"""
+
+import errno
+import fcntl
 import hashlib
 import os
+import re
 import stat
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from common.atomic_io import atomic_write
+from common.atomic_io import hash_file, sync
 from common.errors import InputError
-from pipeline.reading.download import Download
-from pipeline.reading.ledger import Holder, Ledger, locked
+from common.logging import log
+from pipeline.reading.storage import ObjectStore
+
+PARTIAL = re.compile(r"\.(\d+)\.partial$")  # an unfinished download takes the room of the whole file
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+FULL_S = 60.0  # for so long after it was full, no room is looked for
 
 
 def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path:
-    """The user's own cache folder, made if need be; one of the machine's temporary folder where there is no home.
+    """Find or make the user's own cache directory, or a private temporary one where there is no home.
 
-    `option` names another folder. Raises InputError if somebody else might have put it there, or may write to it.
+    `option` names another directory. Raises InputError if somebody else might have put it there, or may write to it.
     """
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    home = Path(os.path.expanduser("~"))  # unlike Path.home, it does not mind users without one
+    home = Path(os.path.expanduser("~"))  # unlike Path.home, it accepts users without one
     folder = (xdg if xdg.is_absolute() else home / ".cache") / name
     with suppress(OSError):  # containers run as users who have no home, or may not write to it
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return _private(folder, option)
-    return _private(Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}", option)
+        return _make_private(folder, option)
+    return _make_private(Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}", option)
 
 
-def _private(folder: Path, option: str) -> Path:
+def _make_private(folder: Path, option: str) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()
@@ -41,132 +56,208 @@ def _private(folder: Path, option: str) -> Path:
         return folder
     raise InputError(
         f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or name"
-        f" a folder of your own with {option}"
+        f" a directory of your own with {option}"
     )
 
 
 class ShardCache:
-    """Local copies of remote files, shared by all processes of the machine; `Ledger` says which make room."""
+    """Safe to use from many threads and processes."""
 
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
-        """`timeout`: seconds in which a store must bring a MiB, or what is left of a file."""
-        self._given, self.max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
-        self._counts: Counter[str] = Counter()
+        """Prepare a cache; nothing is made before something remote is read. `timeout`: see ObjectStore."""
+        self._given, self._max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
+        self.needs: Callable[[Path], bool] = lambda _: True  # of shards of datasets that are open: may one be removed?
         self._lock = threading.Lock()
-
-    @cached_property
-    def _folder(self) -> Path:
-        return self._given or user_cache_dir()
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        return Ledger(self._folder, self.max_bytes)
+        self._stores: dict[str, ObjectStore] = {}
+        self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
+        self._full_until = 0.0
+        self._counts: Counter[str] = Counter()
 
     @property
     def counts(self) -> Counter[str]:
-        """`download_seconds`, of all threads together, and `cache_hits`, since the start, of this process."""
+        """Sums since the start: `download_seconds` of all threads, `cache_hits` and `streamed` reads of clips."""
         with self._lock:
             return Counter(self._counts)
 
-    def fetch(self, url: str, *, version: str = "", size: int | None = None, fresh: bool = False) -> Path:
-        """Path of a local copy, downloaded if there is none of this version, or, with `fresh`, in any case.
-
-        `version` is the sha256 of the file and `size` its bytes, where they are known: nothing else is kept. Raises
-        InputError if the file cannot be had after several tries, or is another one.
-        """
-        with self._copy(url, version, size, fresh=fresh) as copy:
-            return copy
-
-    def open(
-        self,
-        url: str,
-        *,
-        version: str,
-        size: int,
-        start: int | None = None,
-        fresh: bool = False,
-        given_up: Callable[[], bool] = lambda: False,
-        holder: Holder | None = None,
-        ahead: bool = False,
-    ) -> BinaryIO:
-        """A copy, as from `fetch`, open to be read: another process may remove it all the same.
-
-        With `start`, these are `size` bytes of a file of that version, and their hash is for the reader to check.
-        `holder` goes on expecting a shard until it releases it (see `Ledger`). Raises InputError as `fetch` does;
-        CancelledError soon after `given_up` says that nobody waits; NoRoomError if a shard that is asked for `ahead` of
-        its use would take the place of others that are expected; FileNotFoundError if others were faster to remove it.
-        """
-        with self._copy(url, version, size, start, given_up, holder, fresh=fresh, ahead=ahead) as copy:
-            return copy.open("rb")
-
-    @contextmanager
-    def _copy(
-        self,
-        url: str,
-        version: str,
-        size: int | None,
-        start: int | None = None,
-        given_up: Callable[[], bool] = lambda: False,
-        holder: Holder | None = None,
-        *,
-        fresh: bool,
-        ahead: bool = False,
-    ) -> Iterator[Path]:
-        """A copy that is whole and, in the block, seldom removed."""
-        if size is not None and size > self.max_bytes:
-            raise InputError(
-                f"{url} has {size / 2**30:.3g} GiB, and data.cache_gib is {self.max_bytes / 2**30:.3g}: raise it to"
-                " hold the shards that are shuffled together"
-            )
-        parent, name = url.rsplit("/", 1)
-        part = range(2**62)
-        if start is not None:
-            assert size is not None
-            part, name = range(start, start + size), f"{name.removesuffix('.tar')}@{start}.tar"
-        copy = self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / version[:16] / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        # One process downloads, the others wait for it.
-        with locked(copy.with_name(f".{copy.name}.lock"), given_up), self._counted(copy, size, holder, ahead):
-            if fresh or not _is_whole(copy, size):
-                started = time.monotonic()
-                for left in copy.parent.glob(f".{name}.*.partial"):  # by a kill
-                    left.unlink()
-                with atomic_write(copy) as aside:
-                    Download(url, aside, self._timeout, given_up, part).run("" if start is not None else version, size)
-                self._count(download_seconds=time.monotonic() - started)
-            else:
-                self._count(cache_hits=1)
-            os.utime(copy)
-            yield copy
-
-    @contextmanager
-    def _counted(self, copy: Path, size: int | None, holder: Holder | None, ahead: bool) -> Iterator[None]:
-        """There is room for a shard before it comes; tables are not counted."""
-        if copy.suffix != ".tar":
-            yield
-            return
-        expected = holder or self._own
-        self.ledger.admit(copy, size or 0, expected, ahead=ahead)
-        try:
-            yield
-        finally:
-            if copy.exists():  # of a size that was not known, or another has removed it from the ledger
-                self.ledger.admit(copy, copy.stat().st_size, expected)
-            else:
-                self.ledger.remove(copy)
-            if holder is None:
-                self.ledger.release({copy: None}, expected)
-
-    @cached_property
-    def _own(self) -> Holder:
-        """Who expects what is on its way and nobody else does."""
-        return self.ledger.holder()
-
-    def _count(self, **amounts: float) -> None:
+    def count(self, **amounts: float) -> None:
+        """Add to the counts."""
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
 
+    def store(self, url: str) -> tuple[ObjectStore, str]:
+        """Get the client for the directory of a file, and the file's name in it."""
+        parent, name = url.rsplit("/", 1)
+        with self._lock:
+            if parent not in self._stores:
+                self._stores[parent] = ObjectStore(parent, self._timeout)
+            return self._stores[parent], name
 
-def _is_whole(copy: Path, size: int | None) -> bool:
-    return copy.is_file() and size in (None, copy.stat().st_size)
+    def path(self, url: str, sha256: str, start: int | None = None) -> Path:
+        """Name the local copy of a file with this hash, or of the part of it from byte `start`."""
+        parent, name = url.rsplit("/", 1)
+        folder = self._folder() / hashlib.sha256(parent.encode()).hexdigest()[:16]
+        stem, dot, suffix = name.rpartition(".")
+        return folder / f"{stem}-{sha256[:16]}{'' if start is None else f'@{start}'}{dot}{suffix}"
+
+    def read(self, url: str) -> bytes:
+        """Read a small file as it is now; raises InputError if there is none."""
+        started = time.monotonic()
+        store, name = self.store(url)
+        data = store.read(name)
+        self.count(download_seconds=time.monotonic() - started)
+        if data is None:
+            raise InputError(f"{url} does not exist")
+        return data
+
+    def fetch_table(self, url: str, sha256: str, size: int) -> Path:
+        """Download a file that is not counted, once."""
+        path = self.path(url, sha256)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path):
+                if not path.exists():
+                    self._download(url, path, 0, size, sha256, None)
+        return path
+
+    def fetch(
+        self, url: str, sha256: str, size: int, start: int | None = None, stop: threading.Event | None = None
+    ) -> Path | None:
+        """Get the copy of a shard, or of `size` bytes of it from `start`, downloaded if there is none and room for it.
+
+        None: there is no room. One process of the node downloads, the others wait for it. Raises InputError if the
+        file cannot be read or is another one (parts are for the reader to check), CancelledError once `stop` is set.
+        """
+        path = self.path(url, sha256, start)
+        self._lease(path.parent)
+        if path.exists():
+            return path
+        if time.monotonic() < self._full_until:
+            return None
+        with locked(path, stop):
+            if path.exists():
+                return path
+            if not self._reserve(path, size):
+                self._stop_filling(f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
+                return None
+            try:
+                self._download(url, path, start or 0, size, "" if start is not None else sha256, stop)
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                _partial(path, size).unlink(missing_ok=True)
+                self._stop_filling(str(error.strerror))
+                return None
+            return path
+
+    def _stop_filling(self, reason: str) -> None:
+        if not self._full_until:
+            log(f"cache {self._folder()} is full ({reason}): other shards are read from object storage", sys.stderr)
+        self._full_until = time.monotonic() + FULL_S
+
+    def _folder(self) -> Path:
+        with self._lock:
+            if self._given is None:
+                self._given = user_cache_dir()
+            return self._given
+
+    def _lease(self, folder: Path) -> None:
+        """Keep others from removing a dataset's shards for as long as this cache exists."""
+        with self._lock:
+            if folder not in self._leases:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._leases[folder] = _open_lock(folder / ".in_use")
+                fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
+
+    def _reserve(self, path: Path, size: int) -> bool:
+        """Make an empty partial file if there is room for all of it; remove what nobody needs to make some."""
+        partial = _partial(path, size)
+        if partial.exists():  # of a process that was killed
+            return True
+        with locked(self._folder() / "all"):
+            sizes = self._list_sizes()
+            room = self._max_bytes - sum(sizes.values()) - size
+            for victim in self._list_unneeded(list(sizes)) if room < 0 else ():
+                victim.unlink(missing_ok=True)
+                room += sizes[victim]
+                if room >= 0:
+                    break
+            if room >= 0:
+                partial.touch()
+            return room >= 0
+
+    def _list_sizes(self) -> dict[Path, int]:
+        """Bytes of all shards here and on their way."""
+        sizes = {}
+        for folder in self._folder().iterdir():
+            for entry in os.scandir(folder) if folder.is_dir() else ():
+                if entry.name.endswith(".tar"):
+                    with suppress(FileNotFoundError):
+                        sizes[Path(entry.path)] = entry.stat().st_size
+                elif match := PARTIAL.search(entry.name):
+                    sizes[Path(entry.path)] = int(match[1])
+        return sizes
+
+    def _list_unneeded(self, paths: list[Path]) -> Iterator[Path]:
+        """Copies that may go: of datasets that nobody has open, then of shards of ours that `needs` does not name."""
+        yield from (path for path in paths if path.parent not in self._leases and not _is_in_use(path.parent))
+        yield from (path for path in paths if path.parent in self._leases and path.suffix == ".tar"
+                    and not self.needs(path))  # fmt: skip
+
+    def _download(self, url: str, path: Path, start: int, size: int, sha256: str, stop: threading.Event | None) -> None:
+        started = time.monotonic()
+        store, name = self.store(url)
+        partial = _partial(path, size)
+        try:
+            for _ in range(2):  # a file may be replaced while it is read
+                store.append_range(name, partial, start, start + size, stop)
+                if not sha256 or hash_file(partial) == sha256:
+                    sync(partial)
+                    partial.replace(path)
+                    return
+                partial.unlink()
+        finally:  # what came of a file that failed is kept for the next try
+            self.count(download_seconds=time.monotonic() - started)
+        raise InputError(
+            f"{url} is not the file that its dataset was made with (its sha256 differs): upload that one again, or, if"
+            " all shards were made again, upload their dataset.json too"
+        )
+
+
+def _partial(path: Path, size: int) -> Path:
+    return path.with_name(f".{path.name}.{size}.partial")
+
+
+def _open_lock(path: Path) -> BinaryIO:
+    """Open a lock file that is no link."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
+    except OSError as error:
+        if path.is_symlink():
+            raise InputError(f"{path} is a link: remove it, or name a directory of your own") from error
+        raise
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Tell whether a process has a dataset open."""
+    with _open_lock(folder / ".in_use") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@contextmanager
+def locked(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
+    """Hold the lock of a file among all processes; raises CancelledError once `stop` is set."""
+    with _open_lock(path.with_name(f".{path.name}.lock")) as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop is not None and stop.is_set():
+                    raise CancelledError from None
+                time.sleep(0.02)
+        yield

@@ -1,7 +1,9 @@
-"""Files in an object store, by fsspec: requests that fail are repeated, and end in a sentence where that is no help."""
+"""Files in object storage, by fsspec: failed requests are repeated, hanging ones left behind, downloads resumed."""
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,96 +13,179 @@ from common.atomic_io import atomic_write
 from common.errors import InputError
 
 TRIES = 4  # of one request, 1, 2 and 4 s apart
-FOLDERS = ("file://", "local://", "sftp://", "ssh://")  # what is written there can be seen, and renamed over
+BLOCK = 2**23  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
+SMALLEST_BLOCK = 2**20
+POLL_S = 0.1
+FILE_SYSTEMS = ("file://", "local://", "sftp://", "ssh://")  # where files are visible while they are written
+FINAL = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError)  # no repetition helps
 T = TypeVar("T")
 
 
 def is_remote(place: str | Path) -> bool:
+    """Tell whether this is a URL, not a path."""
     return "://" in str(place)
 
 
 class ObjectStore:
-    """The files under a URL; raises InputError where they cannot be had after several tries."""
+    """The files under a URL. All methods raise InputError where several tries have failed."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """Make a client; `timeout`: seconds that a read of SMALLEST_BLOCK bytes or less may take."""
+        self.url, self._timeout = url.rstrip("/"), timeout
         # Only file systems have folders that must be made.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
-        self._fs, self._root = self._tried("opened", lambda: fsspec.core.url_to_fs(self.url, **options))
+        self._fs, self._root = self._retry("opened", lambda: fsspec.core.url_to_fs(self.url, **options))
 
     def names(self, under: str = "") -> list[str]:
-        """Of all files, relative to the URL."""
+        """List all files, relative to the URL."""
         return list(self.sizes(under))
 
     def sizes(self, under: str = "") -> dict[str, int]:
-        """Bytes of all files, by their names relative to the URL."""
+        """List the bytes of all files by their names, relative to the URL."""
         start = f"{self._root}/{under}".rstrip("/")
 
-        def listed() -> dict[str, int]:
+        def find() -> dict[str, int]:
             self._fs.invalidate_cache()
             found = self._fs.find(start, detail=True)
             return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
 
-        return self._tried("listed", listed)
+        return self._retry("listed", find)
 
     def size(self, name: str) -> int:
-        """Bytes of a file, as the store says now."""
+        """Ask for the bytes of a file as they are now."""
 
-        def asked() -> int:
+        def ask() -> int:
             self._fs.invalidate_cache()
             return int(self._fs.size(f"{self._root}/{name}"))
 
-        return self._tried("read", asked, name)
+        return self._retry("read", ask, name)
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file."""
+        """Read a small file; None if there is none."""
 
-        def content() -> bytes | None:
+        def read() -> bytes | None:
             try:
                 return self._fs.cat_file(f"{self._root}/{name}")
             except FileNotFoundError:
                 return None
 
-        return self._tried("read", content, name)
+        return self._retry("read", lambda: call_with_timeout(read, self._timeout), name)
 
-    def write(self, name: str, data: bytes) -> None:
-        self._tried("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
+    def read_range(self, name: str, start: int, end: int, stop: threading.Event | None = None) -> bytes:
+        """Read bytes of a file; raises CancelledError once `stop` is set.
 
-    def upload(self, file: Path, name: str) -> None:
-        self._tried("written to", lambda: self._fs.put_file(str(file), f"{self._root}/{name}"), name)
+        A request that takes too long is followed by smaller ones, so that a slow store is told from a silent one.
+        """
+        block, data = BLOCK, b""
+        while start + len(data) < end:
 
-    def replace(self, file: Path, name: str) -> None:
-        """Upload a file that others may be reading an earlier one of: they see that or this, never half of it."""
-        if not self.url.startswith(FOLDERS):  # object stores show a file when it is whole
-            self.upload(file, name)
-            return
-        aside = f".{name}.partial"
-        self.upload(file, aside)
-        self._tried("written to", lambda: self._fs.mv(f"{self._root}/{aside}", f"{self._root}/{name}"), name)
+            def read(first: int = start + len(data)) -> bytes:
+                nonlocal block
+                last = min(first + block, end)
+                block = max(SMALLEST_BLOCK, block // 4)  # should this one fail
+                found = call_with_timeout(
+                    lambda: self._fs.cat_file(f"{self._root}/{name}", start=first, end=last), self._timeout, stop
+                )
+                if len(found) != last - first:
+                    raise OSError(f"{len(found)} bytes came instead of {last - first} from byte {first}")
+                return bytes(found)
+
+            data += self._retry("read", read, name, stop)
+            block = min(BLOCK, block * 4)
+        return data
 
     def download(self, name: str, file: Path) -> None:
+        """Download a file, durably."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as aside:
-            self._tried("read", lambda: self._fs.get_file(f"{self._root}/{name}", str(aside)), name)
+        with atomic_write(file) as temporary:
+            self.append_range(name, temporary, 0, self.size(name))
+
+    def append_range(self, name: str, file: Path, start: int, end: int, stop: threading.Event | None = None) -> None:
+        """Append to a local file what it lacks of the bytes `start` to `end`; raises CancelledError as read_range."""
+        with file.open("ab") as output:
+            while (first := start + output.tell()) < end:
+                output.write(self.read_range(name, first, min(first + BLOCK, end), stop))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
+
+    def upload(self, file: Path, name: str) -> None:
+        """Write a file."""
+        self._retry("written to", lambda: self._fs.put_file(str(file), f"{self._root}/{name}"), name)
+
+    def replace(self, file: Path, name: str) -> None:
+        """Upload a file that others may be reading: they see the earlier one or this, never half of it."""
+        if not self.url.startswith(FILE_SYSTEMS):  # object stores show a file when it is complete
+            self.upload(file, name)
+            return
+        temporary = f".{name}.partial"
+        self.upload(file, temporary)
+        self._retry("written to", lambda: self._fs.mv(f"{self._root}/{temporary}", f"{self._root}/{name}"), name)
 
     def remove(self, name: str) -> None:
-        def removed() -> None:
+        """Remove a file, if there is one."""
+
+        def remove() -> None:
             try:
                 self._fs.rm_file(f"{self._root}/{name}")
             except FileNotFoundError:
                 return
 
-        self._tried("removed", removed, name)
+        self._retry("removed", remove, name)
 
-    def _tried(self, what: str, request: Callable[[], T], name: str = "") -> T:
+    def _retry(self, what: str, request: Callable[[], T], name: str = "", stop: threading.Event | None = None) -> T:
         for attempt in range(TRIES):
             try:
                 return request()
+            except CancelledError:
+                raise
             except Exception as error:  # every store's client has a family of errors of its own
-                is_final = isinstance(error, (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError))
-                if is_final or attempt == TRIES - 1:
-                    why = "no permission" if isinstance(error, PermissionError) else " ".join(str(error).split())[:300]
+                if isinstance(error, FINAL) or attempt == TRIES - 1:
                     where = f"{self.url}/{name}" if name else self.url
-                    raise InputError(f"{where} cannot be {what}: {why or type(error).__name__}") from error
-                time.sleep(2**attempt)
+                    raise InputError(f"{where} cannot be {what}: {_explain(error)}") from error
+                pause(2**attempt, stop)
         raise AssertionError
+
+
+def pause(seconds: float, stop: threading.Event | None = None) -> None:
+    """Sleep; raise CancelledError once `stop` is set."""
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        raise CancelledError
+
+
+def call_with_timeout(call: Callable[[], T], timeout: float, stop: threading.Event | None = None) -> T:
+    """Call in a thread; raise TimeoutError after `timeout` seconds, CancelledError once `stop` is set.
+
+    Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="request", daemon=True).start()
+    deadline = time.monotonic() + timeout
+    while not future.done() and time.monotonic() < deadline:
+        if stop is not None and stop.is_set():
+            raise CancelledError
+        try:
+            future.exception(min(POLL_S, timeout))
+        except TimeoutError:
+            continue
+    if not future.done():
+        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+    return future.result()
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, PermissionError):
+        return "no permission"
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -22,10 +22,10 @@ from pipeline.shards.format import (
     DATASET_FILE,
     DatasetInfo,
     Lazy,
-    Locate,
     Sample,
     Sides,
     TableInfo,
+    parse_dataset_info,
     read_dataset_info,
 )
 from pipeline.shards.gops import GopIndex
@@ -170,18 +170,10 @@ class ShardDataset:
 
     @property
     def digest(self) -> str:
-        """Which videos, in which order, with which classes, labels, frames and sides: datasets of the same digest give
-        the same clips.
-
-        It is taken of the tables as they are now. Until schema version 2 it was that of the tars and classes alone; it
-        still is for such datasets, also once they are upgraded, so that runs of before go on.
-        """
-        said: list[Any] = [*self.info.classes]
-        if all(_counts_as_version_1(part.tables) for part in self.parts):
-            said = [*(shard.sha256 for shard in self.info.shards), *said]
-        else:
-            said = [[part.tables.content, part.tables.info.classes] for part in self.parts]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        """Hash of which videos there are, in which order, with which classes, labels, frames and sides: datasets of the
+        same digest give the same clips. It is taken of the tables as they are now."""
+        described = [[part.tables.content, part.tables.info.classes] for part in self.parts]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
     @property
     def is_remote(self) -> bool:
@@ -214,42 +206,31 @@ class ShardDataset:
 
 
 def _open_tables(place: str, cache: ShardCache) -> tuple[Path, Tables]:
-    """Folder with the description of a dataset, its own or a copy of it, and the tables."""
-    folder, locate = Path(place), _beside(Path(place))
+    """Open the tables of a dataset; returns them with its folder, or the one that its copies are cached in."""
     if is_remote(place):
-        url = place.rstrip("/")
-        folder = cache.fetch(f"{url}/{DATASET_FILE}", fresh=True).parent
-        locate = partial(_fetched, cache, url)
-    info = read_dataset_info(folder, locate)
-    if is_remote(place) and info.schema_version == 1:
-        for shard in info.shards:
-            cache.fetch(f"{url}/{shard.samples_name}", fresh=True)
+        url = f"{place.rstrip('/')}/{DATASET_FILE}"
+        folder = cache.path(url, "").parent
+
+        def locate(table: TableInfo) -> Path:
+            return cache.fetch_table(f"{place.rstrip('/')}/{table.file}", table.sha256, table.num_bytes)
+
+        info = parse_dataset_info(cache.read(url), url, locate)
+    else:
+        folder = Path(place)
+        info = read_dataset_info(folder)
+
+        def locate(table: TableInfo) -> Path:
+            return folder / table.file
+
     if not info.num_samples:
-        raise InputError(f"{folder} holds no video: see its rejected.jsonl")
+        raise InputError(f"{place} holds no video: see its rejected.jsonl")
     tables = Tables.open(info, folder, locate)
-    if not is_remote(place):
-        tables.set_aside_changed(folder)
-    elif tables.have_changed:  # what the rows could be compared with is not here
-        raise InputError(f"the tables in {folder} are not those that were fetched from {place}: remove that folder")
+    tables.check_content(folder)
     return folder, tables
-
-
-def _beside(folder: Path) -> Locate:
-    return lambda table: folder / table.file
-
-
-def _fetched(cache: ShardCache, url: str, table: TableInfo) -> Path:
-    return cache.fetch(f"{url}/{table.file}", version=table.sha256)
 
 
 def _tar(part: Part, number: int) -> str:
     return f"{part.place.rstrip('/')}/{part.tables.info.shards[number].name}"
-
-
-def _counts_as_version_1(tables: Tables) -> bool:
-    """Whether the tables are still those that were made of schema version 1, which did not protect them."""
-    info = tables.info
-    return info.schema_version == 1 or (info.upgrade is not None and info.upgrade.content == tables.content)
 
 
 def _labels_in(own: list[str], union: list[str]) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ A dataset is a folder:
     shard-000000.samples.jsonl    one Sample a line, in tar order
     rejected.jsonl                {"source": ..., "reason": ...} for every input that is in no shard
 
-and, from schema version 2 on, tables of the whole dataset, whose names end in their hash:
+and tables of the whole dataset, whose names end in their hash:
 
     shards-<hash>.npy             a row a shard: SHARD
     samples-<hash>.npy            a row a sample, in the order of shards and tars: SAMPLE
@@ -113,7 +113,7 @@ class ShardInfo:
     num_samples: Annotated[int, Meta(ge=0, lt=2**32)]
     num_bytes: Bytes
     sha256: Sha256
-    index_sha256: str = ""  # empty in schema version 1
+    index_sha256: str = ""
     samples_sha256: str = ""
 
     @property
@@ -147,16 +147,8 @@ class TableInfo:
     sha256: Sha256
 
 
-@dataclass(frozen=True)
-class Upgrade:
-    """Where the tables came from; runs of before go on while they still say the same."""
-
-    schema_version: int
-    content: Sha256  # index.Tables.content when they were made
-
-
 class Report(TypedDict, total=False):
-    """What a dataset holds, for people; datasets made by earlier versions say less."""
+    """Statistics of a dataset, for people."""
 
     hours: float
     num_sources: Bytes
@@ -178,7 +170,7 @@ class DatasetInfo:
     num_bytes: Bytes
     classes: list[str]  # class id -> name, empty when there are no labels
     encode: dict[str, Any]  # the settings the shards were made with
-    shards: Sequence[ShardInfo]  # from schema version 2 on, out of their table
+    shards: Sequence[ShardInfo]  # not in dataset.json, but in their table
     num_rejected: Bytes = 0
     report: Report = field(default_factory=Report)
     # What nobody needs to look at every sample for:
@@ -188,7 +180,6 @@ class DatasetInfo:
     labels: tuple[int, int] | None = None  # lowest and highest; None: no sample has one
     num_unlabelled: Bytes = 0
     tables: dict[str, TableInfo] = field(default_factory=dict)
-    upgrade: Upgrade | None = None
     content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
     schema_version: int = SCHEMA_VERSION
 
@@ -241,39 +232,34 @@ def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo
     """
     path = folder / DATASET_FILE
     if not is_described(folder):
-        raise InputError(f"{folder} holds no {DATASET_FILE}: make shards with `python shard_tools/make_shards.py`")
+        raise InputError(f"no {DATASET_FILE} in {folder}: create shards with `python shard_tools/make_shards.py`")
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
+    return parse_dataset_info(path.read_bytes(), str(path), locate or (lambda table: folder / table.file))
+
+
+def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
+    """Parse the content of `dataset.json` and open the table of shards that it names; see read_dataset_info."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        version = raw["schema_version"]
-        if version not in (1, SCHEMA_VERSION):
+        raw = json.loads(data.decode())
+        if raw["schema_version"] != SCHEMA_VERSION:
             raise InputError(
-                f"{path} has schema version {version}, this code reads 1 and {SCHEMA_VERSION}: make the shards again"
+                f"{path} has schema version {raw['schema_version']}, this code reads {SCHEMA_VERSION}: make the shards"
+                " again"
             )
         raw.pop("sha256", None)
-        if version == 1:
-            shards: Sequence[ShardInfo] = [msgspec.convert(shard, ShardInfo) for shard in raw.pop("shards")]
-            return _described(raw, shards)
-        info = _described(raw, [])
-        rows = read_table("shards", info, locate or (lambda table: folder / table.file))
-        return _described(raw, _shards(rows))
+        unknown = raw.keys() - {entry.name for entry in fields(DatasetInfo)}
+        if unknown:
+            raise ValueError(f"unknown field {min(unknown)}")
+        info: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
+        if info.tables.keys() != {*TABLES, "names"}:
+            raise ValueError(f"its tables are {', '.join(info.tables) or 'missing'}")
+        if info.num_samples and not (info.codecs and info.containers and info.frame_strides):
+            raise ValueError("it names no codecs, containers or frame_strides")
+        return replace(info, shards=_shards(read_table("shards", info, locate)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
-
-
-def _described(raw: dict[str, Any], shards: Sequence[ShardInfo]) -> DatasetInfo:
-    unknown = raw.keys() - {entry.name for entry in fields(DatasetInfo)}
-    if unknown:
-        raise ValueError(f"{min(unknown)} is no field of one")
-    checked: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
-    if checked.schema_version > 1 and checked.tables.keys() != {*TABLES, "names"}:
-        raise ValueError(f"its tables are {', '.join(checked.tables) or 'missing'}")
-    of_all = checked.codecs, checked.containers, checked.frame_strides
-    if checked.schema_version > 1 and checked.num_samples and not all(of_all):
-        raise ValueError("it names no codecs, containers or frame_strides")
-    return replace(checked, shards=shards)
 
 
 def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
@@ -311,47 +297,33 @@ def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
 
 
 def read_samples(folder: Path, shard: ShardInfo) -> Iterator[Sample]:
-    """The samples of one shard in tar order, out of `samples.jsonl`; raises InputError if that is missing or broken."""
-    for sample in read_lines(folder, shard):
-        if isinstance(sample, str):
-            raise InputError(_unreadable(folder / shard.samples_name, sample))
-        yield sample
-
-
-def read_lines(folder: Path, shard: ShardInfo) -> Iterator[Sample | str]:
-    """As `read_samples`, with the reason in the place of a sample whose line is broken."""
+    """Read the samples of a shard in tar order from `samples.jsonl`; raises InputError if it is missing or broken."""
     path = folder / shard.samples_name
     try:
         with path.open("rb") as lines:
-            for line in lines:
-                yield parse_sample(line)
-    except OSError as error:
-        raise InputError(_unreadable(path, str(error))) from error
-
-
-def _unreadable(path: Path, reason: str) -> str:
-    return f"{path} cannot be read ({reason}): run `python shard_tools/check_shards.py {path.parent}`"
+            yield from map(parse_sample, lines)
+    except (OSError, ValueError, RecursionError) as error:  # among them msgspec's
+        raise InputError(
+            f"{path} cannot be read ({error}): run `python shard_tools/check_shards.py {path.parent}`"
+        ) from error
 
 
 _decoder = msgspec.json.Decoder(Sample)
 
 
-def parse_sample(line: bytes) -> Sample | str:
-    """A line of `samples.jsonl`, or what is wrong with it.
+def parse_sample(line: bytes) -> Sample:
+    """Parse a line of `samples.jsonl`; raises ValueError if it is broken.
 
-    msgspec takes a sixth of the time of json.loads and a look at every field, and pydantic a third more than msgspec.
+    msgspec takes a sixth of the time of json.loads and checks every field; pydantic takes a third more than msgspec.
     """
     try:
         return _decoder.decode(line)
-    except msgspec.ValidationError as error:
-        return f"its line in the table is broken: {error}"
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # names that are not UTF-8 are written as half a surrogate pair, which only json takes
-    try:
+        # Names that are not UTF-8 are written as half a surrogate pair, which only json takes.
         sample: Sample = msgspec.convert(json.loads(line), Sample)
-    except (ValueError, RecursionError) as error:  # among them msgspec's
-        return f"its line in the table is broken: {error}"
-    return sample
+        return sample
 
 
 def sample_line(sample: Sample) -> bytes:

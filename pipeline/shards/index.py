@@ -6,12 +6,10 @@ bad sample like any other, with a reason.
 """
 
 import hashlib
-import itertools
 import json
 import mmap
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -21,18 +19,15 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from common.errors import InputError
-from common.logging import log
-from pipeline.shards.format import SAMPLE, DatasetInfo, Locate, Sample, read_lines, read_table
-from pipeline.shards.gops import GOP, GopIndex
-from pipeline.shards.rows import RowWriter
+from pipeline.shards.format import SAMPLE, DatasetInfo, Locate, Sample, read_table
+from pipeline.shards.gops import GopIndex
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
 HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that are hashed at every open
-CHECKED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
+HASHED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
 MAX_NAME = 2**16  # bytes of a line in the table of names
+REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
 LAZY = ("key", "source")  # fields of a Sample that the table of names holds
-ROW_FIELDS = ("container", "codec", "num_frames", "fps", "frame_stride", "width", "height", "label", "sha256", "offset",
-              "size")  # fmt: skip
 
 
 class IndexedSample(Sample):
@@ -59,35 +54,24 @@ class Tables:
         info: DatasetInfo,
         first_of_shard: Int[np.ndarray, " shards"],
         samples: Shaped[np.ndarray, " samples"],
-        tables: Mapping[str, Path | np.ndarray | bytes],
-        problems: Mapping[int, str] | None = None,
+        locate: Locate,
     ) -> None:
-        """`samples` are rows of SAMPLE; `tables` has "gops" and "names", as files or as what would be in them.
-
-        `problems` are known of some samples beforehand.
-        """
-        self.info, self.first_of_shard, self.rows = info, first_of_shard, samples
-        self._tables, self._problems = tables, dict(problems or {})
+        """Take `samples`, rows of SAMPLE; the tables of GOPs and names are opened when they are first needed."""
+        self.info, self.first_of_shard, self.rows, self._locate = info, first_of_shard, samples, locate
         self._codecs, self._sides = list(info.codecs), list(info.codecs.values())
         self._num_gops = info.tables["gops"].num_rows if info.tables else 0
 
     @classmethod
     def open(cls, info: DatasetInfo, folder: Path, locate: Locate) -> "Tables":
-        """Map the tables of a dataset into memory; of schema version 1, make them out of those of its shards.
-
-        Raises InputError if one is missing, cut, or not of this dataset.
-        """
-        if info.schema_version == 1:
-            return _read_version_1(info, folder)
+        """Map the tables of a dataset into memory; raises InputError if one is missing, cut, or not of this dataset."""
         shards, samples = read_table("shards", info, locate), read_table("samples", info, locate)
         first, counts = shards["first_sample"].astype(np.int64), shards["num_samples"].astype(np.int64)
         if not (np.array_equal(first, np.cumsum(counts) - counts) and counts.sum() == len(samples) == info.num_samples):
             raise InputError(
                 f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
-                f" {info.num_samples} in dataset.json: write them again with `python shard_tools/check_shards.py"
-                f" --rewrite-tables {folder}`"
+                f" {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
             )
-        return cls(info, first, samples, _Located(info, locate))
+        return cls(info, first, samples, locate)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -98,7 +82,7 @@ class Tables:
     def sample(self, number: int) -> Sample:
         """Sample `number`; where its row is broken, one that has a `problem` and else harmless values."""
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
-        problem = self._problems.get(number) or self._problem(number, row)
+        problem = self._problem(number, row)
         if problem:
             return self._stand_in(number, problem)
         return IndexedSample.of(
@@ -135,28 +119,11 @@ class Tables:
             digest.update(f"{shard.name} {shard.num_samples} {shard.sha256}\n".encode())
         return digest.hexdigest()
 
-    @property
-    def have_changed(self) -> bool:
-        """Whether tables of shards and samples are not as they were written, as far as `content` tells."""
-        return self.info.content not in ("", self.content)
-
-    def set_aside_changed(self, folder: Path) -> None:
-        """If tables have changed, make bad samples of the rows that do not say what the lines beside the shards say: of
-        a label, for one, nobody would see it. Raises InputError if these cannot be read."""
-        if not self.have_changed:
-            return
-        for shard, first in zip(self.info.shards, self.first_of_shard.tolist(), strict=True):
-            lines = read_lines(folder, shard)
-            for number in range(first, first + shard.num_samples):
-                row = self.sample(number)
-                if not _agree(row, next(lines, "")):
-                    self._problems[number] = row.problem or f"its row is not what {shard.samples_name} says"
-        if self._problems:
-            said = f"note: {len(self._problems)} rows in {folder / self.info.tables['samples'].file} have changed"
-            log(
-                f"{said} and are passed over: write it again with shard_tools/check_shards.py --rewrite-tables",
-                sys.stderr,
-            )
+    def check_content(self, folder: Path) -> None:
+        """Raise InputError if the tables of shards and samples are not as they were written, as far as `content` tells:
+        of a label, for one, nobody would see it."""
+        if self.info.content not in ("", self.content):
+            raise InputError(f"the tables of {folder} have changed since they were written: {REWRITE.format(folder)}")
 
     def _hash_of_rows(self) -> bytes:
         """Blocks are hashed side by side."""
@@ -223,71 +190,16 @@ class Tables:
 
     @cached_property
     def _names(self) -> bytes | mmap.mmap:
-        names = self._tables["names"]
-        if not isinstance(names, Path):
-            assert isinstance(names, bytes)
-            return names
-        with names.open("rb") as file:
+        table = self.info.tables["names"]
+        path = self._locate(table)
+        if not path.is_file() or path.stat().st_size != table.num_bytes or not table.num_bytes:
+            raise InputError(f"{path} is missing or incomplete: {REWRITE.format(path.parent)}")
+        with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if len(mapped) <= CHECKED_NAMES and hashlib.sha256(mapped).hexdigest() != self.info.tables["names"].sha256:
-            said = f"note: {names} has changed since it was made, so videos are called by their number"
-            log(f"{said}: write it again with shard_tools/check_shards.py --rewrite-tables", sys.stderr)
-            return b""
+        if len(mapped) <= HASHED_NAMES and hashlib.sha256(mapped).hexdigest() != table.sha256:
+            raise InputError(f"{path} has changed since it was written: {REWRITE.format(path.parent)}")
         return mapped
 
     @cached_property
     def _gops(self) -> np.ndarray:
-        gops = self._tables["gops"]
-        assert isinstance(gops, np.ndarray)
-        return gops
-
-
-def _agree(row: Sample, line: Sample | str) -> bool:
-    """Whether a row of the table says what a line beside a shard says; names and groups have hashes of their own."""
-    return isinstance(line, Sample) and all(getattr(row, name) == getattr(line, name) for name in ROW_FIELDS)
-
-
-class _Located(Mapping[str, Path | np.ndarray | bytes]):
-    """Tables that are fetched and opened when they are first needed."""
-
-    def __init__(self, info: DatasetInfo, locate: Locate) -> None:
-        self._info, self._locate = info, locate
-
-    def __getitem__(self, name: str) -> Path | np.ndarray:
-        if name != "names":
-            return read_table(name, self._info, self._locate)
-        table = self._info.tables[name]
-        path = self._locate(table)
-        if not path.is_file() or path.stat().st_size != table.num_bytes or not table.num_bytes:
-            raise InputError(
-                f"{path} is missing or not whole: write it again with shard_tools/check_shards.py --rewrite-tables"
-            )
-        return path
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("gops", "names"))
-
-    def __len__(self) -> int:
-        return 2
-
-
-def _read_version_1(info: DatasetInfo, folder: Path) -> Tables:
-    """Tables in memory out of the `samples.jsonl` of the shards."""
-    maker = RowWriter()
-    rows, names = [np.empty(0, SAMPLE)], []
-    problems: dict[int, str] = {}
-    for shard in info.shards:
-        lines = list(read_lines(folder, shard))
-        if len(lines) != shard.num_samples:
-            raise InputError(
-                f"{folder / shard.samples_name} lists {len(lines)} samples where dataset.json says"
-                f" {shard.num_samples}: run `python shard_tools/check_shards.py {folder}`"
-            )
-        problems |= {maker.num_samples + n: line for n, line in enumerate(lines) if isinstance(line, str)}
-        made = maker.rows_of(lines)
-        rows.append(made.samples)
-        names.append(made.names)
-    counts = np.array([shard.num_samples for shard in info.shards], np.int64)
-    tables: dict[str, Path | np.ndarray | bytes] = {"gops": np.empty(0, GOP), "names": b"".join(names)}
-    first = np.array([0, *itertools.accumulate(counts.tolist())][:-1], np.int64)
-    return Tables(maker.describe(info), first, np.concatenate(rows), tables, problems)
+        return read_table("gops", self.info, self._locate)

@@ -31,23 +31,21 @@ class RowWriter:
         self._labels: tuple[int, int] | None = None
         self._sides: list[Sides] = []
 
-    def rows_of(self, samples: Sequence[Sample | str]) -> ShardRows:
-        """Rows of the next shard's samples, in tar order; one that is broken, and only its problem known, is zero."""
+    def rows_of(self, samples: Sequence[Sample]) -> ShardRows:
+        """Make the rows of the next shard's samples, in tar order."""
         names = [name_line(sample) for sample in samples]
-        groups = [decode_gops(sample) for sample in samples]
-        rows = np.zeros(len(samples), SAMPLE)
-        good = [place for place, sample in enumerate(samples) if isinstance(sample, Sample)]
-        rows[good] = [self._row(sample) for sample in samples if isinstance(sample, Sample)]
+        gops = [decode_gops(sample) for sample in samples]
+        rows = np.array([self._row(sample) for sample in samples], SAMPLE)
         rows["shard"] = self._num_shards
         rows["name"] = self.num_name_bytes + _starts(names)
-        rows["first_gop"] = self.num_gops + _starts(groups)
-        rows["num_gops"] = [len(part) for part in groups]
-        self._count(rows[good])
+        rows["first_gop"] = self.num_gops + _starts(gops)
+        rows["num_gops"] = [len(part) for part in gops]
+        self._count(rows)
         self._num_shards += 1
         self.num_samples += len(samples)
-        self.num_gops += sum(map(len, groups))
+        self.num_gops += sum(map(len, gops))
         self.num_name_bytes += sum(map(len, names))
-        held = [part for part in groups if len(part)]
+        held = [part for part in gops if len(part)]
         return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GOP), b"".join(names))
 
     def continue_at(self, shard: int, group: int, name_byte: int) -> None:
@@ -109,22 +107,18 @@ def merged_sides(a: Sides, b: Sides) -> Sides:
     )
 
 
-def name_line(sample: Sample | str) -> bytes:
-    """A line of the table of names; its letters are ASCII, whatever those of the name are."""
-    if isinstance(sample, str):
-        return b"null\n"
+def name_line(sample: Sample) -> bytes:
+    """Make a line of the table of names, in ASCII, whatever the letters of the name are."""
     return json.dumps([sample.key, sample.source]).encode() + b"\n"
 
 
-def decode_gops(sample: Sample | str) -> np.ndarray:
-    """A sample's rows of the table of groups."""
-    if isinstance(sample, str) or not sample.gops:
-        return np.empty(0, GOP)
+def decode_gops(sample: Sample) -> np.ndarray:
+    """Decode a sample's rows of the GOP table."""
     return np.frombuffer(base64.b64decode(sample.gops), GOP)
 
 
 def encode_gops(rows: np.ndarray) -> str:
-    """`decode_gops` the other way round."""
+    """Encode rows of the GOP table as text."""
     return base64.b64encode(rows.tobytes()).decode("ascii")
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import tempfile
 from fractions import Fraction
@@ -12,7 +11,7 @@ import av
 import numpy as np
 
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DatasetInfo, Sample, read_dataset_info
+from pipeline.shards.format import DatasetInfo, Sample
 from shard_tools.encoding.codecs import CODECS, open_encoder
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
@@ -20,7 +19,6 @@ from shard_tools.settings import Settings
 from shard_tools.tables import publish_tables
 from shard_tools.write import write_shard
 
-VERSION_1 = ("num_samples", "num_frames", "num_bytes", "classes", "encode", "num_rejected", "report")
 LEVELS = 22  # grey levels that survive any codec and any scaling
 
 X264 = {"preset": "ultrafast"}
@@ -148,24 +146,6 @@ def write_shards(
         [f"class {i}" for i in range(classes)], {}, shards,
     )  # fmt: skip
     publish_tables(folder, info)
-    return folder
-
-
-def as_version_1(folder: Path) -> Path:
-    """The same dataset as it was before there were tables of all its shards."""
-    info = read_dataset_info(folder)
-    for path in folder.iterdir():
-        if path.name.split("-")[0] in ("shards", "samples", "gops", "names"):
-            path.unlink()
-    for path in folder.glob("*.samples.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "gops"}) + "\n" for line in lines))
-    shards = [
-        {"name": shard.name, "num_samples": shard.num_samples, "num_bytes": shard.num_bytes, "sha256": shard.sha256}
-        for shard in info.shards
-    ]
-    said = {name: getattr(info, name) for name in VERSION_1}
-    (folder / "dataset.json").write_text(json.dumps({**said, "shards": shards, "schema_version": 1}))
     return folder
 
 

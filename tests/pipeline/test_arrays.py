@@ -164,7 +164,7 @@ def test_arrays_beside_videos_are_none(tmp_path: Path) -> None:
 def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) -> None:
     with pytest.raises(InputError, match="clips of 3 and 5 channels, which no model takes together"):
         arrays.count_channels(["h264", "uint8x5"])
-    with pytest.raises(InputError, match="changes colours, and these clips have 5 channels"):
+    with pytest.raises(InputError, match="changes colors, and these clips have 5 channels"):
         batches(shards, rand_augment=2)
 
 

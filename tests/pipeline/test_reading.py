@@ -1,0 +1,388 @@
+"""Reading from object storage: faults of the store, the cache shared by the processes of a node, and the look-ahead."""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from made_videos import encode, write_shards
+from object_store import Proxy, request, upload
+
+from common.errors import InputError
+from pipeline.config import DataConfig
+from pipeline.decoding.video_error import VideoError
+from pipeline.loader import ClipLoader
+from pipeline.planning.plan import TrainingPlan
+from pipeline.reading import cache as caching
+from pipeline.reading import storage
+from pipeline.reading.cache import ShardCache, user_cache_dir
+from pipeline.reading.reader import Reader
+from pipeline.reading.storage import ObjectStore
+from pipeline.shards.dataset import ShardDataset
+
+SHARD = "shard-000001.tar"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def uploaded(s3_proxy: Proxy, short_shards: Path) -> str:
+    return upload(s3_proxy.url, short_shards, "bucket", "short")
+
+
+@pytest.fixture
+def bucket(short_shards: Path) -> str:
+    """The short dataset in fsspec's in-memory object store."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.put(f"{short_shards}/", "memory://bucket/data", recursive=True)
+    return "memory://bucket/data"
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "pause", lambda *_: None)
+
+
+def make_config(place: str, tmp_path: Path, **settings: object) -> DataConfig:
+    defaults = {"frame_stride": 1, "cache_dir": str(tmp_path / "cache"), "num_threads": 2}
+    return DataConfig(place, **{**defaults, **settings})  # type: ignore[arg-type]
+
+
+def make_loader(config: DataConfig, tmp_path: Path, **plan: int) -> ClipLoader:
+    dataset = ShardDataset.open(config)
+    shape = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 4, **plan}
+    return ClipLoader(dataset, TrainingPlan(dataset, config, **shape), CPU, config, tmp_path / "quarantine.jsonl")
+
+
+def load_clips(
+    config: DataConfig, tmp_path: Path, count: int = 3, **plan: int
+) -> tuple[torch.Tensor, dict[str, float]]:
+    with make_loader(config, tmp_path, **plan) as loader:
+        clips = [batch.clip.clone() for batch, _ in zip(loader.batches(0), range(count), strict=False)]
+        return torch.cat(clips), loader.counters
+
+
+def cached(tmp_path: Path) -> list[str]:
+    return sorted(path.name.split("-")[1] for path in tmp_path.glob("**/cache/*/shard-*.tar"))
+
+
+def fits(short_shards: Path, shards: float) -> float:
+    """data.cache_gib for so many shards."""
+    return shards * max(path.stat().st_size for path in short_shards.glob("*.tar")) / 2**30
+
+
+@pytest.fixture(scope="module")
+def expected(short_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    folder = tmp_path_factory.mktemp("local")
+    return load_clips(make_config(str(short_shards), folder), folder)[0]
+
+
+@pytest.mark.parametrize(("kind", "times"), [("503", 1), ("cut", 2), ("changed", 1), ("slow", 1), ("silent", 1)])
+def test_passing_faults_leave_no_trace(
+    store: Proxy, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, times: int, no_pauses: None
+) -> None:
+    """A download that takes longer than a decode may take is no fault of the video."""
+    loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.6, download_timeout_s=1), tmp_path)
+    store.lay(kind, SHARD, times=times, rate=10_000)  # type: ignore[arg-type]
+    with loader:
+        clips = torch.cat([batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)])
+        counters = loader.counters
+    assert torch.equal(clips, expected)
+    assert counters["bad_clips"] == counters["timeouts"] == 0
+    assert counters["download_seconds"] > 0
+    assert not (tmp_path / "quarantine.jsonl").exists()
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "timeout", "says"),
+    [
+        ("503", 0.3, r"cannot be read: "),
+        ("403", 60, r"cannot be read: no permission"),
+        ("cut", 0.3, r"cannot be read: "),
+        (
+            "changed",
+            60,
+            r"is not the file that its dataset was made with \(its sha256 differs\): upload",
+        ),
+        ("silent", 0.3, r"cannot be read: no answer in 0.3 s \(data.download_timeout_s\)"),
+    ],
+)
+def test_lasting_faults_end_in_one_sentence(
+    store: Proxy, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, timeout: float, says: str,
+    no_pauses: None,
+) -> None:  # fmt: skip
+    loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.2, download_timeout_s=timeout), tmp_path)
+    store.lay(kind, SHARD)  # type: ignore[arg-type]
+    with loader, pytest.raises(InputError, match=says) as failure:
+        list(zip(loader.batches(0), range(3), strict=False))
+    assert f"{uploaded}/{SHARD}" in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert not (tmp_path / "quarantine.jsonl").exists()
+    assert "000001" not in cached(tmp_path)
+    store.heal()
+    assert torch.equal(load_clips(make_config(uploaded, tmp_path), tmp_path)[0], expected)
+
+
+def test_downloads_are_resumed(store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
+    """After a failed request, and by the process that comes after one that was killed."""
+    monkeypatch.setattr(storage, "BLOCK", 2**20)
+    content = os.urandom(3 * 2**20 + 5)
+    request(store.url, "PUT", "/bucket")
+    request(store.url, "PUT", "/bucket/large/file.tar", content)
+    bucket = ObjectStore("s3://bucket/large", timeout=5)
+    (tmp_path / "partial").write_bytes(content[: 2**20 + 7])
+    store.lay("cut", "file.tar", times=2)
+    bucket.append_range("file.tar", tmp_path / "partial", 0, len(content))
+    assert (tmp_path / "partial").read_bytes() == content
+    assert bucket.read_range("file.tar", 500_000, 509_000) == content[500_000:509_000]
+    with pytest.raises(InputError, match=r"file\.tar cannot be read"):
+        bucket.read_range("file.tar", len(content) - 5, len(content) + 5)
+    with pytest.raises(InputError, match=r"other\.tar cannot be read: it does not exist"):
+        bucket.read_range("other.tar", 0, 5)
+    with pytest.raises(InputError, match=r"nosuchprotocol://bucket cannot be opened"):
+        ObjectStore("nosuchprotocol://bucket")
+
+
+def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: Proxy, uploaded: str, tmp_path: Path) -> None:
+    loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
+    store.lay("silent", ".tar")
+
+    def ask() -> None:
+        with suppress(CancelledError):
+            list(loader.batches(0))
+
+    threading.Thread(target=ask, daemon=True).start()
+    deadline = time.monotonic() + 20
+    while not any(line.endswith(".tar") for line in store.requests) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 20, "the store would be silent for ever"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("clips-", "look-ahead"))]
+
+
+@pytest.mark.parametrize("repeat", ["memory", "file"])
+def test_remote_shards_give_the_same_clips_and_come_once(
+    bucket: str, short_shards: Path, tmp_path: Path, expected: torch.Tensor, repeat: str
+) -> None:
+    config = make_config(bucket if repeat == "memory" else f"file://{short_shards}", tmp_path)
+    for _ in range(2):
+        clips, counters = load_clips(config, tmp_path)
+        assert torch.equal(clips, expected)
+        assert counters["cache_hits"] >= 12
+    assert cached(tmp_path) == ["000000", "000001", "000002"]
+    if repeat == "memory":
+        assert fsspec.filesystem("memory").store.pop("/bucket/data/shard-000000.tar")
+        assert torch.equal(load_clips(config, tmp_path)[0], expected), "from the cache alone"
+
+
+def test_shards_that_find_no_room_are_streamed(
+    bucket: str, short_shards: Path, tmp_path: Path, expected: torch.Tensor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(bucket, tmp_path, cache_gib=fits(short_shards, 1.5))
+    first, _ = load_clips(config, tmp_path, count=3)
+    kept = cached(tmp_path)
+    second, counters = load_clips(config, tmp_path, count=3)
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert len(kept) == 1
+    assert cached(tmp_path) == kept, "what came first"
+    assert 4 <= counters["cache_hits"] <= 8
+    assert "is full" in capfd.readouterr().err
+
+
+def test_streamed_clips_are_read_ahead(bucket: str, short_shards: Path, tmp_path: Path) -> None:
+    config = make_config(bucket, tmp_path, cache_gib=fits(short_shards, 0.5))
+    dataset = ShardDataset.open(config)
+    plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=0, batch_size=4)
+    reader = Reader(dataset, plan)
+    reader.advance(0)
+    wanted = [(row.sample, row.frames) for row in plan.batch(2)]
+    deadline = time.monotonic() + 10
+    while not all(clip in reader._ahead._clips for clip in wanted) and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    slices = [reader.clip(*clip) for clip in wanted]
+    local = Reader(ShardDataset.open(short_shards))
+    assert slices == [local.clip(*clip) for clip in wanted]
+    reader.close()
+
+
+def test_copies_nobody_needs_make_room(bucket: str, short_shards: Path, tmp_path: Path) -> None:
+    """Those of datasets that nobody has open, and of shards that belong to other nodes now."""
+    other = write_shards(tmp_path / "other", [(f"w{i}", encode(9)) for i in range(2)], per_shard=2)
+    fsspec.filesystem("memory").put(f"{other}/", "memory://bucket/other", recursive=True)
+    gib = fits(short_shards, 2.2)
+    load_clips(make_config("memory://bucket/other", tmp_path, cache_gib=gib), tmp_path)
+    assert len(list(tmp_path.rglob("cache/*/*.tar"))) == 1
+    load_clips(make_config(bucket, tmp_path, cache_gib=gib), tmp_path)
+    assert len(cached(tmp_path)) == 2
+    nodes = {"canonical_nodes": 2, "shuffle_shards": 1, "cache_gib": gib}
+    for rank in (0, 1):
+        config = make_config(bucket, tmp_path, **nodes)
+        dataset = ShardDataset.open(config)
+        shape = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 2, "rank": rank, "world_size": 2}
+        plan = TrainingPlan(dataset, config, **shape)  # type: ignore[arg-type]
+        needed = [f"{shard:06d}" for shard in np.flatnonzero(plan.read_fractions())]
+        load_clips(config, tmp_path, count=6, batch_size=2, rank=rank, world_size=2)
+        assert set(cached(tmp_path)) == set(needed)
+
+
+def test_damaged_copies_are_replaced_by_the_store(bucket: str, tmp_path: Path) -> None:
+    config = make_config(bucket, tmp_path)
+    dataset = ShardDataset.open(config)
+    before = Reader(dataset).read(5)
+    [copy] = tmp_path.rglob("shard-000001-*.tar")
+    for damage in (lambda data: data.replace(before, before[:-9] + bytes(9)), lambda data: data[:100]):
+        copy.write_bytes(damage(copy.read_bytes()))
+        assert Reader(dataset).read(5) == before
+        assert not copy.exists()
+        assert Reader(dataset).read(5) == before
+    content = fsspec.filesystem("memory").store["/bucket/data/shard-000001.tar"].getbuffer()
+    content[dataset.samples[5].offset + 100] ^= 1
+    os.truncate(copy, 100)
+    with pytest.raises(VideoError, match="sha256 differs"):
+        Reader(dataset).read(5)
+
+
+def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_path: Path) -> None:
+    config = make_config(bucket, tmp_path)
+    before = Reader(ShardDataset.open(config)).read(0)
+    again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
+    fsspec.filesystem("memory").put(f"{again}/", "memory://bucket/data", recursive=True)
+    assert Reader(ShardDataset.open(config)).read(0) == Reader(ShardDataset.open(again)).read(0) != before
+
+
+def test_few_videos_of_a_shard_come_one_by_one(
+    bucket: str, short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a subset, or where many nodes read the same shards."""
+    monkeypatch.setattr("pipeline.reading.reader.REQUEST", 0)
+    for nodes, subset in ((1, 5), (6, None)):
+        shape = {"batch_size": 2, "world_size": nodes}
+        local = make_config(str(short_shards), tmp_path, subset=subset)
+        remote = make_config(bucket, tmp_path, subset=subset)
+        clips = [load_clips(config, tmp_path, **shape)[0] for config in (local, remote)]
+        assert torch.equal(*clips)
+    assert cached(tmp_path)
+    assert all("@" in path.name for path in (tmp_path / "cache").rglob("shard-*.tar"))
+
+
+def fetch_all(folder: Path, url: str, files: list[tuple[str, str, int]], go: Callable[[], object], store: Path) -> None:
+    go()
+    cache = ShardCache(folder)
+    read = ObjectStore.read_range
+
+    def counted(self: ObjectStore, name: str, *arguments: object) -> bytes:
+        with store.open("a") as log:
+            log.write(f"{name}\n")
+        return read(self, name, *arguments)  # type: ignore[arg-type]
+
+    ObjectStore.read_range = counted  # type: ignore[method-assign, assignment]
+    assert all(cache.fetch(f"{url}/{name}", sha256, size) for name, sha256, size in files)
+
+
+def test_processes_of_a_node_download_each_shard_once(short_shards: Path, tmp_path: Path) -> None:
+    info = ShardDataset.open(short_shards).info
+    files = [(shard.name, shard.sha256, shard.num_bytes) for shard in info.shards]
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(3)
+    arguments = (tmp_path / "cache", f"file://{short_shards}", files, barrier.wait, tmp_path / "log")
+    processes = [fork.Process(target=fetch_all, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 3
+    assert sorted((tmp_path / "log").read_text().split()) == [name for name, _, _ in files]
+
+
+def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    dataset = ShardDataset.open(make_config(bucket, tmp_path))
+    monkeypatch.setattr(ObjectStore, "append_range", full)
+    assert len(Reader(dataset).read(5)) == dataset.samples[5].size
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_locks_follow_no_links(bucket: str, short: ShardDataset, tmp_path: Path) -> None:
+    shard = short.info.shards[0]
+    copy = ShardCache(tmp_path).path(f"{bucket}/{shard.name}", shard.sha256)
+    copy.parent.mkdir()
+    (tmp_path / "victim").write_text("dear")
+    copy.with_name(f".{copy.name}.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(InputError, match=r"\.lock is a link: remove it"):
+        ShardCache(tmp_path).fetch(f"{bucket}/{shard.name}", shard.sha256, shard.num_bytes)
+    assert (tmp_path / "victim").read_text() == "dear"
+
+
+@pytest.mark.parametrize(("nodes", "downloads"), [(1, 1), (2, 2), (3, 3)])
+@pytest.mark.parametrize("canonical", [False, True])
+def test_downloads_over_the_number_of_nodes(
+    bucket: str, short_shards: Path, tmp_path: Path, nodes: int, downloads: int, canonical: bool
+) -> None:
+    """Without canonical nodes every node downloads everything, with them about its own part."""
+    for rank in range(nodes):
+        config = make_config(
+            bucket, tmp_path / str(rank), canonical_nodes=nodes if canonical else 1, shuffle_shards=1, cache_gib=1
+        )
+        load_clips(config, tmp_path, count=6, batch_size=12 // nodes // 2 or 1, rank=rank, world_size=nodes)
+    copies = len(cached(tmp_path))
+    if canonical:
+        assert copies <= 3 + nodes - 1, "at the cuts alone, two nodes share a shard"
+    else:
+        assert copies == 3 * downloads
+
+
+class TestUserCacheDir:
+    """What another user could have put there is refused."""
+
+    def test_it_is_in_the_users_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        assert user_cache_dir() == tmp_path / ".cache/adamae"
+        assert user_cache_dir().stat().st_mode & 0o777 == 0o700
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert user_cache_dir() == tmp_path / "xdg/adamae"
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
+        assert user_cache_dir() == tmp_path / ".cache/adamae"
+
+    def test_without_a_home_it_is_a_private_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("HOME", str(tmp_path / "file"))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+        assert user_cache_dir() == tmp_path / f"adamae-cache-{os.getuid()}"
+        assert user_cache_dir().stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("trap", ["link", "open to others", "a file", "foreign"])
+    def test_others_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        folder = tmp_path / "adamae"
+        if trap == "link":
+            (tmp_path / "elsewhere").mkdir()
+            folder.symlink_to(tmp_path / "elsewhere")
+        elif trap == "a file":
+            folder.touch()
+        elif trap == "foreign":
+            folder.mkdir(mode=0o700)
+            monkeypatch.setattr("os.getuid", lambda: 4711)
+        else:
+            folder.mkdir()
+            folder.chmod(0o777)
+        with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):
+            user_cache_dir()
+
+    def test_local_shards_do_not_need_it(self, short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(caching, "user_cache_dir", lambda: pytest.fail("asked for"))
+        Reader(ShardDataset.open(short_shards)).read(0)
