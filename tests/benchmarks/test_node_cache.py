@@ -1,14 +1,10 @@
-from pathlib import Path
-
-from benchmarks.data import node_cache
+from benchmarks import node_cache
 
 
-def test_what_is_kept_by_its_next_use_is_downloaded_less(tmp_path: Path) -> None:
-    row = node_cache.downloads(tmp_path, 40, 0.5)
-    assert row["downloads"] < 0.6
-    assert row["least_recently_used"] > 0.65
-
-
-def test_a_miss_is_timed(tmp_path: Path) -> None:
-    row = node_cache.miss(tmp_path, 20)
-    assert row["ms"] > 0
+def test_keeping_what_came_first_serves_what_fits() -> None:
+    rows = node_cache.simulate(num_shards=40, nodes=4)
+    for row in rows:
+        assert abs(row["keep_first"] - row["cache"]) < 0.01
+        assert row["keep_first"] <= row["optimal"] <= 1
+        assert row["keep_first"] >= row["lru"]
+        assert row["unbound"] < row["cache"] / 2

@@ -1,0 +1,114 @@
+"""Compare cache policies of a node by the fraction of shard visits that the cache serves, over the size of the cache.
+
+    python benchmarks/node_cache.py [--shards 400] [--nodes 4] [--output FOLDER]
+
+Simulated on the sample order of a run, without files. keep_first is what pipeline/reading/cache.py does; optimal is
+Belady's eviction, which knows all later visits; lru evicts what was used least recently; unbound keeps what came first
+where shards change their node in every epoch.
+"""
+
+import argparse
+import math
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Row, describe_machine, print_table, require, results_folder, write_results
+from common.errors import InputError, run_command
+from pipeline.config import DataConfig
+from pipeline.planning.sample_order import SampleOrder
+from pipeline.shards.dataset import ShardOf
+
+PER_SHARD, STEP, EPOCHS = 16, 64, 12
+FRACTIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
+NOTE = (
+    f"Hit rates of one node from the second of {EPOCHS} epochs on; cache: fraction of the node's shards that fits;"
+    f" shards of {PER_SHARD} clips, {STEP} clips per step, shuffle_shards 16."
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=400, help="per node")
+    parser.add_argument("--nodes", type=int, default=4, help="canonical nodes")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cpu")
+    options = parser.parse_args(arguments)
+    if options.shards < 20 or not 1 <= options.nodes <= STEP or STEP % options.nodes:
+        raise InputError(f"give at least 20 --shards, and a divisor of {STEP} for --nodes")
+    rows = simulate(options.shards, options.nodes)
+    cpu = torch.device("cpu")
+    write_results(options.output or results_folder(cpu), "node_cache", rows, describe_machine(cpu, ("numpy",)), [NOTE])
+    print_table(rows)
+
+
+def simulate(num_shards: int, nodes: int) -> list[Row]:
+    bound = list_visits(num_shards, nodes)
+    random = np.random.default_rng(0)
+    unbound = [random.permutation(num_shards * nodes)[:num_shards].tolist() for _ in range(EPOCHS)]
+    rows: list[Row] = []
+    for fraction in FRACTIONS:
+        size = round(fraction * num_shards)
+        row: Row = {"cache": fraction, "keep_first": keep_first(bound, size), "optimal": optimal(bound, size)}
+        require("keep-first serves what fits", abs(row["keep_first"] - fraction) < 0.01, str(row))
+        rows.append({**row, "lru": lru(bound, size), "unbound": keep_first(unbound, size)})
+    return rows
+
+
+def list_visits(num_shards: int, nodes: int) -> list[list[int]]:
+    """The shards of node 0 in the order in which it comes to them, by epoch."""
+    counts = np.full(num_shards * nodes, PER_SHARD)
+    dataset: Any = SimpleNamespace(
+        shard_of=ShardOf(np.cumsum(counts) - counts, int(counts.sum())), part_of=np.zeros(len(counts), np.int64)
+    )
+    order = SampleOrder(dataset, DataConfig(canonical_nodes=nodes), 0, STEP, 1)
+    share = STEP // nodes
+    draws = [step * STEP + place for step in range(EPOCHS * num_shards * PER_SHARD // share) for place in range(share)]
+    shards = [order.sample(draw) // PER_SHARD for draw in draws]
+    per_epoch = num_shards * PER_SHARD
+    return [list(dict.fromkeys(shards[start : start + per_epoch])) for start in range(0, len(shards), per_epoch)]
+
+
+def keep_first(visits: list[list[int]], size: int) -> float:
+    kept = set(list(dict.fromkeys(shard for epoch in visits for shard in epoch))[:size])
+    return hit_rate([shard in kept for epoch in visits[1:] for shard in epoch])
+
+
+def lru(visits: list[list[int]], size: int) -> float:
+    kept: OrderedDict[int, None] = OrderedDict()
+    hits = []
+    for shard in (shard for epoch in visits for shard in epoch):
+        hits.append(shard in kept)
+        kept[shard] = kept.pop(shard, None)
+        if len(kept) > size:
+            kept.popitem(last=False)
+    return hit_rate(hits[len(visits[0]) :])
+
+
+def optimal(visits: list[list[int]], size: int) -> float:
+    """Evict what is visited last; do not keep at all what is visited later than all others."""
+    stream = [shard for epoch in visits for shard in epoch]
+    later: dict[int, float] = {}
+    next_visit = [math.inf] * len(stream)
+    for place in range(len(stream) - 1, -1, -1):
+        next_visit[place] = later.get(stream[place], math.inf)
+        later[stream[place]] = place
+    kept: dict[int, float] = {}
+    hits = []
+    for shard, following in zip(stream, next_visit, strict=True):
+        hits.append(shard in kept)
+        kept[shard] = following
+        if len(kept) > size:
+            del kept[max(kept, key=lambda other: kept[other])]
+    return hit_rate(hits[len(visits[0]) :])
+
+
+def hit_rate(hits: list[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+if __name__ == "__main__":
+    run_command(main)
