@@ -29,7 +29,12 @@ class Dropout(nn.Dropout):
     """Keeps a byte per value for the backward; nn.Dropout keeps a float on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.native_dropout(input, self.p, True)[0] if self.training and self.p else input
+        if not (self.training and self.p):
+            return input
+        if torch.compiler.is_compiling():  # whose native_dropout samples floats of the input's dtype instead of bools
+            kept = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - self.p)
+            return torch.ops.aten.native_dropout_backward(input, kept, 1 / (1 - self.p))
+        return torch.native_dropout(input, self.p, True)[0]
 
 
 class DropPath(nn.Module):

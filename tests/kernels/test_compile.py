@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import triton
 
+pytestmark = pytest.mark.slow  # minutes of compiling
+
 HERE = Path(__file__).parent
 WRITTEN = {  # by every kernel; what torch.compile would have to copy before a launch if it could not tell
     "gumbel_topk_kernel": ["visible_ptr", "masked_ptr", "log_probs_ptr", "is_finite_ptr"],

@@ -9,7 +9,7 @@ import torch
 import kernels
 from kernels.gumbel_topk import gumbel_topk, gumbel_topk_ref
 from kernels.masked_patch_loss import masked_patch_loss
-from tests.kernels.test_definitions import token_path, token_path_inputs
+from tests.kernels.test_references import token_path, token_path_inputs
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from kernels.masked_patch_loss import masked_patch_loss_op
 from kernels.patchify import patchify_op
 from kernels.sampling_loss import sampling_loss_op
 from kernels.scatter_tokens import scatter_tokens_op
-from tests.kernels.test_definitions import IDS, token_path_inputs
+from tests.kernels.test_references import IDS, token_path_inputs
 
 
 def op_arguments(device):

@@ -1,6 +1,4 @@
-"""Every op's Triton path, forward and backward, against its definition: interpreted on a CPU, compiled on a GPU."""
-
-import itertools
+"""Every op's Triton path, forward and backward, against its reference: interpreted on a CPU, compiled on a GPU."""
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ CLIP_LAYOUTS = ("contiguous", "cropped")
 
 
 def plain(op, *args, **options):
-    """The op's definition, on the CPU."""
+    """The op's reference, on the CPU."""
     before, launch.triton_on_cpu = launch.triton_on_cpu, False
     try:
         return op(*(arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in args), **options)
@@ -21,12 +19,12 @@ def plain(op, *args, **options):
         launch.triton_on_cpu = before
 
 
-def draw_ids(batch, tokens, k, device):
+def random_ids(batch, tokens, k, device):
     order = torch.rand(batch, tokens, generator=torch.Generator().manual_seed(tokens)).argsort(dim=1)
     return order[:, :k].sort(dim=1).values.to(device), order[:, k:].sort(dim=1).values.to(device)
 
 
-def draw_clip(layout, shape, device):
+def random_clip(layout, shape, device):
     batch, frames, height, width, channels = shape
     larger = (batch, frames, height + 3, width + 5, channels)
     clip = torch.randint(0, 256, larger, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
@@ -68,10 +66,10 @@ def test_gumbel_topk_takes_any_float_and_orders_ties_and_infinities(device, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 20, 7), (3, 40, 17, 768)])
+@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 20, 7), (2, 20, 7, 300)])
 def test_gather_tokens(device, dtype, batch, tokens, k, width):
     x = torch.randn(batch, tokens, width, device=device)
-    ids, _ = draw_ids(batch, tokens, k, device)
+    ids, _ = random_ids(batch, tokens, k, device)
     table = torch.randn(tokens, width, device=device)
     weight = torch.randn(batch, k, width, device=device)
     for positions in (None, table):
@@ -87,9 +85,9 @@ def test_gather_tokens(device, dtype, batch, tokens, k, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 19, 7), (3, 70, 2, 384)])
+@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 19, 7), (2, 40, 2, 300)])
 def test_scatter_tokens(device, dtype, batch, tokens, k, width):
-    visible, masked = draw_ids(batch, tokens, k, device)
+    visible, masked = random_ids(batch, tokens, k, device)
     table = torch.randn(tokens, width, device=device)
     weight = torch.randn(batch, tokens, width, device=device)
     features, mask_token = torch.randn(batch, 2 * k, width, device=device)[:, :k], torch.randn(width, device=device)
@@ -113,25 +111,26 @@ def test_scatter_tokens(device, dtype, batch, tokens, k, width):
     (torch.float32, 2, 8, True), (torch.bfloat16, 2, 16, False), (torch.float16, 1, 7, True),
 ])  # fmt: skip
 def test_patchify(device, layout, dtype, tubelet, patch, some):
-    clip = draw_clip(layout, (2, 2 * tubelet, 2 * patch, 3 * patch, 3), device)
-    ids = draw_ids(2, 12, 5, device)[0] if some else None
+    clip = random_clip(layout, (2, 2 * tubelet, 2 * patch, 3 * patch, 3), device)
+    ids = random_ids(2, 12, 5, device)[0] if some else None
     got = patchify(clip, ids, tubelet, patch, dtype)
     assert got.dtype == dtype
     low, exact = (plain(patchify, clip, ids, tubelet, patch, kind) for kind in (dtype, torch.float32))
     assert_as_good(got, low, exact)
 
 
-@pytest.mark.parametrize("layout", CLIP_LAYOUTS)
-@pytest.mark.parametrize(("dtype", "tubelet", "patch"), [
-    (torch.float32, 2, 8), (torch.bfloat16, 2, 16), (torch.float16, 1, 7),
+@pytest.mark.parametrize(("layout", "dtype", "tubelet", "patch", "kinds"), [
+    ("contiguous", torch.float32, 2, 8, [("mse", True)]),
+    ("contiguous", torch.bfloat16, 2, 16, [("l1", True)]),
+    ("cropped", torch.float16, 1, 7, [("mse", True), ("mse", False), ("l1", False)]),
 ])  # fmt: skip
-def test_masked_patch_loss(device, layout, dtype, tubelet, patch):
-    clip = draw_clip(layout, (2, 2 * tubelet, 2 * patch, 3 * patch, 3), device)
+def test_masked_patch_loss(device, layout, dtype, tubelet, patch, kinds):
+    clip = random_clip(layout, (2, 2 * tubelet, 2 * patch, 3 * patch, 3), device)
     clip[0, :tubelet, :patch, :patch] = 77  # a flat patch
-    ids = draw_ids(2, 12, 7, device)[1]
-    pred = torch.randn(2, 5, tubelet * patch**2 * 3, device=device)
-    weight = torch.randn(2, 5, device=device)
-    for kind, normalize in itertools.product(("mse", "l1"), (True, False)):
+    ids = random_ids(2, 12, 9, device)[1]
+    pred = torch.randn(2, 3, tubelet * patch**2 * 3, device=device)
+    weight = torch.randn(2, 3, device=device)
+    for kind, normalize in kinds:
 
         def run(op, prediction, kind=kind, normalize=normalize):
             prediction = prediction.detach().requires_grad_()
@@ -150,7 +149,7 @@ def test_masked_patch_loss(device, layout, dtype, tubelet, patch):
 def test_sampling_loss(device):
     log_probs = torch.log_softmax(torch.randn(3, 80, device=device), dim=-1)[:, :41].requires_grad_()
     reference = log_probs.detach().cpu().clone().requires_grad_()
-    _, ids = draw_ids(3, 41, 11, device)
+    _, ids = random_ids(3, 41, 11, device)
     losses = torch.rand(3, 30, device=device, requires_grad=True)
     loss, expected = sampling_loss(log_probs, ids, losses), plain(sampling_loss, reference, ids, losses)
     torch.testing.assert_close(loss.cpu(), expected)
@@ -161,7 +160,7 @@ def test_sampling_loss(device):
 
 
 def test_the_flop_counter_counts_the_ops(device):
-    clip, ids = draw_clip("contiguous", (1, 2, 16, 16, 3), device), torch.tensor([[1, 2]], device=device)
+    clip, ids = random_clip("contiguous", (1, 2, 16, 16, 3), device), torch.tensor([[1, 2]], device=device)
     table = torch.zeros(4, 8, device=device)
     calls = {  # a sum for every value gathered; for every value of a patch 2 to patchify and 8 for its loss
         lambda: gather_tokens(torch.zeros(1, 4, 8, device=device), ids, table): 2 * 8,

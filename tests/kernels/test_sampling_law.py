@@ -32,7 +32,7 @@ def test_subsets_come_as_often_as_enumeration_says():
             chance, left = chance * probability[token] / left, left - probability[token]
         exact[tuple(sorted(order))] = exact.get(tuple(sorted(order)), 0) + chance
     assert abs(sum(exact.values()) - 1) < 1e-12
-    rows = 200_000
+    rows = 50_000
     subsets, counts = draw(logits, 3, rows, seed=1).unique(dim=0, return_counts=True)
     seen = dict(zip(map(tuple, subsets.tolist()), counts.tolist(), strict=True))
     observed = [seen.get(subset, 0) for subset in exact]
@@ -40,7 +40,7 @@ def test_subsets_come_as_often_as_enumeration_says():
 
 
 def test_inclusion_is_that_of_a_float64_reference_and_no_index_repeats():
-    rows, tokens, k = 100_000, 1568, 100  # 10^7 indices
+    rows, tokens, k = 20_000, 512, 40
     logits = torch.randn(1, tokens, generator=torch.Generator().manual_seed(5)) * 2
     ids = draw(logits, k, rows, seed=2)
     assert bool((ids.diff(dim=1) > 0).all())

@@ -1,4 +1,4 @@
-"""What the definitions mean, how misuse is told, and that torch.compile takes them whole."""
+"""What the references compute, how misuse is reported, and that torch.compile takes the ops whole."""
 
 import math
 
@@ -13,7 +13,7 @@ CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)  # 2·2·3 pa
 IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
 
 
-def test_gradients_of_the_definitions():
+def test_gradients_of_the_references():
     def double(*shape):
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
@@ -35,8 +35,8 @@ def test_masked_patch_loss_on_a_worked_example():
     patch = torch.cat([clip, clip], dim=2)  # two such lines
     ids = torch.zeros(1, 1, dtype=torch.int64)
     # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalised values are -+ sqrt(3)/2.
-    away = math.sqrt(3) / 2
-    target = torch.tensor([-away, 0, -away, away, 0, away] * 2)
+    residual = math.sqrt(3) / 2
+    target = torch.tensor([-residual, 0, -residual, residual, 0, residual] * 2)
     assert masked_patch_loss(target.view(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0, abs=1e-9)
     assert masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0.5, rel=1e-4)
     raw = masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2, "l1", normalize=False)
@@ -129,6 +129,7 @@ def token_path_inputs(device):
     return CLIP.to(device), *(torch.randn(shape, device=device, requires_grad=True) for shape in learnt)
 
 
+@pytest.mark.slow  # half a minute of tracing
 def test_torch_compile_takes_the_token_path_whole_and_once():
     inputs = token_path_inputs("cpu")
     graphs = []
