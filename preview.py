@@ -46,12 +46,12 @@ from PIL import Image, ImageDraw
 from common.atomic_io import atomic_write
 from common.logging import log, printable
 from pipeline.decoding.sources import decode_frames
-from pipeline.decoding.video_error import VideoError
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
+from pipeline.video_error import VideoError
 
 HEIGHT, GAP, CAPTION = 128, 2, 16  # pixels: of a frame, between frames, of a line of text
 COLUMNS = 8  # frames of a clip that the sheet shows

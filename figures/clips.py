@@ -15,13 +15,13 @@ from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log, printable
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import FrameSize
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
+from pipeline.video_error import VideoError
 
 ASSUMED_FPS = 25.0  # of a video whose container does not say
 

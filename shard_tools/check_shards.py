@@ -24,7 +24,6 @@ from common.atomic_io import hash_file
 from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
-from pipeline.decoding.video_error import VideoError
 from pipeline.shards import arrays
 from pipeline.shards.format import (
     DATASET_FILE,
@@ -37,6 +36,7 @@ from pipeline.shards.format import (
 )
 from pipeline.shards.gops import index_gops
 from pipeline.shards.rows import encode_gops
+from pipeline.video_error import VideoError
 from shard_tools.build import lock_folder
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source

@@ -9,12 +9,12 @@ from einops import rearrange
 from jaxtyping import UInt8
 from torch.nn import functional
 
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 BYTE_CHANNELS = (3, 4)  # torch scales these many as bytes, on the calling thread alone
 

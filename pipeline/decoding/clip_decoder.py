@@ -16,12 +16,12 @@ from pipeline.config import DataConfig
 from pipeline.decoding.policy import DecoderPolicy
 from pipeline.decoding.sources import find_source
 from pipeline.decoding.upload import HostClips
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
 

@@ -10,11 +10,11 @@ from common.logging import log_note
 from pipeline.config import DataConfig
 from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, dali_is_installed, try_decoding
 from pipeline.decoding.video import is_plain
-from pipeline.decoding.video_error import VideoError
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 PROBED_SAMPLES = 1000  # the first ones of a dataset, among which one of each codec is looked for
 PROBES = 3  # videos of a codec that are tried: one may be corrupt
@@ -38,10 +38,6 @@ class DecoderPolicy:
             share = 1.0 if device.type == "cuda" or config.decoder == "dali" else 0.0
         self._dali_share = 0.0 if config.decoder == "pyav" else share
         self._codecs = _find_dali_codecs(dataset, device, config) if self._dali_share else frozenset()
-
-    @property
-    def may_use_dali(self) -> bool:
-        return bool(self._codecs)
 
     def uses_dali(self, sample: int, decode: int, batch: int, video: VideoSlice) -> bool:
         """Return whether DALI decodes a video that has been read; otherwise PyAV does.

@@ -20,7 +20,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
-from pipeline.decoding.video_error import VideoError
+from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {

@@ -18,12 +18,12 @@ from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from pipeline.decoding.video import EIGHT_BIT_420, Video, as_rgb, count_turns
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 BT601 = ("setparams", "colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m")
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler aborts the process (8.1)

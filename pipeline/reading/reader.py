@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 
 from common.errors import InputError
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.plan import ClipPlan
 from pipeline.reading.lookahead import LookAhead
 from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 REQUEST = 2**22  # bytes that are transferred in the time that a request takes, 40 ms at 100 MiB/s
 ReadRange = Callable[[int, int], bytes]  # offset in the video, bytes: fewer at the end of the shard

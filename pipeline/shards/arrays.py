@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from numpy.lib import format as npy
 
 from common.errors import InputError
-from pipeline.decoding.video_error import VideoError
+from pipeline.video_error import VideoError
 
 CONTAINER = "npy"
 MAGIC = b"\x93NUMPY"

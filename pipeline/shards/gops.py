@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from pipeline.decoding.video_error import VideoError
 from pipeline.shards.arrays import is_array, map_frames, read_shape
+from pipeline.video_error import VideoError
 
 GOP = np.dtype(
     [
@@ -89,16 +89,6 @@ class GopIndex:
             if checksum(int(self.rows["first_frame"][number]), group) != self.rows["checksum"][number]:
                 raise VideoError(f"group {number} has changed since the shard was made (its checksum differs)")
         return data
-
-
-def pictures(cut: VideoSlice) -> list[memoryview]:
-    """The frames as they are stored, none if these are not a fragment each; MJPEG's are JPEGs."""
-    view = memoryview(cut.data)
-    try:
-        found = [view[start + 8 : end] for kind, start, end in _boxes(view, 0, len(view)) if kind == b"mdat"]
-    except (struct.error, ValueError):
-        return []
-    return found if len(found) == cut.num_frames else []
 
 
 def checksum(first_frame: int, data: Buffer) -> int:

@@ -14,8 +14,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.video import guesses_times
-from pipeline.decoding.video_error import VideoError
 from pipeline.shards import arrays
+from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS, Codec, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (

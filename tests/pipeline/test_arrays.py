@@ -12,7 +12,6 @@ from made_videos import encode
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.sources import decode_frames, find_source
-from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow, TrainingPlan
@@ -21,6 +20,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice, index_gops
+from pipeline.video_error import VideoError
 from shard_tools import check_shards, make_shards
 
 T, H, W = 12, 40, 56

@@ -19,7 +19,7 @@ from pipeline.decoding import containers
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video import Video, is_plain
-from pipeline.decoding.video_error import VideoError
+from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source, read_frames
 from shard_tools.plan import probe_duration

@@ -11,9 +11,9 @@ import pytest
 from made_videos import encode, write_shards
 
 from common.errors import InputError
-from pipeline.decoding.video_error import VideoError
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
+from pipeline.video_error import VideoError
 
 
 def test_samples_come_in_tar_order(short: ShardDataset) -> None:

@@ -13,9 +13,9 @@ from made_videos import LEVELS, encode, grey, read_number, store
 
 from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video import Video
-from pipeline.decoding.video_error import VideoError
 from pipeline.shards.gops import GOP as GOP_ROW
 from pipeline.shards.gops import GopIndex, checksum, index_gops
+from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES, GOP = 38, 8

@@ -22,13 +22,13 @@ from made_videos import KINDS, LEVELS, broken_copy, encode, store, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
-from pipeline.decoding.video_error import VideoError
 from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
+from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
 
 

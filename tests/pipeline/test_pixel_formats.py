@@ -9,9 +9,9 @@ from av.video.frame import VideoFrame
 from jaxtyping import Float
 
 from pipeline.decoding.video import as_rgb
-from pipeline.decoding.video_error import VideoError
 from pipeline.decoding.video_source import BT601, FATAL, Scaler, crop_filters
 from pipeline.planning.crops import Crop
+from pipeline.video_error import VideoError
 
 SLOW = {"xyz12be", "xyz12le"}  # a second for the tables of each graph; no value is shared between their pixels
 ALLOWED = 2  # gray levels: both images are rounded, one of them twice

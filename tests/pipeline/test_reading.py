@@ -18,7 +18,6 @@ from object_store import Proxy, request, upload
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.video_error import VideoError
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.reading import cache as caching
@@ -27,6 +26,7 @@ from pipeline.reading.cache import ShardCache, user_cache_dir
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import ObjectStore
 from pipeline.shards.dataset import ShardDataset
+from pipeline.video_error import VideoError
 
 SHARD = "shard-000001.tar"
 CPU = torch.device("cpu")

@@ -15,11 +15,11 @@ from PIL import Image
 from pipeline.decoding.dali import DaliGraph
 from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
 from pipeline.decoding.video import Video, is_plain
-from pipeline.decoding.video_error import VideoError
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 BY_PIXELS = [
     "mpeg4 with B-frames",
