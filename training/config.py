@@ -36,6 +36,9 @@ FORMER_KEYS = {
     "finetune.checkpoint": "init_from",
     "model.init": "init_from",
     "branch": "init_from",
+    "data.cache": "data.cache_dir",
+    "data.lanes": "data.canonical_nodes",
+    "data.max_bad_share": "data.max_bad_fraction",
 }
 
 
