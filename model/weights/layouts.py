@@ -1,4 +1,4 @@
-"""Weights from and to other people's layouts: the authors' AdaMAE, VideoMAE, and Hugging Face's VideoMAE.
+"""Converts weights from and to other layouts: the authors' AdaMAE, VideoMAE, and Hugging Face's VideoMAE.
 
 Each `from_x` takes a state dict in that layout, of a pre-training model or of a fine-tuned classifier, and gives ours
 (of `model.adamae.AdaMAE` or `model.classifier.VideoClassifier`); `to_x` is its inverse. Layouts differ in names, in
@@ -26,7 +26,7 @@ StateDict = dict[str, Tensor]
 
 
 class Layout(NamedTuple):
-    """How somebody else names what is ours: {their name: our name}, by the start of a name and inside a block."""
+    """Maps their names to ours: by the start of a name, and inside a block."""
 
     pretraining: dict[str, str]
     classifier: dict[str, str]
@@ -83,26 +83,26 @@ _TOKENIZER = "tokenizer.projection.weight"
 
 
 def from_videomae(state_dict: StateDict) -> StateDict:
-    """From the layout of VideoMAE's published checkpoints; raises InputError on keys or shapes that do not fit."""
-    return _checked(_translate(state_dict, _VIDEOMAE), has_sampler=False)
+    """Convert from VideoMAE's original checkpoints; raises InputError on keys or shapes that do not fit."""
+    return _check(_translate(state_dict, _VIDEOMAE), has_sampler=False)
 
 
 def to_videomae(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
-    """To VideoMAE's layout. It has no token sampler: an adaptive one is left out."""
+    """Convert to VideoMAE's layout, without an adaptive token sampler."""
     kept = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
     return _translate_back(kept, _VIDEOMAE, tubelet_size, in_channels)
 
 
 def from_adamae(state_dict: StateDict) -> StateDict:
-    """From the layout of the authors' published checkpoints; raises InputError on keys or shapes that do not fit."""
+    """Convert from the authors' original checkpoints; raises InputError on keys or shapes that do not fit."""
     found = (re.match(r"encoder\.get_token_probs\.(\d{1,3})\.", name) for name in state_dict)
     stages = [int(match[1]) for match in found if match]  # of others `_checked` says that they are not expected
     state = _translate(state_dict, _with_sampler(max(stages, default=1)))
-    return _checked(state, has_sampler=_is_pretraining(state))
+    return _check(state, has_sampler=_is_pretraining(state))
 
 
 def to_adamae(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
-    """To the authors' layout; raises InputError where the token sampler is none that they publish."""
+    """Convert to the authors' layout; raises InputError where it has no place for the token sampler."""
     if any(name.startswith("token_sampler.projection.") for name in state_dict):
         raise InputError("the authors' layout has no place for a token sampler with a width of its own")
     stages = {name.split(".")[2] for name in state_dict if name.startswith("token_sampler.body.")}
@@ -112,7 +112,7 @@ def to_adamae(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3
 
 
 def from_huggingface(state_dict: StateDict) -> StateDict:
-    """From Hugging Face's VideoMAE, as saved or as in memory; raises InputError on keys or shapes that do not fit."""
+    """Convert from Hugging Face's VideoMAE, saved or in memory; raises InputError on keys or shapes that do not fit."""
     state = {}
     for name, value in state_dict.items():
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
@@ -122,11 +122,11 @@ def from_huggingface(state_dict: StateDict) -> StateDict:
         parts = [name.replace("query", part) for part in _QKV]
         if all(part in state and state[part].shape == state[name].shape for part in parts):
             state[name.replace("query", "qkv")] = torch.cat([state.pop(part) for part in parts])
-    return _checked(_translate(state, _HUGGINGFACE), has_sampler=False)
+    return _check(_translate(state, _HUGGINGFACE), has_sampler=False)
 
 
 def to_huggingface(state_dict: StateDict, tubelet_size: int = 2, in_channels: int = 3) -> StateDict:
-    """To the layout of Hugging Face's saved VideoMAE models. An adaptive token sampler is left out."""
+    """Convert to the layout of Hugging Face's saved VideoMAE models, without an adaptive token sampler."""
     kept = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
     state = _translate_back(kept, _HUGGINGFACE, tubelet_size, in_channels)
     for name in [name for name in state if name.endswith("attention.qkv.weight")]:
@@ -136,23 +136,23 @@ def to_huggingface(state_dict: StateDict, tubelet_size: int = 2, in_channels: in
 
 
 def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
-    """What `state_dict`, in our layout, says of its model; what clips it is for is not in it and has to be known.
+    """Infer the configuration from weights in our layout; the clip shape is not in them and must be known.
 
     They are those of `like` if that makes as many tokens of them, else `num_frames` square frames. Nor are the numbers
     of heads in it: they are those of the size with these widths, else one for 64 channels.
     """
     config = ModelConfig(**_architecture(state_dict), num_frames=num_frames)
-    learnt = state_dict.get("token_sampler.positions")
-    if like is not None and _has_width_of_its_own(config, like):
+    learned = state_dict.get("token_sampler.positions")
+    if like is not None and _have_custom_width(config, like):
         config = replace(config, encoder_heads=like.dimensions.encoder_heads)
     same_patches = like is not None and like.patch_values == config.patch_values
-    if like is not None and same_patches and (learnt is None or len(learnt) == like.num_tokens):
+    if like is not None and same_patches and (learned is None or len(learned) == like.num_tokens):
         patches = ("tubelet_size", "patch_size", "in_channels")
         names = ("num_frames", "image_size", *patches, "positions", "masking", "mask_ratio")
         return replace(config, **{name: getattr(like, name) for name in names})
-    if learnt is None:
+    if learned is None:
         return config
-    num_tokens = len(learnt)
+    num_tokens = len(learned)
     side = math.isqrt(num_tokens // config.grid[0])
     if config.grid[0] * side**2 != num_tokens:
         raise InputError(
@@ -163,14 +163,14 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
     return replace(config, image_size=side * config.patch_size)
 
 
-def _has_width_of_its_own(config: ModelConfig, like: ModelConfig) -> bool:
-    """Whether both are of one width that no size has: how many heads there are is then for `like` to say."""
+def _have_custom_width(config: ModelConfig, like: ModelConfig) -> bool:
+    """Return whether both have the same width, which no size has: `like` then gives the number of heads."""
     width = config.dimensions.encoder_width
     return width == like.dimensions.encoder_width and all(width != size.encoder_width for size in SIZES.values())
 
 
 def check_size(state_dict: StateDict, config: ModelConfig, where: Path) -> None:
-    """Raise InputError where `config` is of another model than the tensors are: it is built before they are put in."""
+    """Raise InputError where `config` does not describe the tensors' model."""
     read, size = _architecture(state_dict), config.dimensions
     wanted: dict[str, Any] = {"encoder_width": size.encoder_width, "encoder_depth": size.encoder_depth}
     if _is_pretraining(state_dict):
@@ -189,7 +189,7 @@ def check_size(state_dict: StateDict, config: ModelConfig, where: Path) -> None:
 
 
 def _architecture(state_dict: StateDict) -> dict[str, Any]:
-    """ModelConfig's values that can be read off names and shapes; the default's where a tensor is missing."""
+    """Read ModelConfig's values off names and shapes; defaults where a tensor is missing."""
 
     def rows(name: str, default: int) -> int:
         return state_dict[name].shape[0] if name in state_dict else default
@@ -227,7 +227,7 @@ TUBELETS = (2, 4, 1, 3, 8)
 
 
 def _patch(num_values: int) -> tuple[int, int, int]:
-    """Tubelet size, patch size and channels that `num_values` allow; colour, grey and the usual tubelets first."""
+    """Find tubelet size, patch size and channels of `num_values`; RGB, grayscale and the usual tubelets first."""
     others = (2, *range(4, MAX_CHANNELS + 1))
     for channels, tubelet_size in chain(product((3, 1), TUBELETS), product(others, TUBELETS)):
         side = math.isqrt(num_values // (channels * tubelet_size))
@@ -240,7 +240,7 @@ def _patch(num_values: int) -> tuple[int, int, int]:
 
 
 def _with_sampler(logit_stage: int) -> Layout:
-    """The authors' layout, whose sampler is a list of stages of which the last gives the logits."""
+    """Make the authors' layout, whose sampler is a list of stages of which the last gives the logits."""
     sampler = {f"encoder.get_token_probs.{i}.": f"token_sampler.body.{i}." for i in range(logit_stage)}
     sampler[f"encoder.get_token_probs.{logit_stage}."] = "token_sampler.logit."
     sampler["encoder.pos_embed_probs"] = "token_sampler.positions"
@@ -248,7 +248,7 @@ def _with_sampler(logit_stage: int) -> Layout:
 
 
 def _translate(state_dict: StateDict, layout: Layout) -> StateDict:
-    """Their names and shapes to ours; a name that is not theirs stays, for `_checked` to report."""
+    """Convert their names and shapes to ours; a name that is not theirs stays, for `_check` to report."""
     names = layout.pretraining if _is_pretraining(state_dict) else layout.classifier
     state = {}
     for theirs, value in state_dict.items():
@@ -256,13 +256,13 @@ def _translate(state_dict: StateDict, layout: Layout) -> StateDict:
         if ours == _TOKENIZER and value.dim() == 5:
             value = value.permute(0, 2, 3, 4, 1).flatten(1)
         elif ours in ("token_sampler.positions", "decoder.mask_token"):
-            value = _without_ones(value, 1 if ours.endswith("positions") else 2)
+            value = _squeeze_leading(value, 1 if ours.endswith("positions") else 2)
         state[ours] = value.contiguous()
     return state
 
 
-def _without_ones(value: Tensor, count: int) -> Tensor:
-    """Without its `count` leading dimensions of 1; as it is where it has others, for `_checked` to report."""
+def _squeeze_leading(value: Tensor, count: int) -> Tensor:
+    """Remove `count` leading dimensions of 1; a tensor that has others stays, for `_check` to report."""
     return value.reshape(value.shape[count:]) if value.shape[:count] == (1,) * count else value
 
 
@@ -301,8 +301,8 @@ def _is_pretraining(state_dict: StateDict) -> bool:
     return any("decoder." in name or name.endswith("mask_token") for name in state_dict)
 
 
-def _checked(state_dict: StateDict, has_sampler: bool) -> StateDict:
-    """`state_dict` itself, if it is a whole model of ours; else InputError with all that is wrong with it."""
+def _check(state_dict: StateDict, has_sampler: bool) -> StateDict:
+    """Return `state_dict` if it is a complete model of ours; else raise InputError with all that is wrong with it."""
     config = ModelConfig(**_architecture(state_dict))
     model: nn.Module
     with torch.device("meta"):

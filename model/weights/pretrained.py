@@ -1,4 +1,4 @@
-"""A model out of whatever holds one: a run folder, one of its checkpoints, an export, somebody else's checkpoint."""
+"""Loads weights and configuration from a run, a checkpoint, an export, or another project's checkpoint."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 
 
 def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
-    """The weights at `path`, in our layout, and the model they belong to; on the CPU.
+    """Load the weights at `path`, in our layout, and the configuration of their model, on the CPU.
 
     path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
     authors, of VideoMAE or of Hugging Face. Where neither the file nor a config.yaml says what clips it is for, they
@@ -42,7 +42,7 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
 
 
 def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
-    """What is written of a model, in its file or beside it."""
+    """Read the configuration in a file of weights or beside it, if there is one."""
     if CONFIG_KEY in metadata:
         return _config(read_json(metadata[CONFIG_KEY], file), file)
     if (run := run_of(file)) is not None:
@@ -56,7 +56,7 @@ def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
 
 
 def assumed_fields(path: Path, config: ModelConfig) -> list[str]:
-    """What `load` has said of the model at `path` that neither the file nor what lies beside it says."""
+    """List the settings that `load` assumed, because neither the file nor what lies beside it says them."""
     file = find_file(path)
     if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
         return []
@@ -76,7 +76,7 @@ def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str
 
 
 def top1_of(file: Path) -> float:
-    """How good the best classifier of a run was when it was saved; raises InputError where the file does not say it."""
+    """Read the top-1 accuracy at which a run's best classifier was saved; raises InputError where it is not there."""
     scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
     if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
         raise InputError(f"{file} does not say how good it is: remove it, and the same command goes on without it")
@@ -84,13 +84,13 @@ def top1_of(file: Path) -> float:
 
 
 def run_of(file: Path) -> Path | None:
-    """The run folder that a file of weights lies in: RUN/checkpoints/step-…/ is where a run's do."""
+    """Find the run directory that a file of weights is in: RUN/checkpoints/step-…/ holds a run's."""
     folder = file.absolute().parent
     return next((place for place in (folder, *folder.parents[1:2]) if (place / "config.yaml").is_file()), None)
 
 
 def run_config(run: Path) -> dict[str, Any]:
-    """What a run folder's config.yaml says; raises InputError where it cannot be read."""
+    """Read a run directory's config.yaml; raises InputError where it cannot be read."""
     file = run / "config.yaml"
     values = read_yaml(file)
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
@@ -99,12 +99,12 @@ def run_config(run: Path) -> dict[str, Any]:
 
 
 def config_of_run(run: Path) -> ModelConfig:
-    """The model that a run folder's config.yaml describes; raises InputError where it cannot be read."""
+    """Read the model's configuration of a run directory; raises InputError where it cannot be read."""
     return _config(run_config(run)["model"], run / "config.yaml")
 
 
 def find_file(path: Path) -> Path:
-    """The file of weights that `path` means: where a run averaged its weights, the average, as it is what is judged."""
+    """Find the file of weights at `path`: of a run, the newest; averaged weights (EMA) where there are some."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -117,7 +117,7 @@ def find_file(path: Path) -> Path:
 
 
 def trained_stride(path: Path) -> int:
-    """The stride in source frames that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
+    """Read the frame stride that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
     run = run_of(find_file(path))
     if run is None:
         return 4
@@ -129,7 +129,7 @@ def trained_stride(path: Path) -> int:
 
 
 def convert_external(state_dict: StateDict) -> StateDict:
-    """To our layout from whichever other one `state_dict` is in."""
+    """Convert weights of another project to our layout."""
     if any(name.startswith("videomae.") for name in state_dict):
         return from_huggingface(state_dict)
     if "mask_token" in state_dict and "encoder.pos_embed_probs" not in state_dict:
@@ -138,13 +138,13 @@ def convert_external(state_dict: StateDict) -> StateDict:
 
 
 def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
-    """What a file of weights says of itself: the metadata that `load` reads."""
+    """Make the metadata that `load` reads from a file of weights."""
     known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
     return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
 
 
 def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
-    """Write weights and what is `about` them as one safetensors file, whole or not at all."""
+    """Write weights and metadata as one safetensors file, atomically."""
     with atomic_write(path) as aside:
         save_tensors(aside, state_dict, metadata)
 
@@ -173,7 +173,7 @@ def _is_ours(state_dict: StateDict) -> bool:
 
 
 def _config(values: Any, where: Path) -> ModelConfig:
-    """Checked key by key, as a configuration from the command line is."""
+    """Check key by key, as a configuration from the command line."""
     from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
 
     parser = ArgumentParser(exit_on_error=False)

@@ -1,4 +1,4 @@
-"""A model that starts from weights which are not quite its own: what fits is taken, and what was done is said."""
+"""Initializes a model from weights of another clip shape, decoder or sampler: takes what fits and reports it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from model.weights import pretrained
 from model.weights.loading import load_weights, shapes
 
 StateDict = dict[str, Tensor]
-LEARNT_POSITIONS = "token_sampler.positions"
+LEARNED_POSITIONS = "token_sampler.positions"
 ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
 OF_PATCHES = ("tokenizer.projection.weight", "decoder.head.weight", "decoder.head.bias")
@@ -23,10 +23,10 @@ PARTS = (*NEEDED, "encoder.norm.", "decoder.", "token_sampler.")
 
 
 def warm_start(model: AdaMAE, path: Path) -> str:
-    """Put the weights at `path` into a new model, as far as they fit; returns a sentence that says how far.
+    """Load the weights at `path` into a new model as far as they fit; return a sentence on what was taken.
 
-    Tokenizer and encoder must fit; a decoder or sampler that is missing or of another shape starts fresh. Raises
-    InputError with all that does not fit. Nothing is rounded where the clips are of the same length and size.
+    Tokenizer and encoder must fit; a decoder or sampler that is missing or of another shape is initialized from
+    scratch. Raises InputError with all that does not fit. The same clip shape changes no value.
     """
     state, theirs, _ = pretrained.load(path, like=model.config)
     check_encoder(model.config, theirs, str(path))
@@ -45,7 +45,7 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     load_weights(model, taken)
     left_out = sorted({name.split(".")[0] for name in given} - {name.split(".")[0] for name in own})
     said = [f"weights of {path}: {', '.join(loaded)}"]
-    if LEARNT_POSITIONS in taken and given.get(LEARNT_POSITIONS) is not state.get(LEARNT_POSITIONS):
+    if LEARNED_POSITIONS in taken and given.get(LEARNED_POSITIONS) is not state.get(LEARNED_POSITIONS):
         said.append(f"the sampler's positions interpolated from {_by(theirs.grid)} to {_by(model.config.grid)} tokens")
     if theirs.in_channels != model.config.in_channels:
         said.append(
@@ -53,26 +53,30 @@ def warm_start(model: AdaMAE, path: Path) -> str:
             f" {model.config.in_channels}"
         )
     if fresh:
-        said.append(f"fresh: {', '.join(fresh)}")
+        said.append(f"initialized from scratch: {', '.join(fresh)}")
     if left_out:
         said.append(f"left out: {', '.join(left_out)}")
     return "; ".join(said)
 
 
 def adapt_weights(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> StateDict:
-    """Weights of `theirs` for clips of the length, size and channels of `ours`: only learnt positions depend on the
-    first two, and what reads and predicts patches on the last."""
+    """Adapt weights of `theirs` to clips of the length, size and channels of `ours`.
+
+    Only learned positions depend on the first two; what reads and predicts patches depends on the channels.
+    """
     if theirs.in_channels != ours.in_channels:
         changed = {name: adapt_patch_channels(name, state[name], theirs, ours) for name in OF_PATCHES if name in state}
         state = state | changed
-    if LEARNT_POSITIONS not in state or theirs.grid == ours.grid:
+    if LEARNED_POSITIONS not in state or theirs.grid == ours.grid:
         return state
-    return state | {LEARNT_POSITIONS: interpolate_positions(state[LEARNT_POSITIONS], theirs.grid, ours.grid)}
+    return state | {LEARNED_POSITIONS: interpolate_positions(state[LEARNED_POSITIONS], theirs.grid, ours.grid)}
 
 
 def adapt_patch_channels(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig) -> Tensor:
-    """A weight of OF_PATCHES for another number of channels, alike in all of them: what is predicted is the mean over
-    theirs, and what is read their sum, shared out, so that a grey clip makes the tokens that it made before."""
+    """Adapt a weight of OF_PATCHES to another number of channels, equal in all of them.
+
+    What is predicted is the mean over theirs, what is read their sum divided by ours: a gray clip makes equal tokens.
+    """
     axis = 1 if name.startswith("tokenizer.") else 0
     by_channel = value.unflatten(axis, (-1, theirs.in_channels))  # the last within a patch's values
     mean = by_channel.mean(dim=axis + 1, keepdim=True)
@@ -84,7 +88,7 @@ def adapt_patch_channels(name: str, value: Tensor, theirs: ModelConfig, ours: Mo
 
 
 def interpolate_positions(table: Float[Tensor, "n D"], before: Grid, after: Grid) -> Float[Tensor, "N D"]:
-    """Positions in a grid of tokens from those in another: linear along time, height and width, between centres."""
+    """Interpolate positions trilinearly from one token grid to another, between centers."""
     volume = table.float().unflatten(0, before).movedim(-1, 0)[None]
     volume = F.interpolate(volume, size=after, mode="trilinear", align_corners=False)
     return volume[0].movedim(0, -1).flatten(0, 2).to(table.dtype).contiguous()
@@ -96,7 +100,7 @@ def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
     if others := [name for name in ENCODER if wanted[name] != given[name]]:
         has = ", ".join(f"{name} {given[name]} instead of {wanted[name]}" for name in others)
         raise InputError(
-            f"{where} has {has}: leave out what asks for these, or give"
+            f"{where} has {has}: remove the conflicting options, or set"
             f" {' '.join(f'model.{name}={given[name]}' for name in others)}"
         )
 

@@ -1,4 +1,4 @@
-"""The one door for files of weights: safetensors and PyTorch's, ours and anybody's, whole, damaged or hostile.
+"""Reads and writes files of weights, safetensors and PyTorch's; files may be damaged or malicious.
 
 What comes out are named, dense, finite tensors that take no more memory than the file does; no code in a file is run.
 """
@@ -23,21 +23,21 @@ from common.errors import InputError
 
 StateDict = dict[str, Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-MAX_JSON = 2**20  # letters
+MAX_JSON = 2**20  # characters
 MAX_TENSORS = 10_000
 MAX_LEGACY_PICKLE = 2**24  # bytes at a file's start, before the numbers, in what PyTorch wrote before 1.6
 PREFIXES = ("_orig_mod.", "module.")  # which torch.compile and DistributedDataParallel put in front of every name
 
 
 def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
-    """The tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata; on the CPU.
+    """Read the tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata, on the CPU.
 
     Raises InputError where the file is damaged, or holds anything else than weights.
     """
     raw, metadata = _read(file)
     state: StateDict = {}
-    for name, value in _unwrapped(raw, file).items():
-        if fault := _fault(value):
+    for name, value in _unwrap(raw, file).items():
+        if fault := _describe_fault(value):
             raise InputError(f"{file} cannot be used: {name} {fault}")
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
@@ -50,7 +50,7 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """What a safetensors file says of itself, without its tensors; raises InputError."""
+    """Read the metadata of a safetensors file; raises InputError."""
     try:
         with safe_open(file, framework="pt") as opened:
             return opened.metadata() or {}
@@ -59,18 +59,20 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def read_json(text: str, where: str | Path) -> Any:
-    """What a JSON text beside or inside weights says; raises InputError."""
+    """Parse JSON from inside or beside weights; raises InputError."""
     try:
         if len(text) > MAX_JSON:
-            raise ValueError(f"it is longer than {MAX_JSON} letters")
+            raise ValueError(f"it is longer than {MAX_JSON} characters")
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file in place, the same bytes for the same contents; raises OSError where the disk fails, which
-    safetensors hides behind its own error."""
+    """Write a safetensors file, the same bytes for the same contents.
+
+    Raises OSError where the disk fails, which safetensors hides behind its own error.
+    """
     try:
         save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
     except SafetensorError as error:
@@ -82,7 +84,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def _sort_metadata(path: Path) -> None:
-    """safetensors writes metadata in an order that differs from process to process."""
+    """Sort the metadata, whose order safetensors varies from process to process."""
     with path.open("r+b") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -101,7 +103,7 @@ def _read(file: Path) -> tuple[Any, dict[str, str]]:
                 if len(names) > MAX_TENSORS:
                     raise ValueError(f"it holds {len(names)} tensors, and {MAX_TENSORS} are the most")
                 return {name: opened.get_tensor(name) for name in names}, opened.metadata() or {}
-        _require_harmless(file)
+        _refuse_growing(file)
         # The authors' files also hold the command line they were made with; nothing else than tensors and that.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True), {}
@@ -112,9 +114,12 @@ def _read(file: Path) -> tuple[Any, dict[str, str]]:
         raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
 
 
-def _require_harmless(file: Path) -> None:
-    """Refuse what would grow when it is read. PyTorch neither compresses its zip files nor puts a bytearray into them,
-    which torch.load makes as large as it is told to, 3 GiB out of 400 bytes."""
+def _refuse_growing(file: Path) -> None:
+    """Refuse files that grow when they are read.
+
+    PyTorch neither compresses its zip files nor puts a bytearray into them, which torch.load makes as large as it is
+    told to, 3 GiB from 400 bytes.
+    """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as opened:
             if sum(part.file_size for part in opened.infolist()) > file.stat().st_size:
@@ -127,7 +132,7 @@ def _require_harmless(file: Path) -> None:
         raise ValueError("it holds objects besides tensors")
 
 
-def _unwrapped(raw: Any, file: Path) -> StateDict:
+def _unwrap(raw: Any, file: Path) -> StateDict:
     for wrapper in ("model", "module", "state_dict"):
         if isinstance(raw, dict) and isinstance(raw.get(wrapper), dict):
             raw = raw[wrapper]
@@ -138,10 +143,10 @@ def _unwrapped(raw: Any, file: Path) -> StateDict:
     raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
 
 
-def _fault(value: Tensor) -> str:
-    """What keeps a tensor from being weights; "" where nothing does."""
+def _describe_fault(value: Tensor) -> str:
+    """Describe what keeps a tensor from being weights; "" where nothing does."""
     if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
-        return "is sparse, quantised, nested or empty: save it as a dense tensor of float32"
+        return "is sparse, quantized, nested or empty: save it as a dense tensor of float32"
     if value.dtype == torch.int64 and value.dim() == 0:
         return ""  # how many batches a BatchNorm has seen
     if value.dtype not in FLOATS:

@@ -12,7 +12,7 @@ from torch import Tensor
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.config import Grid, ModelConfig
+from model.config import Grid
 from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.layouts import to_adamae, to_huggingface, to_videomae
@@ -83,7 +83,7 @@ def test_other_peoples_files(model: AdaMAE, tmp_path: Path, layout, sampler: boo
     fresh = {name: value.clone() for name, value in new.state_dict().items() if name.startswith("token_sampler.")}
     said = warm_start(new, tmp_path / "theirs.safetensors")
     assert same(new.state_dict(), model.state_dict() if sampler else model.state_dict() | fresh)
-    assert ("fresh: token sampler (not there)" in said) != sampler
+    assert ("initialized from scratch: token sampler (not there)" in said) != sampler
 
 
 def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: AdaMAE, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: Ad
     said = warm_start(new, saved(model, tmp_path / "a.safetensors"))
     assert same(new.decoder.state_dict(), decoder)
     assert same(new.encoder.state_dict(), model.encoder.state_dict())
-    assert said.endswith("fresh: decoder (of another shape there); left out: token_sampler")
+    assert said.endswith("initialized from scratch: decoder (of another shape there); left out: token_sampler")
 
 
 def test_a_classifiers_encoder_is_a_start_too(tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_a_classifiers_encoder_is_a_start_too(tmp_path: Path) -> None:
     new = AdaMAE(small())
     said = warm_start(new, saved(classifier, tmp_path / "a.safetensors"))
     assert same(new.encoder.blocks.state_dict(), classifier.encoder.blocks.state_dict())
-    assert "fresh: encoder's norm (not there), decoder (not there), token sampler (not there)" in said
+    assert (
+        "initialized from scratch: encoder's norm (not there), decoder (not there), token sampler (not there)" in said
+    )
     assert said.endswith("left out: head, norm")
 
 
@@ -139,7 +141,3 @@ def test_an_encoder_can_be_called_and_learns(model: AdaMAE, tmp_path: Path) -> N
     assert torch.equal(encoder(clip).pooled, encoder.encode(clip).pooled)
     encoder(clip).pooled.sum().backward()
     assert all(value.grad is not None for value in encoder.parameters())
-
-
-def test_where_weights_came_from_is_not_in_files_of_weights() -> None:
-    assert "init" not in pretrained.make_metadata(ModelConfig(init="/home/someone/weights.pth"))[pretrained.CONFIG_KEY]

@@ -69,7 +69,7 @@ TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
     ),
     "sparse": (lambda: ZEROS.to_sparse(), "is sparse"),
     "sparse and huge": (lambda: torch.sparse_coo_tensor([[0]], [1.0], (10**12,)), "is sparse"),
-    "without memory": (torch.zeros(96, device="meta"), "is sparse, quantised, nested or empty"),
+    "without memory": (torch.zeros(96, device="meta"), "is sparse, quantized, nested or empty"),
 }
 
 
