@@ -183,7 +183,7 @@ def slowest_kernel(rows: Rows) -> float:
 
 
 STAGES: dict[str, Stage] = {
-    "probe": Stage("driver, NVDEC, copy and product rates", lambda place: [bench(place, "gpu/probe")]),
+    "probe": Stage("driver, copy and product rates", lambda place: [bench(place, "gpu/probe")]),
     "tests": Stage("the tests that need a GPU, and the kernels' compiled", tests),
     "kernels": Stage(
         "every op of the token path beside the published way",

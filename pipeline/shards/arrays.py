@@ -2,7 +2,7 @@
 
 They are NumPy's .npy files, uint8 [T, H, W, C], stored as they came. Each frame is a group of its own
 (pipeline/shards/gops.py), so a clip reads and checks its own frames alone. Nothing is decoded; they are cropped,
-flipped and scaled as videos are (pipeline/decoding/cutting.py), each channel by itself.
+flipped and scaled as videos are (pipeline/decoding/array_source.py), each channel by itself.
 """
 
 import io
