@@ -22,8 +22,8 @@ ANIMATED_CELL = 160
 VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the error map that are visible
 COLORMAP = "cividis"  # made for any color vision, and ordered in grayscale too (Nuñez et al. 2018)
 STATISTICS_NOTE = (
-    "“Patch statistics from ground truth”: masked patches get their own mean and standard deviation (standard practice),"
-    " so colors are correct even for an untrained model. “Statistics interpolated from visible patches”: nothing is"
+    "“Patch statistics from ground truth”: masked patches get their own mean and deviation (standard practice), so"
+    " colors are correct even for an untrained model. “Statistics interpolated from visible patches”: nothing is"
     " known of masked patches."
 )
 
