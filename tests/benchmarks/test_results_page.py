@@ -20,7 +20,7 @@ def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path, monkeypatch) ->
     page = "<!-- table x.json | name: model, top1 ± top1_std: top-1 | name=a|b -->\nold\n<!-- end -->"
     expected = "| model | top-1 |\n| --- | --- |\n| a | 0.5 ± 0.0123 |\n| b | 123 ± 0.0123 |\n"
     assert results_page.regenerate(page) == page.replace("old\n", expected)
-    with pytest.raises(InputError, match="names y.json, which is not in"):
+    with pytest.raises(InputError, match=r"names y\.json, which is not in"):
         results_page.regenerate("<!-- table y.json | name -->\n<!-- end -->")
     with pytest.raises(InputError, match="names the column nowhere"):
         results_page.regenerate("<!-- table x.json | nowhere -->\n<!-- end -->")
