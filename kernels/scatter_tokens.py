@@ -31,7 +31,7 @@ def scatter_tokens(
     check_ids("masked_ids", masked_ids, features, table.shape[0])
     check(
         visible_ids.shape[1] == features.shape[1],
-        f"there are {features.shape[1]} features a clip and {visible_ids.shape[1]} visible_ids",
+        f"there are {features.shape[1]} features per clip and {visible_ids.shape[1]} visible_ids",
     )
     scatter = scatter_tokens_op if runs_triton(features) else scatter_tokens_ref
     return scatter(features, mask_token, table, visible_ids, masked_ids)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """Losses are fp32 whatever the autocast dtype."""
+    """Losses are fp32 under autocast too."""
 
     loss: Float[Tensor, ""]
     reconstruction_loss: Float[Tensor, ""]

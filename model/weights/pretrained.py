@@ -79,7 +79,7 @@ def top1_of(file: Path) -> float:
     """Read the top-1 accuracy at which a run's best classifier was saved; raises InputError where it is not there."""
     scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
     if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
-        raise InputError(f"{file} does not say how good it is: remove it, and the same command goes on without it")
+        raise InputError(f"{file} has no scores: remove it and re-run the command")
     return scores["top1"]
 
 

@@ -34,7 +34,7 @@ def test_masked_patch_loss_on_a_worked_example():
     clip = torch.tensor([[10, 7, 0], [20, 7, 255]], dtype=torch.uint8).view(1, 1, 1, 2, 3)
     patch = torch.cat([clip, clip], dim=2)  # two such lines
     ids = torch.zeros(1, 1, dtype=torch.int64)
-    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalised values are -+ sqrt(3)/2.
+    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalized values are -+ sqrt(3)/2.
     residual = math.sqrt(3) / 2
     target = torch.tensor([-residual, 0, -residual, residual, 0, residual] * 2)
     assert masked_patch_loss(target.view(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0, abs=1e-9)
@@ -79,7 +79,7 @@ MISUSES = {
     "one row of ids": lambda: gather_tokens(torch.zeros(3, 12, 4), IDS, None),
     "the table of positions has shape": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 5)),
     "fixed": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 4, requires_grad=True)),
-    "2 features a clip and 3": lambda: scatter_tokens(
+    "2 features per clip and 3": lambda: scatter_tokens(
         torch.zeros(2, 2, 4), torch.zeros(4), torch.zeros(12, 4), IDS, IDS
     ),
     "the mask token has shape": lambda: scatter_tokens(
@@ -125,8 +125,8 @@ def token_path(clip, logits, x, mask_token, weight, seed, offset):
 
 
 def token_path_inputs(device):
-    learnt = ((2, 12), (2, 12, 8), (8,), (8, 384))
-    return CLIP.to(device), *(torch.randn(shape, device=device, requires_grad=True) for shape in learnt)
+    parameters = ((2, 12), (2, 12, 8), (8,), (8, 384))
+    return CLIP.to(device), *(torch.randn(shape, device=device, requires_grad=True) for shape in parameters)
 
 
 @pytest.mark.slow  # half a minute of tracing
@@ -139,7 +139,7 @@ def test_torch_compile_takes_the_token_path_whole_and_once():
         return graph.forward
 
     compiled = torch.compile(token_path, fullgraph=True, backend=count)
-    for number in range(3):  # a new seed and offset compile nothing anew
+    for number in range(3):  # a new seed and offset recompile nothing
         scalars = torch.tensor(number), torch.tensor(7 * number)
         expected = token_path(*inputs, *scalars)
         torch.testing.assert_close(compiled(*inputs, *scalars), expected)

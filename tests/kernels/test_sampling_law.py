@@ -1,4 +1,4 @@
-"""gumbel_topk draws what softmax(logits) says, without replacement, and every row, step and rank on its own."""
+"""gumbel_topk samples from softmax(logits), without replacement, and every row, step and rank on its own."""
 
 import itertools
 
@@ -12,8 +12,8 @@ from kernels.noise import gumbel, philox
 CHANCE = 1e-3  # a true sampler fails a test this often; seeds are fixed, so each either always or never does
 
 
-def draw(logits, k, rows, seed):
-    """Visible ids of `rows` draws from one row of logits, on the GPU where there is one."""
+def sample(logits, k, rows, seed):
+    """Visible ids of `rows` samples from one row of logits, on the GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = [
         gumbel_topk(logits.to(device).expand(min(1024, rows - first), -1), k, seed, first)[0].cpu()
@@ -33,7 +33,7 @@ def test_subsets_come_as_often_as_enumeration_says():
         exact[tuple(sorted(order))] = exact.get(tuple(sorted(order)), 0) + chance
     assert abs(sum(exact.values()) - 1) < 1e-12
     rows = 50_000
-    subsets, counts = draw(logits, 3, rows, seed=1).unique(dim=0, return_counts=True)
+    subsets, counts = sample(logits, 3, rows, seed=1).unique(dim=0, return_counts=True)
     seen = dict(zip(map(tuple, subsets.tolist()), counts.tolist(), strict=True))
     observed = [seen.get(subset, 0) for subset in exact]
     assert stats.chisquare(observed, [rows * chance for chance in exact.values()]).pvalue > CHANCE
@@ -42,7 +42,7 @@ def test_subsets_come_as_often_as_enumeration_says():
 def test_inclusion_is_that_of_a_float64_reference_and_no_index_repeats():
     rows, tokens, k = 20_000, 512, 40
     logits = torch.randn(1, tokens, generator=torch.Generator().manual_seed(5)) * 2
-    ids = draw(logits, k, rows, seed=2)
+    ids = sample(logits, k, rows, seed=2)
     assert bool((ids.diff(dim=1) > 0).all())
     counts = np.bincount(ids.flatten().numpy(), minlength=tokens)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 @pytest.fixture
 def given_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], None]:
-    """Have the sampler draw the ids that a test names."""
+    """Make the token sampler return the ids that a test names."""
 
     def set_ids(visible_ids: Tensor, masked_ids: Tensor) -> None:
         for module in ("mask", "random"):

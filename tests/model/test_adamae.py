@@ -25,7 +25,7 @@ def gradient_names(model: torch.nn.Module, loss: Tensor) -> set[str]:
     [({}, 102_501_505, 94_210_944), ({"masking": "tube"}, 94_210_944, 94_210_944)],
 )
 def test_parameter_count(changes, total, without_sampler) -> None:
-    """The paper's 102.5 M, of which 94.2 M are no sampler's (SPEC §3)."""
+    """The paper's 102.5 M, of which 94.2 M are not the sampler's."""
     with torch.device("meta"):
         model = AdaMAE(ModelConfig(**changes))
     count = sum(value.numel() for value in model.parameters())
@@ -42,7 +42,7 @@ def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> N
     model.encoder.register_forward_hook(lambda module, inputs, output: features.append(output))
     clip = random_clip(config)
     first = model(clip, 3, 0)
-    if masking == "adaptive":  # the sampler does see all pixels: hold its draw
+    if masking == "adaptive":  # the sampler does see all pixels: keep its mask
         given_ids(first.visible_ids, first.masked_ids)
 
     is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
@@ -137,8 +137,8 @@ def test_gradients_in_bf16_are_close(given_ids) -> None:
     def gradients(in_bf16: bool) -> dict[str, torch.Tensor]:
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
             loss = model(random_clip(config), 0, 0).reconstruction_loss
-        learnt = {name: p for name, p in model.named_parameters() if not name.startswith("token_sampler.")}
-        return dict(zip(learnt, torch.autograd.grad(loss, learnt.values()), strict=True))
+        parameters = {name: p for name, p in model.named_parameters() if not name.startswith("token_sampler.")}
+        return dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
 
     exact = gradients(False)
     for name, rounded in gradients(True).items():

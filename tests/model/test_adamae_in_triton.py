@@ -1,12 +1,11 @@
-"""The model with its ops as Triton kernels: the definitions' values, and a step that the host never waits for."""
+"""The model with its ops as Triton kernels: the references' values, and a step that the host never waits for."""
 
 import pytest
 import torch
 from material import random_clip, randomize, small
 
 from model.adamae import AdaMAE
-
-MASKINGS = ["adaptive", "random", "tube", "frame"]
+from model.masking import MASKS
 
 
 @pytest.mark.parametrize(
@@ -14,10 +13,10 @@ MASKINGS = ["adaptive", "random", "tube", "frame"]
     [
         # The interpreter is slow: on the CPU one case, which calls every op.
         pytest.param("cpu", "adaptive", False, id="interpreter"),
-        *(pytest.param("cuda", x, y, marks=pytest.mark.gpu) for x in MASKINGS for y in (True, False)),
+        *(pytest.param("cuda", x, y, marks=pytest.mark.gpu) for x in MASKS for y in (True, False)),
     ],
 )
-def test_values_and_gradients_are_the_definitions(device, masking, detach, monkeypatch) -> None:
+def test_values_and_gradients_are_the_references(device, masking, detach, monkeypatch) -> None:
     num_frames = 2 if device == "cpu" else 4
     config = small(masking=masking, mask_ratio=0.5, detach_sampler_input=detach, num_frames=num_frames)
     here, there = AdaMAE(config).eval(), AdaMAE(config).eval().to(device)
@@ -42,7 +41,7 @@ def test_values_and_gradients_are_the_definitions(device, masking, detach, monke
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize("masking", MASKS)
 def test_the_host_never_waits(masking, checkpointing) -> None:
     config = small(masking=masking, mask_ratio=0.5, activation_checkpointing=checkpointing)
     model = AdaMAE(config).cuda()

@@ -28,8 +28,8 @@ IDS = torch.tensor([[0, 3, 6], [1, 2, 7]])
 
 
 def test_grey_is_the_luma_of_bt_601() -> None:
-    colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
-    clip = colours.to(torch.uint8).reshape(1, 1, 1, 6, 3)
+    colors = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
+    clip = colors.to(torch.uint8).reshape(1, 1, 1, 6, 3)
     assert adapt_channels(clip, 1).shape == (1, 1, 1, 6, 1)
     assert adapt_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
     clip = random_clip(small())
@@ -78,13 +78,13 @@ def test_a_model_for_grey_makes_rgb_grey() -> None:
 
 
 @pytest.mark.parametrize(("channels", "note"), [(1, None), (2, "the first."), (5, "the first three, as red")])
-def test_figures_show_what_can_be_shown(channels: int, note: str | None) -> None:
+def test_figures_show_what_can_be_visible_channels(channels: int, note: str | None) -> None:
     config = small(in_channels=channels)
     clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
     maps = AdaMAE(config).reconstruct(clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
-    shown = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    assert torch.equal(torch.from_numpy(reconstruction.frames_row(maps).cells), shown)
+    visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
+    assert torch.equal(torch.from_numpy(reconstruction.frames_row(maps).cells), visible_channels)
     said = reconstruction.explain_figure(config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
 

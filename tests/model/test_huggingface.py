@@ -26,7 +26,7 @@ def huggingface_config(**changes) -> VideoMAEConfig:
 
 
 def pixel_values(clip: Tensor) -> Tensor:
-    """Hugging Face's input: frames first, floats already normalised."""
+    """Hugging Face's input: frames first, floats already normalized."""
     return (clip.movedim(4, 2) / 255 - MEAN) / STD
 
 

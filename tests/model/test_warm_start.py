@@ -64,7 +64,7 @@ def test_at_equal_sizes_all_of_it_is_taken_bit_by_bit(model: AdaMAE, tmp_path: P
     assert said == f"weights of {file}: tokenizer, encoder's blocks, encoder's norm, decoder, token sampler"
 
 
-def test_of_other_clips_only_learnt_positions_change(model: AdaMAE, tmp_path: Path) -> None:
+def test_of_other_clips_only_learned_positions_change(model: AdaMAE, tmp_path: Path) -> None:
     shape = small(num_frames=8, image_size=48, positions="separable-3d")
     new = AdaMAE(shape)
     said = warm_start(new, saved(model, tmp_path / "a.safetensors"))

@@ -1,4 +1,4 @@
-"""The model agrees with the literal restatement of SPEC in `oracle.py`: values to 1e-5, and gradients."""
+"""The model agrees with the literal restatement of the paper in `oracle.py`: values to 1e-5, and gradients."""
 
 import oracle
 import pytest
