@@ -53,7 +53,7 @@ FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVideo:
+class CheckedVideo:
     """A video inside a tar; `sample` is what it should decode to, None if unknown."""
 
     shard: Path
@@ -63,7 +63,7 @@ class StoredVideo:
     sample: Sample | None
 
 
-Found = tuple[list[str], list[StoredVideo]]  # problems, and the videos that a shard holds
+Found = tuple[list[str], list[CheckedVideo]]  # problems, and the videos that a shard holds
 
 
 def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
@@ -121,7 +121,7 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
             wrong = check_sample(file, sample, members, num_classes)
             problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
     return problems, [
-        StoredVideo(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample) for sample in samples
+        CheckedVideo(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample) for sample in samples
     ]
 
 
@@ -156,7 +156,7 @@ def check_foreign_shard(path: Path) -> Found:
     except tarfile.TarError as error:
         return [f"{path.name} is not a complete tar file ({error})"], []
     videos = [
-        StoredVideo(path, name, offset, size, None)
+        CheckedVideo(path, name, offset, size, None)
         for name, (offset, size) in members.items()
         if name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS
     ]
@@ -168,7 +168,7 @@ def check_foreign_shard(path: Path) -> Found:
     return problems, videos
 
 
-def check_video(video: StoredVideo) -> str | None:
+def check_video(video: CheckedVideo) -> str | None:
     """Decode a video; return what is wrong with it, or None."""
     av.logging.set_level(None)
     try:
@@ -207,7 +207,7 @@ def _compare_array(path: Path, sample: Sample | None) -> Iterator[str]:
         yield f"its shape is {frames.shape} instead of {shape}"
 
 
-def check_videos(videos: list[StoredVideo], num_workers: int) -> Iterator[str]:
+def check_videos(videos: list[CheckedVideo], num_workers: int) -> Iterator[str]:
     """Decode all videos in parallel; yield what is wrong."""
     results = ENGINES["processes"](check_video, videos, num_workers, DECODE_TIMEOUT_S)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):

@@ -39,7 +39,8 @@ def explain_full_disk() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorname not in ("SQLITE_FULL", "SQLITE_CANTOPEN") and "IOERR" not in error.sqlite_errorname:
+        name = getattr(error, "sqlite_errorname", "")
+        if not name.startswith(("SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_IOERR")):
             raise
         raise InputError(
             f"the list of all videos does not fit on the disk for temporary files ({error}): free some space, or set"
