@@ -102,7 +102,7 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # 30 s: two runs per change of the disk
+@pytest.mark.slow  # a minute: two runs per change of the disk
 @pytest.mark.parametrize("options", OPTIONS)
 def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, options: str) -> None:
     assert in_clean_process(kill_before_every_change, few, tmp_path, OPTIONS[options]) >= 30

@@ -206,5 +206,5 @@ def test_a_real_server(few, s3_proxy, monkeypatch, tmp_path):
         assert make(few, output, "--samples-per-shard", "9") == 0
     made = storage.ObjectStore("s3://made/data")
     assert {name: made.read(name) for name in made.names()} == hashes(tmp_path / "data")
-    with pytest.raises(InputError, match=r"^s3://absent/data cannot be listed: The specified bucket does not exist$"):
+    with pytest.raises(InputError, match=r"^s3://absent/data cannot be listed: "):
         make(few, "s3://absent/data")
