@@ -56,9 +56,9 @@ class Logger:
         self.run, self.config, self.dist, self.schedule, self.loader = run, config, dist, schedule, loader
         self.start_step = start_step
         self.stragglers = StragglerDetector(dist)
-        self.idle_steps = 0  # the newest ones, of which none changed the weights
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
+        self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started, self._waited = time.perf_counter(), 0.0
         self._writers = _open_writers(config, run, start_step) if dist.is_main else []
         self._bar = progress_bar(
@@ -126,11 +126,11 @@ class Logger:
                 "data_wait": f"{row['data_wait_fraction']:.1%}",
             }
         )
-        self.idle_steps = self.idle_steps + self._steps if row[SKIPPED] == 1 else 0
+        self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
         self._sums, self._steps, self._waited = {}, 0, counters["wait_seconds"]
         self._started = time.perf_counter()
-        if self.idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
-            first = step - self.idle_steps + 1
+        if self._idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
+            first = step - self._idle_steps + 1
             raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")
 
     def scalars(self, step: int, values: Mapping[str, float], spreads: Mapping[str, Spread] | None = None) -> None:
