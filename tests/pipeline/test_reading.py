@@ -1,5 +1,6 @@
 """Reading from object storage: faults of the store, the cache shared by the processes of a node, and the look-ahead."""
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -222,6 +223,7 @@ def test_copies_nobody_needs_make_room(bucket: str, short_shards: Path, tmp_path
     fsspec.filesystem("memory").put(f"{other}/", "memory://bucket/other", recursive=True)
     gib = fits(short_shards, 2.2)
     load_clips(make_config("memory://bucket/other", tmp_path, cache_gib=gib), tmp_path)
+    gc.collect()  # a dataset is open for as long as its object exists
     assert len(list(tmp_path.rglob("cache/*/*.tar"))) == 1
     load_clips(make_config(bucket, tmp_path, cache_gib=gib), tmp_path)
     assert len(cached(tmp_path)) == 2
