@@ -1,4 +1,4 @@
-"""The paper's model and losses once more, literally and slowly, on a state dict in the authors' layout: the model must agree with it.
+"""The paper's model and losses, literally and slowly, on a state dict in the authors' layout, for comparison.
 
 Shares no code with `model` or `kernels`: targets are cut out in loops, attention is a softmax of scores, positions come
 out of math.sin; everything is in double precision.
