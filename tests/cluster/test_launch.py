@@ -1,4 +1,4 @@
-"""launch/: the files are what their readers want, and the commands in them train, stop and go on."""
+"""launch/: the files are valid, and the commands in them train, stop and resume."""
 
 import os
 import shutil
@@ -81,7 +81,8 @@ def saved(run: Path) -> int:
     return max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
 
 
-def test_slurm_kubernetes_and_skypilot_go_on_where_each_other_was_stopped(
+@pytest.mark.slow
+def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     tmp_path: Path, synthetic_shards: Path
 ) -> None:
     run = tmp_path / "run"

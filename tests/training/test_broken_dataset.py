@@ -78,7 +78,7 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     assert len(curve) == STEPS
     whole = train_here(intact, tmp_path / "whole")
     first = next(step for step in range(STEPS) if curve[step] != whole[step])
-    monkeypatch.setattr(train, "Plan", PlanThatKnows)
+    monkeypatch.setattr(train, "TrainingPlan", PlanThatKnows)
     assert train_here(intact, tmp_path / "knowing") == curve, "the clips are not those of the plan"
 
     config = parse([*TINY, f"data.shards={intact}", f"run={tmp_path / 'no'}"])
