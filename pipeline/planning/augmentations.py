@@ -1,4 +1,4 @@
-"""RandAugment and random erasing as the plan draws them: what is to be done to a clip, as functions of uniform numbers.
+"""Choose RandAugment operations and boxes to erase, as functions of uniform numbers.
 
 The operations and strengths are those of timm's "increasing" set, with which VideoMAE and AdaMAE fine-tune.
 """

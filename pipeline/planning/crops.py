@@ -1,11 +1,11 @@
-"""Which part of a frame is shown: crop boxes in stored pixels as functions of uniform numbers."""
+"""Compute crop boxes in stored pixels as functions of uniform numbers."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
-# The four corners and the centre, then eight between them, in quarters of the free space (SPEC §6).
+# The four corners and the centre, then eight between them, in quarters of the free space.
 OFFSETS = (
     *((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)),
     *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)),
