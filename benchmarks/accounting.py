@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
 
@@ -16,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.step import PretrainingStep, noise_clip
+from benchmarks.step import PretrainingStep, make_config, noise_clip
 from common import devices
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training.optimizer import update
+from training.tasks.pretraining import Pretraining
 
 # In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
 # `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
@@ -67,11 +70,13 @@ def predict(
     in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. with_flops: count
     the arithmetic too. Not counted: the CUDA context, NCCL's own memory, the allocator's fragmentation.
     """
-    with torch.device("meta"):  # FakeTensorMode cannot initialize weights: it has no values
-        model = AdaMAE(config)
+    nowhere: Any = SimpleNamespace(device=torch.device("meta"))  # FakeTensorMode cannot initialize: it has no values
+    with nowhere.device:
+        task = Pretraining(make_config(config), None, nowhere)
     live = LiveBytes("weights", on_gpu)
     with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths() if on_gpu else nullcontext(), live:
-        step = PretrainingStep(model.to_empty(device="cpu"))
+        task.model.to_empty(device="cpu")
+        step = PretrainingStep(task)
         live.label = "clip"
         clip = noise_clip(config, batch_size, torch.device("cpu"))
         return account(step, clip, live, in_buckets, with_flops)
@@ -92,14 +97,17 @@ def account(
     else:
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
-        step.update()
+        update(step.optimizer, 1e-4, None)
     live.label = "gradients"
+    launches = 0
     buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
     def keep_gradient(parameter: Tensor) -> None:
         if in_buckets:  # its own copy is freed once it has been copied there
             parameter.grad = buckets[id(parameter)]
         live.relabel(parameter.grad, "gradients")
+        nonlocal launches
+        launches = live.launches  # so far: the last gradient ends the backward pass
 
     live.label = "tokenizer"
     live.forget_peak()
@@ -108,13 +116,12 @@ def account(
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         mark_copy = partial(live.relabel, label="weight_copies")
-        with flops if with_flops and not in_another else nullcontext():
-            with track_parts(model, live.set_label), saved_bytes(model, (clip,), mark_copy) as saved:
-                loss = step.loss(clip)
-            live.label = "temporaries"
-            loss.backward()
-        launches = live.launches
-        step.update()
+        with (
+            flops if with_flops and not in_another else nullcontext(),
+            track_parts(model, live.set_label),
+            saved_bytes(model, (clip,), mark_copy) as saved,
+        ):
+            step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
     return Account(saved, at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
 
@@ -127,7 +134,11 @@ def repeated_flops(flops: FlopCounterMode) -> int:
 
 @contextmanager
 def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
-    """Call `enter` with the name of each part when the forward pass reaches it."""
+    """Call `enter` with the name of each part when the forward pass reaches it, and "temporaries" after it."""
+
+    def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
+        output.loss.register_hook(lambda _: enter("temporaries"))
+
     modules = {
         "tokenizer": model.tokenizer,
         "sampler": model.token_sampler,
@@ -138,6 +149,7 @@ def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
         for part, module in modules.items():
             hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)
         hooks.callback(model.decoder.register_forward_hook(lambda *_: enter("loss")).remove)
+        hooks.callback(model.register_forward_hook(await_backward).remove)
         yield
 
 
@@ -160,10 +172,12 @@ def saved_bytes(
     def enter(part: str) -> None:
         nonlocal current
         current = part
+        if part not in by_part:  # the backward pass frees what was saved
+            seen.clear()
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
+        if storage._cdata not in seen and current in by_part:  # not what checkpointing keeps in the backward pass
             seen[storage._cdata] = storage
             if _origin(tensor) in weight_keys:
                 by_part["weight_copies"] += storage.nbytes()

@@ -63,7 +63,6 @@ from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
-from model.adamae import AdaMAE
 from model.masking import MASKS
 from model.targets import TARGETS
 from pipeline.config import DataConfig
@@ -240,9 +239,10 @@ def measure_on_cpu(config: ModelConfig, row: Row, repetitions: int, matmul: floa
 
 
 def count_saved(config: ModelConfig) -> dict[str, int]:
-    step, clip = PretrainingStep(AdaMAE(config)), noise_clip(config, CPU_BATCH, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    step, clip = PretrainingStep.of(config, cpu), noise_clip(config, CPU_BATCH, cpu)
     with saved_bytes(step.model, (clip,)) as saved:
-        step.loss(clip)
+        step(clip)
     return saved
 
 

@@ -1,18 +1,22 @@
 """One pre-training step as `train.py` takes it, on a clip that is already on the device, and its speed and memory."""
 
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Timing, time_calls
-from common.devices import autocast_to
-from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.config import Compile, OptimizerConfig
-from training.optimizer import make_optimizer, parameter_groups, update
+from pipeline.config import DataConfig
+from pipeline.loader import Batch
+from train import train_step
+from training.config import Compile, TrainConfig
+from training.distributed import Distributed
+from training.optimizer import make_optimizer
 from training.parallelize import compile_in_place
+from training.tasks.pretraining import Pretraining
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
@@ -21,39 +25,35 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
+def make_config(config: ModelConfig) -> TrainConfig:
+    return TrainConfig(data=DataConfig(shards="none"), model=config)
+
+
 class PretrainingStep:
-    """Callable on clips uint8 [B, T, H, W, 3] on the model's device."""
+    """Calls train.py's `train_step` on a clip uint8 [B, T, H, W, C], which is on the model's device."""
 
-    def __init__(self, model: AdaMAE, compiled: Compile = False) -> None:
-        self.model = model
+    def __init__(self, task: Pretraining, compiled: Compile = False) -> None:
+        self.task, self.model = task, task.model
         if compiled:
-            compile_in_place(model, compiled)
-        config = OptimizerConfig()
-        groups = parameter_groups(model, config.weight_decay, model.no_weight_decay())
-        self.optimizer = make_optimizer(groups, config)
-        device = next(model.parameters()).device
-        self.seed, self.offset = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+            compile_in_place(task.model, compiled)
+        self.optimizer = make_optimizer(task.parameter_groups(), task.config.optimizer)
 
-    def loss(self, clip: Tensor) -> Tensor:
-        with autocast_to(clip.device, "bf16"):
-            loss: Tensor = self.model(clip, self.seed, self.offset).loss
-            return loss
-
-    def update(self) -> None:
-        self.offset += 1  # another mask at every step
-        update(self.optimizer, lr=1e-4, clip_grad_norm=None)
+    @classmethod
+    def of(cls, config: ModelConfig, device: torch.device, compiled: Compile = False) -> "PretrainingStep":
+        return cls(Pretraining(make_config(config), None, Distributed(device.type)), compiled)
 
     def __call__(self, clip: Tensor) -> None:
-        self.loss(clip).backward()
-        self.update()
+        count = len(clip)
+        config = replace(self.task.config, batch_size=count)
+        batch = Batch(clip, torch.empty(0), [""] * count, list(range(count)))  # pre-training reads no labels
+        train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)
 
 
 def measure_step(
     config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
 ) -> tuple[Timing, Row]:
     """Time a step, for a process of its own, and measure its GPU memory or on a CPU its CPU time."""
-    with device:
-        step = partial(PretrainingStep(AdaMAE(config), compiled), noise_clip(config, batch_size, device))
+    step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
     if device.type != "cuda":
         step()
         start = time.process_time()

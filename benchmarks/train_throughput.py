@@ -99,9 +99,7 @@ def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> steps.Step
         return steps.naive_step(config, clip)
     if contender == "Hugging Face VideoMAE":
         return steps.hugging_face_step(config, clip)
-    with clip.device:
-        model = AdaMAE(config)
-    return partial(PretrainingStep(model, OURS[contender]), clip)
+    return partial(PretrainingStep.of(config, clip.device, OURS[contender]), clip)
 
 
 def race(
