@@ -77,7 +77,7 @@ def test_steps_change_the_weights(make, config, monkeypatch) -> None:
 def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(steps, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
     monkeypatch.setattr(train_throughput, "race", lambda *_: pytest.fail("timed all the same"))
-    with pytest.raises(InputError, match="nothing is reported, because a check is red: naive has our loss"):
+    with pytest.raises(InputError, match="no results written, because a check failed: naive has our loss"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
