@@ -42,11 +42,11 @@ class PretrainingStep:
     def of(cls, config: ModelConfig, device: torch.device, compiled: Compile = False) -> "PretrainingStep":
         return cls(Pretraining(make_config(config), None, Distributed(device.type)), compiled)
 
-    def __call__(self, clip: Tensor) -> None:
+    def __call__(self, clip: Tensor) -> dict[str, Tensor]:
         count = len(clip)
         config = replace(self.task.config, batch_size=count)
         batch = Batch(clip, torch.empty(0), [""] * count, list(range(count)))  # pre-training reads no labels
-        train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)
+        return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)
 
 
 def measure_step(
