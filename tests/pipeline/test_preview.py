@@ -38,5 +38,5 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no dataset\.json"):
+    with pytest.raises(InputError, match=r"no dataset\.json"):
         preview.main(preview.parse_arguments([str(tmp_path)]))
