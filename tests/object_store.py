@@ -27,7 +27,7 @@ class Fault:
     suffix: str = ""
     times: int = 10**9  # requests until it ends
     rate: int = 10_000  # bytes per second of a slow body
-    share: float = 0.5  # of the body before it is cut
+    fraction: float = 0.5  # of the body before it is cut
 
 
 class Proxy(ThreadingHTTPServer):
@@ -49,7 +49,7 @@ class Proxy(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{self.server_address[0]}:{self.server_address[1]}"
 
-    def lay(self, kind: Kind, suffix: str = "", **details: float) -> None:
+    def inject(self, kind: Kind, suffix: str = "", **details: float) -> None:
         with self._lock:
             self.faults.append(Fault(kind, suffix, **details))  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind == "changed":
             self.wfile.write(data[:-1] + bytes([data[-1] ^ 1]) if data else data)
         elif fault.kind == "cut":
-            self.wfile.write(data[: int(len(data) * fault.share)])
+            self.wfile.write(data[: int(len(data) * fault.fraction)])
             self.close_connection = True
         else:
             for start in range(0, len(data), max(1, fault.rate // 10)):

@@ -1,4 +1,4 @@
-"""What stops a step in the middle of a run, said in one sentence."""
+"""Explain failures of a step in one sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

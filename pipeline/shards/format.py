@@ -10,10 +10,10 @@ A dataset is a folder:
 
 and tables of the whole dataset, whose names end in their hash:
 
-    shards-<hash>.npy             a row a shard: SHARD
-    samples-<hash>.npy            a row a sample, in the order of shards and tars: SAMPLE
+    shards-<hash>.npy             one row per shard: SHARD
+    samples-<hash>.npy            one row per sample, in the order of shards and tars: SAMPLE
     gops-<hash>.npy               one row per GOP of the videos that can be read in part: gops.GOP
-    names-<hash>.jsonl            [key, source], a line a sample
+    names-<hash>.jsonl            [key, source], one line per sample
 """
 
 import json

@@ -143,7 +143,7 @@ class Tables:
         if not 1 <= row["num_frames"] <= row["size"]:
             return f"its row says {row['num_frames']} frames in {row['size']} bytes"
         if not 0 < row["fps"] < 1e6:  # NaN is not either
-            return f"its row says {row['fps']} frames a second"
+            return f"its row says {row['fps']} frames per second"
         if row["codec"] >= len(self._codecs) or row["container"] >= len(info.containers):
             return "its row says a codec or a container that the dataset does not have"
         sides = self._sides[row["codec"]]

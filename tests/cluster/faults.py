@@ -110,7 +110,7 @@ def starve(kind: str, times: int = 10**9) -> Callable[[Site], None]:
         site.run.kill()
         for cache in site.run.caches():
             shutil.rmtree(cache, ignore_errors=True)
-        site.proxy.lay(kind, ".tar", times=times)  # type: ignore[arg-type]
+        site.proxy.inject(kind, ".tar", times=times)  # type: ignore[arg-type]
         site.undo.append(site.proxy.heal)
         site.run.start()
 

@@ -92,7 +92,7 @@ def test_passing_faults_leave_no_trace(
 ) -> None:
     """A download that takes longer than a decode may take is no fault of the video."""
     loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.6, download_timeout_s=1), tmp_path)
-    store.lay(kind, SHARD, times=times, rate=10_000)  # type: ignore[arg-type]
+    store.inject(kind, SHARD, times=times, rate=10_000)  # type: ignore[arg-type]
     with loader:
         clips = torch.cat([batch.clip for batch, _ in zip(loader.batches(0), range(3), strict=False)])
         counters = loader.counters
@@ -122,7 +122,7 @@ def test_lasting_faults_end_in_one_sentence(
     no_pauses: None,
 ) -> None:  # fmt: skip
     loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.2, download_timeout_s=timeout), tmp_path)
-    store.lay(kind, SHARD)  # type: ignore[arg-type]
+    store.inject(kind, SHARD)  # type: ignore[arg-type]
     with loader, pytest.raises(InputError, match=says) as failure:
         list(zip(loader.batches(0), range(3), strict=False))
     assert f"{uploaded}/{SHARD}" in str(failure.value)
@@ -141,7 +141,7 @@ def test_downloads_are_resumed(store: Proxy, tmp_path: Path, monkeypatch: pytest
     request(store.url, "PUT", "/bucket/large/file.tar", content)
     bucket = ObjectStore("s3://bucket/large", timeout=5)
     (tmp_path / "partial").write_bytes(content[: 2**20 + 7])
-    store.lay("cut", "file.tar", times=2)
+    store.inject("cut", "file.tar", times=2)
     bucket.append_range("file.tar", tmp_path / "partial", 0, len(content))
     assert (tmp_path / "partial").read_bytes() == content
     assert bucket.read_range("file.tar", 500_000, 509_000) == content[500_000:509_000]
@@ -155,7 +155,7 @@ def test_downloads_are_resumed(store: Proxy, tmp_path: Path, monkeypatch: pytest
 
 def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: Proxy, uploaded: str, tmp_path: Path) -> None:
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
-    store.lay("silent", ".tar")
+    store.inject("silent", ".tar")
 
     def ask() -> None:
         with suppress(CancelledError):
