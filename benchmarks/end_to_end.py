@@ -209,8 +209,8 @@ def draw(rows: list[Row], title: str, path: Path) -> None:
         [row["clips_per_second"] - row["lower"] for row in rows],
         [row["upper"] - row["clips_per_second"] for row in rows],
     ]
-    colours = ["#85929e", *["#c0392b"] * (len(rows) - 1)]
-    bars = axes.barh([row["batches"] for row in rows], speeds, xerr=spread, color=colours, ecolor="#444444")
+    colors = ["#85929e", *["#c0392b"] * (len(rows) - 1)]
+    bars = axes.barh([row["batches"] for row in rows], speeds, xerr=spread, color=colors, ecolor="#444444")
     axes.bar_label(
         bars, [f"{row['clips_per_second']:.3g} ({row['share_of_synthetic']:.0%})" for row in rows], padding=8
     )

@@ -5,7 +5,7 @@
 
 Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
 --shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training. Without --shards, synthetic labelled videos are generated whose class is defined by motion only
+pre-training. Without --shards, synthetic labeled videos are generated whose class is defined by motion only
 (shard_tools/synthetic_motion.py). Reconstruction errors of moving and of static tokens are measured under random masks,
 the same for all models. Re-running the command with the same --output resumes; further strategies, ratios or seeds are
 added to the tables. Points run in parallel on all GPUs. `section.key=value` applies to all runs.

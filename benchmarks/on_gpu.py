@@ -126,7 +126,7 @@ def end_to_end(place: Place) -> list[list[str]]:
 
 def resume(place: Place) -> list[list[str]]:
     shards = str(place.scratch / "resume")
-    make = ["shard_tools/make_shards.py", str(place.videos), shards, "--frame-stride", "2", "--unlabelled"]
+    make = ["shard_tools/make_shards.py", str(place.videos), shards, "--frame-stride", "2", "--unlabeled"]
     run = bench(place, "gpu/resume_check", shards, *place.sized("--steps 6", "--steps 200"))
     return [*drawn_videos(place), make, run]
 

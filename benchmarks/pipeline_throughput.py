@@ -168,7 +168,7 @@ def shards_folder(videos: Path) -> Path:
 def prepare_shards(videos: Path, folder: Path, encode: str) -> None:
     """Make shards of the videos, and write their samples beside them as files for the loaders that need files."""
     command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(folder)]
-    if subprocess.run([*command, "--encode", encode, "--unlabelled"], stdout=subprocess.DEVNULL).returncode:
+    if subprocess.run([*command, "--encode", encode, "--unlabeled"], stdout=subprocess.DEVNULL).returncode:
         raise InputError(f"making shards of {videos} failed, see above")
     dataset = ShardDataset.open(folder)
     reader = Reader(dataset)

@@ -36,7 +36,7 @@ def block_width(width: int, largest: int = 256) -> int:
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
-    """x itself where neighbours in its last dimension are neighbours in memory, otherwise a copy that is so."""
+    """x itself where neighbors in its last dimension are neighbors in memory, otherwise a copy that is so."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -69,7 +69,7 @@ def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_si
 
 @triton.jit
 def patch_lines(token, line, rows, columns, TUBELET: tl.constexpr, PATCH: tl.constexpr):
-    """Where in its clip each line (p_t, p_h) of a token's 3 · PATCH neighbouring values starts, int64."""
+    """Where in its clip each line (p_t, p_h) of a token's 3 · PATCH neighboring values starts, int64."""
     token = token.to(tl.int32)  # 64-bit divisions take a hundred instructions
     time = token // (rows * columns) * TUBELET + line // PATCH
     height = token // columns % rows * PATCH + line % PATCH
@@ -87,7 +87,7 @@ def patchify_kernel(
     TUBELET: tl.constexpr, PATCH: tl.constexpr, HAS_IDS: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program, of one warp, per patch. Its lines of 3 · PATCH values are read in three parts, so that a thread's 16
-    neighbours fill one load and their channels are known when the kernel is compiled."""
+    neighbors fill one load and their channels are known when the kernel is compiled."""
     k = tl.program_id(0).to(tl.int64)
     token = tl.load(ids_ptr + k) if HAS_IDS else k % K
     line = tl.arange(0, LINES)

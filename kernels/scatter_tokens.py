@@ -71,7 +71,7 @@ def mask_token_gradient_kernel(
     grad_ptr, partial_ptr, stride_b, stride_j, total, K, M, E,
     STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program sums STEPS · ROWS neighbouring masked rows of all there are, always in the same order."""
+    """Each program sums STEPS · ROWS neighboring masked rows of all there are, always in the same order."""
     d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     partial = tl.zeros((ROWS, BLOCK), tl.float32)
     for step in range(STEPS):

@@ -49,7 +49,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="NAME=LIST",
         help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split",
     )
-    what.add_argument("--unlabelled", action="store_true", help="ignore sub-folders and list columns as labels")
+    what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
     what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
     how = parser.add_argument_group("how to store it")
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
-        splits = {name: read_inputs(where, root, parsed.unlabelled, skipped[name]) for name, where in lists.items()}
+        splits = {name: read_inputs(where, root, parsed.unlabeled, skipped[name]) for name, where in lists.items()}
         if parsed.estimate:
             for of_split in skipped.values():
                 of_split.log()

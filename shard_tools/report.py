@@ -58,7 +58,7 @@ def describe_samples(
         "codecs": dict(sorted(codecs.items())),
         "sizes": dict(sizes.most_common(10)),
         "class_histogram": dict(sorted(histogram.items())),
-        "unlabelled": counts["samples"] - histogram.total(),
+        "unlabeled": counts["samples"] - histogram.total(),
         "file_list_sha256": file_list_sha256,
         "duplicates": duplicates,
     }

@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def videos(tmp_path: Path) -> Path:
-    """Two videos, 64×48, in which frame k is a grey of 4·k; and a file that is none."""
+    """Two videos, 64×48, in which frame k is a gray of 4·k; and a file that is none."""
     folder = tmp_path / "videos"
     folder.mkdir()
     for name in ("a.mp4", "b.mkv"):
@@ -168,9 +168,9 @@ def test_the_error_is_drawn_in_its_own_range() -> None:
     error = maps.error[maps.is_masked]
     row = reconstruction.error_row(maps)
     assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
-    colours = {tuple(colour) for colour in row.cells.reshape(-1, 3).tolist()}
-    ends = {tuple(colour) for colour in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
-    assert ends | {(reconstruction.VISIBLE,) * 3} <= colours
+    colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
+    ends = {tuple(color) for color in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
+    assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
 
 
 def test_times_stand_below_the_columns(monkeypatch) -> None:

@@ -45,7 +45,7 @@ def check_labels(dataset: ShardDataset) -> None:
             f"{dataset.folder} has no labels: create the shards from class folders or with annotations"
             " (shard_tools/make_shards.py)"
         )
-    if dataset.info.num_unlabelled:
+    if dataset.info.num_unlabeled:
         index = int(np.argmax(dataset.column("label") < 0))
         raise InputError(
             f"{dataset.where(index)} has no label; dataset.json says all have one: create the shards again"

@@ -1,5 +1,5 @@
 """Common loaders for video pre-training, written afresh: a Dataset of files, transforms with PIL, a torch
-DataLoader. Clips are 16 frames, MultiScaleCrop to 224², ImageNet-normalised float32, as VideoMAE and AdaMAE do it."""
+DataLoader. Clips are 16 frames, MultiScaleCrop to 224², ImageNet-normalized float32, as VideoMAE and AdaMAE do it."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

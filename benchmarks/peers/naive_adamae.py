@@ -1,6 +1,6 @@
 """The published AdaMAE's step, written afresh as the baseline to be faster than: it computes in the way of that code.
 
-Attention matrices are materialised, tokens are drawn by torch.multinomial and kept apart by boolean masks, targets are
+Attention matrices are materialized, tokens are drawn by torch.multinomial and kept apart by boolean masks, targets are
 floats of all patches, the sampling loss is a Python loop with one Categorical a clip, and gradients of the sampling
 loss reach the tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
 """
@@ -118,7 +118,7 @@ class NaiveAdaMAE(nn.Module):
         return naive.to(weight.device)
 
     def forward(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None) -> Tensor:
-        """The loss. pixels: ImageNet-normalised; mask: hide these tokens instead of drawn ones."""
+        """The loss. pixels: ImageNet-normalized; mask: hide these tokens instead of drawn ones."""
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
         probabilities, drawn = self.token_sampler(tokens)
         mask = drawn if mask is None else mask

@@ -1,6 +1,6 @@
 """The token path as the published code goes it: boolean masks, float targets of every patch, a Categorical a clip.
 
-Written from its behaviour, for benchmarks/kernel_speed.py to measure against. Masks are bool [B, N], True = masked.
+Written from its behavior, for benchmarks/kernel_speed.py to measure against. Masks are bool [B, N], True = masked.
 """
 
 import torch
@@ -34,7 +34,7 @@ def scatter(features: Tensor, mask_token: Tensor, table: Tensor, mask: Tensor) -
 
 
 def normalized_clip(clip: Tensor) -> Tensor:
-    """uint8 [B, T, H, W, 3] -> what the published loader hands to the model: float [B, 3, T, H, W], normalised."""
+    """uint8 [B, T, H, W, 3] -> what the published loader hands to the model: float [B, 3, T, H, W], normalized."""
     mean, std = (torch.tensor(values, device=clip.device).view(3, 1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (clip.movedim(4, 1).float() / 255 - mean) / std
 
@@ -46,14 +46,14 @@ def patches(clip: Tensor, tubelet_size: int, patch_size: int, dtype: torch.dtype
 
 
 def patch_loss(pred: Tensor, clip: Tensor, mask: Tensor, tubelet_size: int, patch_size: int) -> Tensor:
-    """MSE of normalised patches [B, M]; the float clip is there already, as the published loader gives it."""
+    """MSE of normalized patches [B, M]; the float clip is there already, as the published loader gives it."""
     with torch.no_grad():
         mean, std = (torch.tensor(v, device=clip.device).view(3, 1, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
         pixels = clip * std + mean  # in [0, 1]
         pattern = "b c (t p0) (h p1) (w p2) -> b (t h w) (p0 p1 p2) c"
         squeezed = rearrange(pixels, pattern, p0=tubelet_size, p1=patch_size, p2=patch_size)
-        centred = squeezed - squeezed.mean(dim=-2, keepdim=True)
-        normalized = centred / (squeezed.var(dim=-2, unbiased=True, keepdim=True).sqrt() + 1e-6)
+        centered = squeezed - squeezed.mean(dim=-2, keepdim=True)
+        normalized = centered / (squeezed.var(dim=-2, unbiased=True, keepdim=True).sqrt() + 1e-6)
         labels = rearrange(normalized, "b n p c -> b n (p c)")[mask].reshape(clip.shape[0], -1, pred.shape[-1])
     return (pred.float() - labels).square().mean(dim=-1)
 

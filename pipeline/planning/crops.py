@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
-# The four corners and the centre, then eight between them, in quarters of the free space.
+# The four corners and the center, then eight between them, in quarters of the free space.
 OFFSETS = (
     *((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)),
     *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)),
@@ -56,7 +56,7 @@ def multiscale_crop(width: int, height: int, draws: list[float], shape: FrameSiz
 def random_resized_crop(
     width: int, height: int, draws: list[float], min_area: float, shape: FrameSize = SQUARE
 ) -> Crop:
-    """`min_area` to 1 of the area, 3:4 to 4:3 as wide as the shape; the largest such box in the centre if none fits."""
+    """`min_area` to 1 of the area, 3:4 to 4:3 as wide as the shape; the largest such box in the center if none fits."""
     wide = shape.width / shape.height
     for attempt in range(RESIZED_ATTEMPTS):
         area = width * height * (min_area + (1 - min_area) * draws[2 * attempt])
@@ -69,7 +69,7 @@ def random_resized_crop(
 
 
 def view_crop(width: int, height: int, index: int, count: int, shape: FrameSize = SQUARE) -> Crop:
-    """The largest box of this shape, number `index` of `count` evenly along the frame; the centre if count is 1."""
+    """The largest box of this shape, number `index` of `count` evenly along the frame; the center if count is 1."""
     w, h = largest_box(width, height, shape)
     share = index / (count - 1) if count > 1 else 0.5
     return Crop(round((width - w) * share), round((height - h) * share), w, h)

@@ -45,7 +45,7 @@ class PlanRow:
 
 
 class ClipPlan(Protocol):
-    """What the loader and the reader need of a plan. `views` neighbouring rows share one decode."""
+    """What the loader and the reader need of a plan. `views` neighboring rows share one decode."""
 
     num_frames: int
     frame_size: FrameSize

@@ -180,7 +180,7 @@ class _Stream:
     def _shuffle_window(self, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
         order, _ = self._epoch(epoch)
         chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        runs: list[list[int]] = []  # neighbouring spans in one: each call for words costs 10 us
+        runs: list[list[int]] = []  # neighboring spans in one: each call for words costs 10 us
         for start, count in zip(self._spans.first[chosen].tolist(), self._spans.counts[chosen].tolist(), strict=True):
             if runs and runs[-1][1] == start:
                 runs[-1][1] += count

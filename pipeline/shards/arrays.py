@@ -120,5 +120,5 @@ def count_channels(codecs: Iterable[str]) -> int:
 
 
 def to_rgb(frames: UInt8[np.ndarray, "... C"]) -> UInt8[np.ndarray, "... 3"]:
-    """For people: the first three channels as red, green and blue; of fewer, the first as grey."""
+    """For people: the first three channels as red, green and blue; of fewer, the first as gray."""
     return frames[..., :3] if frames.shape[-1] >= 3 else np.repeat(frames[..., :1], 3, axis=-1)

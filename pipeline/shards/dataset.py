@@ -75,7 +75,7 @@ class Samples(Sequence[Sample]):
         mix."""
         columns = [part.tables.rows[name][:most] for part in self._parts]
         if name == "label":
-            columns = [_relabelled(column, part.labels) for column, part in zip(columns, self._parts, strict=True)]
+            columns = [_relabeled(column, part.labels) for column, part in zip(columns, self._parts, strict=True)]
         return np.concatenate(columns)
 
     def _place(self, index: int) -> tuple[Part, int]:
@@ -237,7 +237,7 @@ def _labels_in(own: list[str], union: list[str]) -> tuple[int, ...] | None:
     return None if own == union else tuple(map(union.index, own))
 
 
-def _relabelled(column: np.ndarray, labels: tuple[int, ...] | None) -> np.ndarray:
+def _relabeled(column: np.ndarray, labels: tuple[int, ...] | None) -> np.ndarray:
     if labels is None:
         return column
     known = (column >= 0) & (column < len(labels))  # what is not is for Tables to say
@@ -271,5 +271,5 @@ def _merged(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
         codecs=codecs,
         containers=list(dict.fromkeys(name for info in infos for name in info.containers)),
         frame_strides=sorted({stride for info in infos for stride in info.frame_strides}),
-        num_unlabelled=sum(info.num_unlabelled for info in infos),
+        num_unlabeled=sum(info.num_unlabeled for info in infos),
     )

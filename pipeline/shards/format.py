@@ -156,7 +156,7 @@ class Report(TypedDict, total=False):
     codecs: dict[str, Bytes]
     sizes: dict[str, Bytes]
     class_histogram: dict[str, Bytes]
-    unlabelled: Bytes
+    unlabeled: Bytes
     file_list_sha256: Sha256
     duplicates: list[list[str]]
 
@@ -178,7 +178,7 @@ class DatasetInfo:
     containers: list[Word] = field(default_factory=list)
     frame_strides: list[Stride] = field(default_factory=list)
     labels: tuple[int, int] | None = None  # lowest and highest; None: no sample has one
-    num_unlabelled: Bytes = 0
+    num_unlabeled: Bytes = 0
     tables: dict[str, TableInfo] = field(default_factory=dict)
     content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
     schema_version: int = SCHEMA_VERSION

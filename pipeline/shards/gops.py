@@ -52,7 +52,7 @@ class GopIndex:
     def slice_video(self, wanted: Sequence[int], read: Callable[[int, int], bytes]) -> VideoSlice:
         """The groups that hold the frames `wanted`; `read(offset, size)` gives bytes of the video.
 
-        Neighbouring groups are read at once. Raises VideoError if the table is broken, or the bytes are not those that
+        Neighboring groups are read at once. Raises VideoError if the table is broken, or the bytes are not those that
         it was made of.
         """
         offsets, firsts = self._checked()

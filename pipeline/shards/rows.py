@@ -24,7 +24,7 @@ class RowWriter:
     """Makes the rows of a dataset; keeps none of them."""
 
     def __init__(self) -> None:
-        self.num_samples = self.num_gops = self.num_name_bytes = self._num_shards = self._num_unlabelled = 0
+        self.num_samples = self.num_gops = self.num_name_bytes = self._num_shards = self._num_unlabeled = 0
         self._codecs: dict[str, int] = {}
         self._containers: dict[str, int] = {}
         self._strides: set[int] = set()
@@ -60,7 +60,7 @@ class RowWriter:
             containers=list(self._containers),
             frame_strides=sorted(self._strides),
             labels=self._labels,
-            num_unlabelled=self._num_unlabelled,
+            num_unlabeled=self._num_unlabeled,
         )
 
     def _row(self, sample: Sample) -> tuple[int | float | bytes, ...]:
@@ -74,7 +74,7 @@ class RowWriter:
     def _count(self, rows: np.ndarray) -> None:
         self._strides |= set(np.unique(rows["frame_stride"]).tolist())
         labels = rows["label"][rows["label"] >= 0]
-        self._num_unlabelled += len(rows) - len(labels)
+        self._num_unlabeled += len(rows) - len(labels)
         if len(labels):
             bounds = (int(labels.min()), int(labels.max()))
             known = self._labels or bounds

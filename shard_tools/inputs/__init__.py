@@ -18,12 +18,12 @@ from shard_tools.inputs.tars import list_tars, require_uncompressed
 __all__ = ["Inputs", "Item", "Skipped", "TarMember", "assign_class_ids", "is_url", "read_inputs", "read_label_map"]
 
 
-def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skipped | None = None) -> Inputs:
+def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped | None = None) -> Inputs:
     """Find all videos of `inputs`, each source once; `skipped` counts files without a video's name.
 
     `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list
     (.csv, .tsv, .txt, .json, or - for stdin), or a URL of a folder. `root` is what a list's paths are relative to; by
-    default the list's own folder. With `unlabelled` no labels are read. Raise InputError if nothing is found.
+    default the list's own folder. With `unlabeled` no labels are read. Raise InputError if nothing is found.
     """
     skipped = skipped or Skipped()
     found = Inputs()
@@ -51,7 +51,7 @@ def read_inputs(inputs: str, root: str | None, unlabelled: bool, skipped: Skippe
     else:
         require_uncompressed(path)
         _add(found, read_list(path, Path(root) if root else path.parent))
-    found.deduplicate(unlabelled)
+    found.deduplicate(unlabeled)
     if not found.has_only_arrays:  # beside videos they are features of these, or tables
         found.skip_arrays(skipped, "arrays beside videos")
     if not len(found):

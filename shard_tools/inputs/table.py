@@ -40,7 +40,7 @@ class Inputs:
             skipped.add(kind, as_text(source))
         self._table.run("DELETE FROM items WHERE is_array")
 
-    def deduplicate(self, unlabelled: bool) -> None:
+    def deduplicate(self, unlabeled: bool) -> None:
         """Keep every source once, as it was added first; require that all have labels, or none has."""
         table = self._table
         table.run("CREATE INDEX by_source ON items (source)")
@@ -54,7 +54,7 @@ class Inputs:
         repeated = "FROM items GROUP BY source HAVING count(*) > 1"
         table.run(f"""DELETE FROM items
             WHERE source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
-        if unlabelled:
+        if unlabeled:
             table.run("UPDATE items SET label = NULL")
         elif table.fetch_one("SELECT 1 FROM items WHERE label IS NOT NULL LIMIT 1"):
             problem = "it has no label, others have one"

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_list(path: Path) -> None:
     """Read a list; every item must have a source, a location, and a label that is text or None."""
     with contextlib.suppress(InputError):
-        items = read_inputs(str(path), None, unlabelled=False)
+        items = read_inputs(str(path), None, unlabeled=False)
         assert items
         assert len({item.source for item in items}) == len(items)
         for item in items:

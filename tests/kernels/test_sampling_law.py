@@ -77,5 +77,5 @@ def test_rows_steps_and_ranks_are_independent():
     correlations = (noise @ noise.T)[tuple(torch.triu_indices(len(noise), len(noise), offset=1))]
     assert stats.chi2.sf((correlations.square().sum() * tokens).item(), len(correlations)) > CHANCE
     assert correlations.abs().max() < 6 / tokens**0.5
-    lagged = (noise[:, :-1] * noise[:, 1:]).sum(dim=1)  # neighbouring tokens of a row
+    lagged = (noise[:, :-1] * noise[:, 1:]).sum(dim=1)  # neighboring tokens of a row
     assert stats.chi2.sf((lagged.square().sum() * tokens).item(), len(lagged)) > CHANCE

@@ -1,4 +1,4 @@
-"""Clips of other numbers of channels than RGB's: grey from videos, anything up to twelve from arrays."""
+"""Clips of other numbers of channels than RGB's: gray from videos, anything up to twelve from arrays."""
 
 import json
 from pathlib import Path
@@ -72,9 +72,9 @@ def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool)
 def test_a_model_for_grey_makes_rgb_grey() -> None:
     model = AdaMAE(small(in_channels=1)).eval()
     clip = random_clip(model.config)
-    grey = adapt_channels(clip, 1)
-    assert torch.equal(model(clip, 0, 0).loss_per_token, model(grey, 0, 0).loss_per_token)
-    assert torch.equal(model.encode(clip).tokens, model.encode(grey).tokens)
+    gray = adapt_channels(clip, 1)
+    assert torch.equal(model(clip, 0, 0).loss_per_token, model(gray, 0, 0).loss_per_token)
+    assert torch.equal(model.encode(clip).tokens, model.encode(gray).tokens)
 
 
 @pytest.mark.parametrize(("channels", "note"), [(1, None), (2, "the first."), (5, "the first three, as red")])
@@ -119,10 +119,10 @@ def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     state = model.state_dict()
     back = from_huggingface(to_huggingface(state, in_channels=1))
     assert all(torch.equal(back[name], value) for name, value in state.items())
-    save_file(state, tmp_path / "grey.safetensors", pretrained.make_metadata(model.config))
+    save_file(state, tmp_path / "gray.safetensors", pretrained.make_metadata(model.config))
     export.main(
         export.parse_arguments(
-            ["export", str(tmp_path / "grey.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"]
+            ["export", str(tmp_path / "gray.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"]
         )
     )
     assert json.loads((tmp_path / "hf/config.json").read_text())["num_channels"] == 1

@@ -36,7 +36,7 @@ def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def by_hand(table: Tensor, before: Grid, after: Grid) -> Tensor:
-    """Linear between the centres of tokens along each axis in turn, and even beyond the outermost of them."""
+    """Linear between the centers of tokens along each axis in turn, and even beyond the outermost of them."""
     values = table.double().view(*before, -1)
     for axis, (old, new) in enumerate(zip(before, after, strict=True)):
         places = [min(max((i + 0.5) * old / new - 0.5, 0), old - 1) for i in range(new)]

@@ -19,7 +19,7 @@ from shard_tools.settings import Settings
 from shard_tools.tables import publish_tables
 from shard_tools.write import write_shard
 
-LEVELS = 22  # grey levels that survive any codec and any scaling
+LEVELS = 22  # gray levels that survive any codec and any scaling
 
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-def grey(number: int) -> int:
+def gray(number: int) -> int:
     return 20 + 10 * (number % LEVELS)
 
 
@@ -52,9 +52,9 @@ def read_number(image: np.ndarray) -> int:
 
 
 def drawn(number: int, width: int, height: int, pattern: bool) -> np.ndarray:
-    """Flat grey that tells the number, uint8 [H, W, 3]; with `pattern`, a ramp and colours lie over it (not
+    """Flat gray that tells the number, uint8 [H, W, 3]; with `pattern`, a ramp and colors lie over it (not
     readable)."""
-    image = np.full((height, width, 3), grey(number), np.uint8)
+    image = np.full((height, width, 3), gray(number), np.uint8)
     if pattern:
         image[..., 0] = np.linspace(0, 255, width)
         image[..., 1] = np.linspace(0, 255, height)[:, None]

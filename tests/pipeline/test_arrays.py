@@ -87,7 +87,7 @@ def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_path: Path) -> None:
-    """A clip of the same plan from FFV1, which keeps RGB as it is, is the same within a grey level."""
+    """A clip of the same plan from FFV1, which keeps RGB as it is, is the same within a gray level."""
     pictures = smooth(channels)
     with av.open(str(tmp_path / "v.mkv"), "w") as out:
         form = "gray" if channels == 1 else "bgr0"

@@ -55,7 +55,7 @@ def row_of(ops: tuple[AugmentOp, ...], box: EraseBox | None = None, position: in
 
 
 def picture() -> np.ndarray:
-    """Coloured, from dark to bright, with one sharp square: uint8 [64, 64, 3]."""
+    """Colored, from dark to bright, with one sharp square: uint8 [64, 64, 3]."""
     down, across = np.mgrid[0:64, 0:64] / 63
     image = np.stack([40 + 150 * across, 30 + 190 * down, 90 + 60 * across * down], -1).astype(np.uint8)
     image[20:32, 20:32] = (200, 40, 90)

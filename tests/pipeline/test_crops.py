@@ -27,7 +27,7 @@ def test_boxes_lie_in_the_frame(
 
 
 def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
-    """By hand for 340×256: scales of 256, neighbours at most one step apart, offsets in quarters."""
+    """By hand for 340×256: scales of 256, neighbors at most one step apart, offsets in quarters."""
     rng = np.random.default_rng(0)
     boxes = [crops.multiscale_crop(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
     steps = [256, 224, 192, 168]
@@ -55,7 +55,7 @@ def test_random_resized_keeps_area_and_ratio() -> None:
     assert 0.08 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
-    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (493, 0, 13, 10), "none fits: the centre"
+    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (493, 0, 13, 10), "none fits: the center"
 
 
 def test_across_covers_the_longer_side() -> None:

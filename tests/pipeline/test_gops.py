@@ -9,7 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from made_videos import LEVELS, encode, grey, read_number, store
+from made_videos import LEVELS, encode, gray, read_number, store
 
 from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video import Video
@@ -154,7 +154,7 @@ def test_fragments_that_begin_within_a_group_are_not_cut(tmp_path: Path) -> None
         stream = output.add_stream("libx264", rate=Fraction(8), options={"g": "8", "bf": "0"})
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         for number in range(24):
-            image = np.full((48, 64, 3), grey(number), np.uint8)
+            image = np.full((48, 64, 3), gray(number), np.uint8)
             output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         output.mux(stream.encode(None))
     data = path.read_bytes()

@@ -59,7 +59,7 @@ def test_tables_say_what_lines_say(copied: Path, short: ShardDataset) -> None:
     assert short.info.codecs == info.codecs
     assert short.info.frame_strides == [1]
     assert short.info.labels == (0, 2)
-    assert not short.info.num_unlabelled
+    assert not short.info.num_unlabeled
 
 
 @pytest.mark.parametrize(

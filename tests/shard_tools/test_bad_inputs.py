@@ -73,7 +73,7 @@ def without_frames(path: Path) -> None:
 
 
 def huge(path: Path) -> None:
-    pictures = [Image.fromarray(np.full((8, 8), grey, np.uint8)) for grey in (0, 128, 255)]
+    pictures = [Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (0, 128, 255)]
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:])
     data = bytearray(path.read_bytes())
     data[6:10] = b"\xff\xff\xff\xff"  # width and height in the header

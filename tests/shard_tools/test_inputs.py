@@ -50,7 +50,7 @@ LISTS = {
 def test_lists(clips: Path, tmp_path: Path, name: str, elsewhere: bool) -> None:
     path = (tmp_path if elsewhere else clips) / name
     path.write_text(LISTS[name])
-    items = read_inputs(str(path), str(clips) if elsewhere else None, unlabelled=False)
+    items = read_inputs(str(path), str(clips) if elsewhere else None, unlabeled=False)
     assert [(item.source, item.label, item.problem) for item in items] == [
         ("run/a.mp4", "run", None),
         ("walk/d.webm", "walk", None),
@@ -179,7 +179,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_pa
     table = tmp_path / "train.csv"
     table.write_text('a.mp4,left\nb.mp4,"left\nc.mp4,right\n')
     with pytest.raises(InputError, match=r"train\.csv has a line that is not a table row"):
-        read_inputs(str(table), None, unlabelled=False)
+        read_inputs(str(table), None, unlabeled=False)
 
 
 def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path
     if name.endswith("json"):
         text = f'[{{"path": "run/a.mp4"}}, {{"path": "{line}"}}]'
     (clips / name).write_text(text)
-    items = read_inputs(str(clips / name), None, unlabelled=True)
+    items = read_inputs(str(clips / name), None, unlabeled=True)
     assert [item.source for item in items if item.problem is None] == ["run/a.mp4"]
     assert len([item for item in items if item.problem]) == 1
 

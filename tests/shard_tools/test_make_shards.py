@@ -175,7 +175,7 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(video
     with pytest.raises(InputError, match=change):
         make(listed, out, *COPY)
     with pytest.raises(InputError, match="have another label now"):
-        make(listed, out, *COPY, "--unlabelled")
+        make(listed, out, *COPY, "--unlabeled")
     listed.write_text("a.mp4,right\n")
     shutil.copy(second, tmp_path / "in" / "a.mp4")
     sizes = f"{first.stat().st_size} bytes then and {second.stat().st_size} now"

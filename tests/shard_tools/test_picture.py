@@ -1,4 +1,4 @@
-"""Sources of every kind come out upright, progressive, on time and in the right colours."""
+"""Sources of every kind come out upright, progressive, on time and in the right colors."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -97,7 +97,7 @@ def test_colours_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> 
     path = write(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
     expected = ffmpegs_rgb(path).astype(float)
     found = ffmpegs_rgb(stored(path, encode=encode, quality=2).path).astype(float)
-    difference = (found - expected)[16:, 24:]  # below and beside the number, whose edges lose colour detail
+    difference = (found - expected)[16:, 24:]  # below and beside the number, whose edges lose color detail
     assert np.abs(difference.mean(axis=(0, 1))).max() < 2
     assert np.quantile(np.abs(difference), 0.95) <= 4
 
@@ -232,14 +232,14 @@ def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(tmp_path: Path
 
 
 def combing(frame: np.ndarray) -> float:
-    """How much more neighbouring rows differ than rows two apart: above 1 in interlaced pictures of motion."""
+    """How much more neighboring rows differ than rows two apart: above 1 in interlaced pictures of motion."""
     rows = frame.astype(float).mean(axis=2)[16:]
     return float(np.abs(rows[1:] - rows[:-1]).mean() / np.abs(rows[2:] - rows[:-2]).mean())
 
 
 def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    # Upright stripes: neighbouring rows differ only where they show different moments.
+    # Upright stripes: neighboring rows differ only where they show different moments.
     background = make_texture(rng, 400, 96, contrast=10) // 2 + rng.integers(0, 120, (1, 50, 1), np.uint8).repeat(
         8, axis=1
     )

@@ -20,10 +20,10 @@ NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", 
 LAST = "\U0001f3a6.mp4"
 
 
-def collect(items: list[Item], unlabelled: bool = False) -> Inputs:
+def collect(items: list[Item], unlabeled: bool = False) -> Inputs:
     inputs = Inputs()
     inputs.add(items)
-    inputs.deduplicate(unlabelled)
+    inputs.deduplicate(unlabeled)
     return inputs
 
 
@@ -43,7 +43,7 @@ def test_a_repeated_source_counts_once_and_must_have_one_label() -> None:
     assert a == Item("a", "1", "x")
     assert b == Item("b", "b", "y", problem="it is listed with two labels, 'y' and 'z'")
     assert c == Item("c", "c", problem="it has no label, others have one")
-    assert all(item.label is None for item in collect(items, unlabelled=True))
+    assert all(item.label is None for item in collect(items, unlabeled=True))
     assert [item.problem for item in collect([Item("c", "c"), Item("d", "d")])] == [None, None]
 
 
@@ -143,7 +143,7 @@ def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> No
         tracemalloc.start()
         inputs = Inputs()
         inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
-        inputs.deduplicate(unlabelled=False)
+        inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
         shards = assign_shards(inputs.new(), Settings(), [])
         save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, shards, 0)

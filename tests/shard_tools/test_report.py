@@ -42,7 +42,7 @@ def test_the_summary_covers_all_samples() -> None:
         "codecs": {"h264": 6, "vp9": 1},
         "sizes": {"64x48": 7},
         "class_histogram": {"no": 3, "yes": 2},
-        "unlabelled": 2,
+        "unlabeled": 2,
         "file_list_sha256": hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest(),
         "duplicates": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
     }

@@ -23,7 +23,7 @@ def plain_kernels(monkeypatch):
     monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests: the interpreter is slow
 
 
-def test_neighbours_vote_and_nobody_for_itself():
+def test_neighbors_vote_and_nobody_for_itself():
     directions = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
     assert knn_top1(directions, torch.tensor([0, 0, 0, 1, 1, 1])) == 1.0
     assert knn_top1(directions, torch.tensor([0, 0, 1, 1, 1, 0])) == 0.0  # the nearest is of the other class

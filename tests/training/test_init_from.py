@@ -128,48 +128,48 @@ def test_pretraining_starts_from_weights(tiny_run, new, tmp_path, capsys):
     assert losses(tmp_path / "run")[1] < (before[1] + before[6]) / 2
 
 
-def labelled(new: list[str], checkpoint: Path, *overrides: str) -> list[str]:
+def labeled(new: list[str], checkpoint: Path, *overrides: str) -> list[str]:
     """A probe, of which nothing says what its model is like."""
     given = [argument for argument in new if not argument.startswith("model.")]
     return [*given, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
 
 
 def test_a_probe_has_the_shape_of_its_checkpoint(tiny_run, new, tmp_path):
-    config = run(*labelled(new, tiny_run))
+    config = run(*labeled(new, tiny_run))
     assert config.model.dimensions == ModelConfig(size="tiny").dimensions
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (4, 32, 8)
     assert run_config(tmp_path / "run")["model"]["image_size"] == 32
-    again = run(*labelled(new, tmp_path / "gone", f"init_from={tiny_run}"))
+    again = run(*labeled(new, tmp_path / "gone", f"init_from={tiny_run}"))
     assert again.model == config.model
 
 
 def test_a_probe_resumes_without_the_weights_that_it_started_from(tiny_run, new, tmp_path):
     source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
     steps = ["steps=3", "checkpoint_every=2"]
-    run(*labelled(new, source, *steps))
+    run(*labeled(new, source, *steps))
     whole = weights(tmp_path / "run", 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000003")
     shutil.rmtree(source)
-    run(*labelled(new, source, *steps))
+    run(*labeled(new, source, *steps))
     assert same(weights(tmp_path / "run", 3), whole)
 
 
 def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path):
-    config = load_config(labelled(new, tiny_run, "model.image_size=48", "model.num_frames=8"))
+    config = load_config(labeled(new, tiny_run, "model.image_size=48", "model.num_frames=8"))
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (8, 48, 8)
     with pytest.raises(InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"):
-        run(*labelled(new, tiny_run, "model.size=small", "model.patch_size=16"))
+        run(*labeled(new, tiny_run, "model.size=small", "model.patch_size=16"))
     assert not (tmp_path / "run").exists()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model:\n  size: small\n  image_size: 64\n")
-    config = load_config(["--config", str(recipe), *labelled(new, tiny_run)])
+    config = load_config(["--config", str(recipe), *labeled(new, tiny_run)])
     assert (config.model.dimensions, config.model.image_size) == (ModelConfig(size="tiny").dimensions, 32)
 
 
 def test_published_weights_give_what_they_know(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
     torch.save({"model": to_adamae(AdaMAE(shape).state_dict())}, tmp_path / "theirs.pth")
-    config = load_config(labelled(new, tmp_path / "theirs.pth"))
+    config = load_config(labeled(new, tmp_path / "theirs.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
@@ -178,7 +178,7 @@ def test_an_average_continues_in_a_fork(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
     save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
     averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
-    run(*labelled(new, tmp_path / "theirs.safetensors", *averaged))
+    run(*labeled(new, tmp_path / "theirs.safetensors", *averaged))
     fork(tmp_path / "run", tmp_path / "again", checkpoint="/checkpoints/step-1")
     whole, again = (tmp_path / name / "checkpoints/step-00000002" for name in ("run", "again"))
     for name in ("model", "average"):
