@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     says("does not exist", "init_from=/nowhere")
     classifier = tmp_path / "classifier.safetensors"
     save(classifier, VideoClassifier(SHAPE, 2).state_dict(), make_metadata(SHAPE))
-    says("a classifier's weights", f"init_from={classifier}", "task=linear_probe")
+    says("these weights are a classifier's", f"init_from={classifier}", "task=linear_probe")
     relabel(synthetic_shards, tmp_path / "other", ["left", "right", "up"])
     says("knows 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
     relabel(synthetic_shards, tmp_path / "swapped", ["right", "left"])

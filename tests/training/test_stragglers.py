@@ -42,7 +42,7 @@ def test_of_several_ranks_the_slow_one_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_a_slow_rank_is_seen_in_the_log_and_said_once(tmp_path: Path, synthetic_shards: Path) -> None:
     arguments = [*TINY, "log_every=3", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_down_rank_1, 0.3, 1.0)) as job:
+    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.slow_down_rank_1, 0.6, 1.0)) as job:
         assert job.wait() == [0], job.said()
         said = job.said()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
