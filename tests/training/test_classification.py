@@ -287,11 +287,11 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, pretrained, synthetic
     save(classifier, VideoClassifier(SHAPE, 2).state_dict(), make_metadata(SHAPE))
     says("these weights are a classifier's", f"init_from={classifier}", "task=linear_probe")
     relabel(synthetic_shards, tmp_path / "other", ["left", "right", "up"])
-    says("knows 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
+    says("has 2 classes and .*other has 3", f"evaluation.shards={tmp_path / 'other'}")
     relabel(synthetic_shards, tmp_path / "swapped", ["right", "left"])
-    says("class 0 is 'left' .* and 'right' in", f"evaluation.shards={tmp_path / 'swapped'}")
+    says("class 0 is 'left' .* 'right' in", f"evaluation.shards={tmp_path / 'swapped'}")
     relabel(synthetic_shards, tmp_path / "none", [])
-    says("none has no labels", f"data.shards={tmp_path / 'none'}")
+    says("none .*no labels", f"data.shards={tmp_path / 'none'}")
 
 
 def relabel(shards: Path, copy: Path, classes: list[str]) -> None:
