@@ -4,8 +4,8 @@
 
 STAGE is any of the names in STAGES, in their order; none: all. A stage takes 8 minutes at most, what is left of it is
 then given up, and the next one goes on; so it does after a failure. Nothing outside of DIR is needed or written:
-without VIDEOS, videos are drawn into DIR/scratch, where shards and runs lie too. DIR/<stage>.log holds what a stage
-printed, DIR/goals.md the goals beside the figures. Called again for other stages with the same DIR, it adds them.
+without VIDEOS, synthetic ones are generated in DIR/scratch, beside shards and runs. DIR/<stage>.log holds what a stage
+printed, DIR/goals.json the goals beside the results. Called again for other stages with the same DIR, it adds them.
 --small: the same commands at sizes that a CPU takes, to see that they run.
 """
 
@@ -83,8 +83,8 @@ def bench(place: Place, name: str, *arguments: str) -> list[str]:
     return [f"benchmarks/{name}.py", *arguments, "--output", str(place.folder)]
 
 
-def drawn_videos(place: Place) -> list[list[str]]:
-    """Videos of a size that people store, where the call names none; drawn once."""
+def synthetic_videos(place: Place) -> list[list[str]]:
+    """Videos of a size that people store, where the call names none; generated once."""
     if place.videos.parent != place.scratch or place.videos.exists():
         return []
     size = place.sized("--num-videos 8 --size 64 --num-frames 64", "--num-videos 96 --size 342x256 --num-frames 240")
@@ -107,28 +107,28 @@ def tests(place: Place) -> list[list[str]]:
 def decode(place: Place) -> list[list[str]]:
     size = place.sized("--seconds 0.5 --encodes h264 --batch-size 4", "--seconds 3 --encodes h264 mjpeg copy")
     run = bench(place, "pipeline_throughput", str(place.videos), *size, "--work", str(place.scratch))
-    return [*drawn_videos(place), run]
+    return [*synthetic_videos(place), run]
 
 
 def codecs(place: Place) -> list[list[str]]:
     size = place.sized("--seconds 0.5 --encodes vp9 --batch-size 4", "--seconds 3 --encodes hevc av1 vp9")
     apart = replace(place, folder=place.folder / "codecs")  # not over the figures of `decode`
     run = bench(apart, "pipeline_throughput", str(place.videos), *size, "--work", str(place.scratch))
-    return [*drawn_videos(place), run]
+    return [*synthetic_videos(place), run]
 
 
 def end_to_end(place: Place) -> list[list[str]]:
     tiny = "--size tiny --batch-size 2 --steps 1 --rounds 1 --encodes h264"
     size = place.sized(tiny, "--compile --encodes h264 mjpeg --rounds 1 --steps 60")
     run = bench(place, "end_to_end", str(place.videos), *size, "--work", str(place.scratch))
-    return [*drawn_videos(place), run]
+    return [*synthetic_videos(place), run]
 
 
 def resume(place: Place) -> list[list[str]]:
     shards = str(place.scratch / "resume")
     make = ["shard_tools/make_shards.py", str(place.videos), shards, "--frame-stride", "2", "--unlabeled"]
     run = bench(place, "gpu/resume_check", shards, *place.sized("--steps 6", "--steps 200"))
-    return [*drawn_videos(place), make, run]
+    return [*synthetic_videos(place), make, run]
 
 
 def learning(place: Place) -> list[list[str]]:
@@ -146,10 +146,10 @@ def ablations(place: Place) -> list[list[str]]:
     return [bench(place, "ablations", "--table", table, *size) for table in tables]
 
 
-def best(contender: str, measure: str) -> Callable[[Rows], float]:
-    """The largest value of a contender's, under adaptive masking."""
+def best(implementation: str, measure: str) -> Callable[[Rows], float]:
+    """The largest value of an implementation's, under adaptive masking."""
     return lambda rows: max(
-        row[measure] for row in rows if row["contender"] == contender and row["masking"] == "adaptive"
+        row[measure] for row in rows if row["implementation"] == implementation and row["masking"] == "adaptive"
     )
 
 
@@ -157,7 +157,7 @@ def default_point(measure: str) -> Callable[[Rows], float]:
     """Of the model that the paper trains, without checkpointing."""
 
     def find(rows: Rows) -> float:
-        wanted = {"axis": "ratio", "masking": "adaptive", "mask_ratio": 0.95, "activation_checkpointing": False}
+        wanted = {"masking": "adaptive", "mask_ratio": 0.95, "activation_checkpointing": False}
         (row,) = (row for row in rows if wanted.items() <= row.items())
         return float(row[measure])
 
@@ -176,9 +176,9 @@ def slowest_kernel(rows: Rows) -> float:
     """At the largest batch: small ones leave a GPU idle."""
     largest = max(row["batch"] for row in rows)
     return min(
-        row["share_of_copy"]
+        row["fraction_of_copy"]
         for row in rows
-        if row["who"] == "ours" and row["batch"] == largest and row["phase"] != "both"
+        if row["implementation"] == "ours" and row["batch"] == largest and row["phase"] != "both"
     )
 
 
@@ -190,7 +190,7 @@ STAGES: dict[str, Stage] = {
         lambda place: [
             bench(place, "kernel_speed", *place.sized("--batch-size 1 --repetitions 1 --op gather_tokens", ""))
         ],
-        (Goal("slowest Triton kernel, share of copy bandwidth", "kernel_speed", 0.8, slowest_kernel),),
+        (Goal("slowest Triton kernel, fraction of copy bandwidth", "kernel_speed", 0.8, slowest_kernel),),
     ),
     "memory": Stage(
         "masking ratio against memory",
@@ -228,8 +228,8 @@ STAGES: dict[str, Stage] = {
         end_to_end,
         (
             Goal(
-                *("share of synthetic speed", "end_to_end", 0.9),
-                lambda rows: max(row["share_of_synthetic"] for row in rows if row["batches"] != "synthetic"),
+                *("speed relative to a cached batch", "end_to_end", 0.9),
+                lambda rows: max(row["relative_to_cached"] for row in rows if row["batches"] != "cached batch"),
             ),
         ),
     ),
@@ -261,7 +261,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--output", type=Path, required=True, help="folder for everything")
-    parser.add_argument("--videos", type=Path, help="folder of videos (default: drawn ones)")
+    parser.add_argument("--videos", type=Path, help="folder of videos (default: synthetic ones)")
     parser.add_argument("--small", action="store_true", help="a dry run at sizes that a CPU takes")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.stages if name not in STAGES]

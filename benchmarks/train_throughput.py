@@ -1,11 +1,10 @@
-"""Clips a second of our training step, of the published AdaMAE's and of Hugging Face's VideoMAE, in one run.
+"""Compare the speed of our training step with the published AdaMAE's and Hugging Face's VideoMAE's.
 
     python benchmarks/train_throughput.py [--batch-size N ...] [--size base] [--compile] [--output FOLDER]
 
-Same machine, size, ratio and AdamW, bf16 autocast (on a CPU without units for bf16, fp32). First, with the same
-weights, clips and masks, the losses must be equal; otherwise nothing is timed. Every contender gets a process of its
-own in every round, rounds alternate between them, and the quartiles are over all rounds. On a GPU each is timed at
-every batch size that fits, and the table is written anew after each.
+Same machine, size, mask ratio and AdamW, bf16 autocast (fp32 on a CPU without native bf16). First, the losses for the
+same weights, clips and masks must be equal. Every implementation has a process of its own in every round, rounds
+alternate between them, and the quartiles are over all rounds. On a GPU each is timed at every batch size that fits.
 """
 
 import argparse
@@ -28,6 +27,7 @@ from benchmarks.harness import (
     describe_machine,
     in_fresh_process,
     matmul_tflops,
+    print_table,
     require,
     results_folder,
     write_results,
@@ -58,7 +58,7 @@ class Measurement:
 
 
 def check_losses(size: str, device: torch.device) -> None:
-    """The same weights, clip and mask must give the same loss in every implementation, in fp32 and without dropout."""
+    """Require the same loss for the same weights, clip and mask, in fp32 without dropout."""
     base = ModelConfig(size=size)  # type: ignore[arg-type]
     for config, name in ((base, "naive"), (replace(base, masking="random", mask_ratio=0.9), "hugging_face")):
         with device:
@@ -72,12 +72,12 @@ def check_losses(size: str, device: torch.device) -> None:
         require(f"{name} has our loss", off < LOSS_TOLERANCE, f"{theirs:.6f} against our {ours.loss.item():.6f}")
 
 
-def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: int) -> Measurement | None:
-    """None where the batch does not fit into the GPU's memory. Runs in a process of its own."""
+def measure(implementation: str, config: ModelConfig, batch_size: int, repetitions: int) -> Measurement | None:
+    """Measure in a process of its own; None if the batch does not fit into the GPU's memory."""
     device = choose_device()
     clip = noise_clip(config, batch_size, device)
     try:
-        step = _step(contender, config, clip)
+        step = _step(implementation, config, clip)
         # On a GPU the first ones compile and tune, the next ones bring it to its usual clock.
         call_times(step, device, warmup=GPU_WARM_UP if device.type == "cuda" else 0, repetitions=1)
         if device.type == "cuda":
@@ -94,38 +94,40 @@ def measure(contender: str, config: ModelConfig, batch_size: int, repetitions: i
     return Measurement(milliseconds, cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 
-def _step(contender: str, config: ModelConfig, clip: torch.Tensor) -> steps.Step:
-    if contender == "naive AdaMAE":
+def _step(implementation: str, config: ModelConfig, clip: torch.Tensor) -> steps.Step:
+    if implementation == "naive AdaMAE":
         return steps.naive_step(config, clip)
-    if contender == "Hugging Face VideoMAE":
+    if implementation == "Hugging Face VideoMAE":
         return steps.hugging_face_step(config, clip)
-    return partial(PretrainingStep.of(config, clip.device, OURS[contender]), clip)
+    return partial(PretrainingStep.of(config, clip.device, OURS[implementation]), clip)
 
 
 def race(
-    config: ModelConfig, contenders: list[str], batches: list[int], rounds: int, repetitions: int
+    config: ModelConfig, implementations: list[str], batches: list[int], rounds: int, repetitions: int
 ) -> Iterator[list[Row]]:
-    """The rows so far, after every batch size."""
+    """Yield the rows so far after every batch size."""
     found: dict[tuple[str, int], list[Measurement]] = {}
     too_large: set[str] = set()
     for batch_size in batches:
         for _ in range(rounds):
-            for contender in contenders:
-                if contender in too_large or (contender == "ours, graphs" and batch_size > LARGEST_BATCH_OF_GRAPHS):
+            for implementation in implementations:
+                if implementation in too_large or (
+                    implementation == "ours, graphs" and batch_size > LARGEST_BATCH_OF_GRAPHS
+                ):
                     continue
-                measured = in_fresh_process(measure, contender, config, batch_size, repetitions)
+                measured = in_fresh_process(measure, implementation, config, batch_size, repetitions)
                 if measured is None:
-                    too_large.add(contender)
+                    too_large.add(implementation)
                 else:
-                    found.setdefault((contender, batch_size), []).append(measured)
-        yield described(config, found)
+                    found.setdefault((implementation, batch_size), []).append(measured)
+        yield make_rows(config, found)
 
 
-def described(config: ModelConfig, found: dict[tuple[str, int], list[Measurement]]) -> list[Row]:
+def make_rows(config: ModelConfig, found: dict[tuple[str, int], list[Measurement]]) -> list[Row]:
     rows = []
-    for (contender, batch_size), measurements in found.items():
+    for (implementation, batch_size), measurements in found.items():
         timing = Timing.of([ms for measured in measurements for ms in measured.milliseconds])
-        row: Row = {"masking": config.masking, "mask_ratio": config.mask_ratio, "contender": contender}
+        row: Row = {"masking": config.masking, "mask_ratio": config.mask_ratio, "implementation": implementation}
         row |= {"batch_size": batch_size, **timing.columns(batch_size)}
         if not torch.cuda.is_available():
             row["cpu_ms_per_clip"] = round(min(measured.cpu_ms for measured in measurements) / batch_size, 1)
@@ -137,9 +139,9 @@ def described(config: ModelConfig, found: dict[tuple[str, int], list[Measurement
 
 
 def compare(rows: list[Row], baseline: str) -> None:
-    """Add to every row how it stands to the baseline's best batch size, and its memory to the baseline's at its own."""
-    best = max(_speed(row) for row in rows if row["contender"] == baseline)
-    memory = {row["batch_size"]: row["peak_memory_gib"] for row in rows if row["contender"] == baseline}
+    """Add the speed-up over the baseline at its best batch size, and the memory relative to it at the same one."""
+    best = max(_speed(row) for row in rows if row["implementation"] == baseline)
+    memory = {row["batch_size"]: row["peak_memory_gib"] for row in rows if row["implementation"] == baseline}
     for row in rows:
         row["speed_up"] = round(_speed(row) / best, 2)
         if row["batch_size"] in memory:
@@ -147,7 +149,7 @@ def compare(rows: list[Row], baseline: str) -> None:
 
 
 def _speed(row: Row) -> float:
-    """Clips a second; on a CPU, clips a second of CPU time: what other programs take is not ours to compare."""
+    """Return clips per second; on a CPU, per second of CPU time, which other programs do not disturb."""
     return 1e3 / row["cpu_ms_per_clip"] if "cpu_ms_per_clip" in row else row["clips_per_second"]
 
 
@@ -163,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError("--batch-size, --rounds and --repetitions must be whole numbers of at least 1")
     about = describe_machine(device)
     check_losses(options.size, device)
-    about["checked"] = f"losses of all contenders equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
+    about["checked"] = f"losses of all implementations equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
     about["precision"] = choose_precision(device, "bf16")
     about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
 
@@ -176,14 +178,14 @@ def main(arguments: list[str] | None = None) -> None:
         account, before = predict(config, 1), rows
         for found in race(config, [baseline, *ours], batches, options.rounds, repetitions):
             compare(found, baseline)
-            add_utilisation([row for row in found if row["contender"] != baseline], account, matmul)
+            add_utilisation([row for row in found if row["implementation"] != baseline], account, matmul)
             rows = before + found
             write_results(folder, "train_throughput", rows, about, NOTES)
-    print(f"wrote {folder}/train_throughput.json")
+    print_table(rows)
 
 
 def add_utilisation(rows: list[Row], account: Account, matmul: float) -> None:
-    """Of ours: what we do not compute and the others do, such as the last block's unread tokens, is no work."""
+    """Add TFLOP/s and MFU of ours: what only the others compute, such as the last block's unread tokens, is no work."""
     for row in rows:
         row["tflops"] = round(account.flops * row["clips_per_second"] / 1e12, 3)
         row["mfu"] = round(row["tflops"] / matmul, 3)
@@ -191,8 +193,8 @@ def add_utilisation(rows: list[Row], account: Account, matmul: float) -> None:
 
 
 NOTES = [
-    "`speed_up`: clips a second against the baseline's at its best batch size (naive AdaMAE under adaptive masking,"
-    " Hugging Face's VideoMAE under random); on a CPU, clips a second of CPU time, by `cpu_ms_per_clip`, the least of"
+    "`speed_up`: clips/s relative to the baseline at its best batch size (naive AdaMAE under adaptive masking,"
+    " Hugging Face's VideoMAE under random); on a CPU, clips per second of CPU time, by `cpu_ms_per_clip`, the least of"
     " all rounds over all threads: what other programs take disturbs the other columns of time. `memory_ratio`: peak"
     " memory against the baseline's at the same batch size; on a CPU that of the whole process, Python included.",
     "`mfu`: of the rate that one large matrix product sustained in the same run; `mfu_once`: without the scores that"
@@ -207,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile", action="store_true", help="also ours compiled, on a CPU (on a GPU it always is)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--repetitions", type=int, help="timed steps of a contender in a round; default: 30 on a GPU, 4 on a CPU"
+        "--repetitions", type=int, help="timed steps of a implementation in a round; default: 30 on a GPU, 4 on a CPU"
     )
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     return parser

@@ -55,12 +55,12 @@ def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) 
     def rows(name: str, found: list[dict]) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": found}))
 
-    point = {"axis": "ratio", "masking": "adaptive", "mask_ratio": 0.95, "activation_checkpointing": False}
+    point = {"masking": "adaptive", "mask_ratio": 0.95, "activation_checkpointing": False}
     rows("memory_vs_ratio", [{**point, "measured_peak_gib": 3.4}, {**point, "mask_ratio": 0.9}])
-    race = {"contender": "ours, compiled", "masking": "adaptive"}
+    race = {"implementation": "ours, compiled", "masking": "adaptive"}
     rows("train_throughput", [{**race, "speed_up": 3.5, "mfu": 0.5}, {**race, "masking": "random", "speed_up": 9}])
-    kernel = {"who": "ours", "batch": 256, "phase": "forward"}
-    rows("kernel_speed", [{**kernel, "share_of_copy": 0.9}, {**kernel, "batch": 32, "share_of_copy": 0.1}])
+    kernel = {"implementation": "ours", "batch": 256, "phase": "forward"}
+    rows("kernel_speed", [{**kernel, "fraction_of_copy": 0.9}, {**kernel, "batch": 32, "fraction_of_copy": 0.1}])
     found = {row["what"]: row for stage in STAGES.values() for goal in stage.goals for row in [goal.row(tmp_path)]}
     assert found["GiB, batch 16, eager"] == {
         "what": "GiB, batch 16, eager", "goal": "≤ 3.6", "figure": 3.4, "met": "yes",
@@ -68,8 +68,8 @@ def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) 
     assert found["GiB, batch 16, compiled"]["met"] == "not measured", "the row has no such figure"
     assert (found["times the published step"]["figure"], found["times the published step"]["met"]) == (3.5, "no")
     assert found["MFU, compiled"]["met"] == "yes"
-    assert found["slowest Triton kernel, share of copy bandwidth"]["figure"] == 0.9
-    assert found["share of synthetic speed"]["met"] == "not measured", "there is no such file"
+    assert found["slowest Triton kernel, fraction of copy bandwidth"]["figure"] == 0.9
+    assert found["speed relative to a cached batch"]["met"] == "not measured", "there is no such file"
 
 
 def test_every_stage_names_programs_that_are_there(place: Place) -> None:
@@ -98,8 +98,8 @@ def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert on_gpu.main(["kernels", "probe", "--small", "--output", str(tmp_path)]) == 0
     probed = {row["what"]: row["figure"] for row in json.loads((tmp_path / "gpu_probe.json").read_text())["rows"]}
     assert probed["copy on the device"] > 0
-    goals = (tmp_path / "goals.md").read_text()
-    assert "stage probe: done" in goals
+    goals = (tmp_path / "goals.json").read_text()
+    assert '"stage probe": "done"' in goals
     assert goals.index("stage probe") < goals.index("stage kernels"), "in the stages' own order"
 
 

@@ -102,7 +102,7 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
     with pytest.raises(KeyboardInterrupt):
         train_throughput.main([*small, "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
-    assert [(row["contender"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
+    assert [(row["implementation"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
     ours = rows[1]
     assert ours["driver_used_gib"] == 3
     assert ours["mfu_once"] == pytest.approx(0.9 * ours["mfu"], abs=1e-3)
@@ -110,11 +110,11 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
 
 
 def test_comparison_is_with_the_baseline_at_its_best() -> None:
-    row = {"contender": "ours", "batch_size": 2, "clips_per_second": 8.0, "peak_memory_gib": 1.0}
+    row = {"implementation": "ours", "batch_size": 2, "clips_per_second": 8.0, "peak_memory_gib": 1.0}
     rows = [
         row,
-        {**row, "contender": "naive", "clips_per_second": 2.0, "peak_memory_gib": 4.0},
-        {**row, "contender": "naive", "clips_per_second": 4.0, "peak_memory_gib": 8.0, "batch_size": 4},
+        {**row, "implementation": "naive", "clips_per_second": 2.0, "peak_memory_gib": 4.0},
+        {**row, "implementation": "naive", "clips_per_second": 4.0, "peak_memory_gib": 8.0, "batch_size": 4},
     ]
     train_throughput.compare(rows, "naive")
     assert [row["speed_up"] for row in rows] == [2.0, 0.5, 1.0]
