@@ -1,7 +1,7 @@
 """The published AdaMAE's step, written afresh as the baseline to be faster than: it computes in the way of that code.
 
-Attention matrices are materialized, tokens are drawn by torch.multinomial and kept apart by boolean masks, targets are
-floats of all patches, the sampling loss is a Python loop with one Categorical a clip, and gradients of the sampling
+Attention matrices are materialized, tokens are sampled by torch.multinomial and kept apart by boolean masks, targets
+are floats of all patches, the sampling loss is a Python loop with one Categorical a clip, and gradients of the sampling
 loss reach the tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
 """
 
@@ -118,10 +118,10 @@ class NaiveAdaMAE(nn.Module):
         return naive.to(weight.device)
 
     def forward(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None) -> Tensor:
-        """The loss. pixels: ImageNet-normalized; mask: hide these tokens instead of drawn ones."""
+        """The loss. pixels: ImageNet-normalized; mask: mask these tokens instead of sampled ones."""
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
-        probabilities, drawn = self.token_sampler(tokens)
-        mask = drawn if mask is None else mask
+        probabilities, sampled = self.token_sampler(tokens)
+        mask = sampled if mask is None else mask
         batch, _, width = tokens.shape
         visible = (tokens + self.encoder.positions)[~mask].reshape(batch, -1, width)
         for block in self.encoder.blocks:

@@ -47,7 +47,7 @@ def naive_step(config: ModelConfig, clip: Tensor) -> Step:
 
 
 def hugging_face_step(config: ModelConfig, clip: Tensor) -> Step:
-    """Tokens are drawn as VideoMAE's loader does, for each clip on its own; that is not timed, as it is in none."""
+    """Sample masks as VideoMAE's loader does, per clip; not timed, as in no other implementation."""
     with clip.device:
         peer = _videomae(AdaMAE(config))
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
