@@ -38,33 +38,23 @@ if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from common.atomic_io import atomic_write
 from common.logging import log, printable
+from figures.sheet import Row, render_animation, render_sheet, save_animation, save_image
 from pipeline.decoding.sources import decode_frames
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
-from pipeline.shards import arrays
+from pipeline.shards.arrays import to_rgb
 from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
 
-HEIGHT, GAP, CAPTION = 128, 2, 16  # pixels: of a frame, between frames, of a line of text
-COLUMNS = 8  # frames of a clip that the sheet shows
-BOX_COLOR, TEXT_COLOR, BACKGROUND = (255, 64, 32), (40, 40, 40), (250, 250, 250)
-FRAME_MS = 133  # of the GIF
-
-
-class Preview(NamedTuple):
-    """A clip and where it comes from."""
-
-    caption: str
-    sources: list[Image.Image]  # whole frames with the crop drawn on them
-    frames: list[Image.Image]
+COLUMNS = 8  # frames of a clip that the image shows
+BOX_COLOR = (255, 64, 32)
 
 
 def main(options: Namespace) -> None:
@@ -76,78 +66,42 @@ def main(options: Namespace) -> None:
     )  # fmt: skip
     with ClipLoader(dataset, plan, torch.device("cpu"), config, quarantine=None) as loader:
         batch = next(loader.batches(options.first))
-    previews = make_previews(dataset, plan.batch(options.first), batch)
+    rows = make_rows(dataset, plan.batch(options.first), batch)
 
     options.output.mkdir(parents=True, exist_ok=True)
-    columns = [place * options.num_frames // COLUMNS for place in range(COLUMNS)]
-    columns = columns if options.num_frames > COLUMNS else list(range(options.num_frames))
-    lines: list[str | list[Image.Image]] = []
-    for preview in previews:
-        lines += [preview.caption, *([images[time] for time in columns] for images in preview[1:])]
-    with atomic_write(options.output / "preview.png") as temporary:
-        make_sheet(lines).save(temporary, format="PNG")
-    moments = []
-    for time in range(options.num_frames):
-        lines = []
-        for preview in previews:
-            lines += [preview.caption, [preview.sources[time], preview.frames[time]]]
-        moments.append(make_sheet(lines))
-    with atomic_write(options.output / "preview.gif") as temporary:
-        moments[0].save(temporary, format="GIF", save_all=True, append_images=moments[1:], duration=FRAME_MS, loop=0)
-    log(f"wrote {options.output}/preview.png and preview.gif: {len(previews)} clips of batch {options.first}")
+    columns = min(COLUMNS, options.num_frames)
+    frames = [column * options.num_frames // columns for column in range(columns)]
+    save_image(render_sheet(rows, frames), options.output / "preview.png")
+    save_animation(render_animation(rows, per_line=2), options.output / "preview.gif")
+    log(f"wrote {options.output}/preview.png and preview.gif: {len(batch.clip)} clips of batch {options.first}")
 
 
-def make_previews(dataset: ShardDataset, rows: Sequence[PlanRow], batch: Batch) -> list[Preview]:
-    """Pair each clip with its source frames. Raise InputError if a video cannot be decoded."""
+def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch) -> list[Row]:
+    """Make two rows per clip: source frames with the crop drawn on them, and the clip. Raise InputError if a video
+    cannot be decoded."""
     reader = Reader(dataset)
-    previews = []
-    for row, clip in zip(rows, batch.clip, strict=True):
+    rows = []
+    for row, clip in zip(plan_rows, batch.clip, strict=True):
         sample = dataset.samples[row.sample]
         try:
-            frames = decode_frames(reader.read(row.sample), row.frames, sample.num_frames)
+            frames = to_rgb(decode_frames(reader.read(row.sample), row.frames, sample.num_frames)).copy()
         except VideoError as error:
             raise InputError(
                 f"{dataset.where(row.sample)} cannot be decoded: {error}; run `python shard_tools/check_shards.py`"
             ) from error
         x, y, width, height = row.crop
         line = max(2, round(max(sample.width, sample.height) / 160))  # still visible when scaled down
-        sources = [Image.fromarray(frame) for frame in arrays.to_rgb(frames)]
-        for source in sources:
+        for frame in frames:
+            source = Image.fromarray(frame)
             ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX_COLOR, width=line)
-        caption = (
-            f"{printable(sample.key)}: frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}, "
-            f"crop {width}x{height} at ({x}, {y}) of {sample.width}x{sample.height}{', flipped' * row.flip}"
+            frame[:] = np.asarray(source)
+        source_label = (
+            f"{printable(sample.key)}\nframes {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}\n"
+            f"{sample.width}×{sample.height}"
         )
-        previews.append(Preview(caption, sources, [Image.fromarray(frame) for frame in arrays.to_rgb(clip.numpy())]))
-    return previews
-
-
-def make_sheet(lines: Sequence[str | Sequence[Image.Image]]) -> Image.Image:
-    """Draw captions and rows of images, all of one height, below each other."""
-    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    drawn: list[str | list[Image.Image]] = [
-        line if isinstance(line, str) else [
-            image.resize((max(1, round(HEIGHT * image.width / image.height)), HEIGHT)) for image in line
-        ]
-        for line in lines
-    ]  # fmt: skip
-    widths = [
-        round(draw.textlength(line)) + 4 if isinstance(line, str) else sum(image.width + GAP for image in line)
-        for line in drawn
-    ]
-    heights = [CAPTION if isinstance(line, str) else HEIGHT + GAP for line in drawn]
-    sheet = Image.new("RGB", (max(widths), sum(heights)), BACKGROUND)
-    y = 0
-    for line, height in zip(drawn, heights, strict=True):
-        if isinstance(line, str):
-            ImageDraw.Draw(sheet).text((2, y + 2), line, TEXT_COLOR)
-        else:
-            x = 0
-            for image in line:
-                sheet.paste(image, (x, y))
-                x += image.width + GAP
-        y += height
-    return sheet
+        clip_label = f"crop {width}×{height}\nat ({x}, {y}){', flipped' * row.flip}"
+        rows += [Row(source_label, frames), Row(clip_label, to_rgb(clip.numpy()))]
+    return rows
 
 
 if __name__ == "__main__":

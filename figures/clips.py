@@ -20,7 +20,7 @@ from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DATASET_FILE
+from pipeline.shards.format import DATASET_FILE, Sample
 from pipeline.video_error import VideoError
 
 ASSUMED_FPS = 25.0  # of a video whose container does not say
@@ -40,9 +40,7 @@ class _Source(NamedTuple):
     name: str
     video: Path  # the file, or the tar that it is in
     open: Callable[[], bytes | Path]  # what decode_frames takes
-    stored_stride: int = 1  # source frames per stored frame
-    num_frames: int | None = None
-    fps: float | None = None  # of the stored frames
+    sample: Sample | None = None  # of shards
 
 
 def read_clips(
@@ -58,14 +56,26 @@ def read_clips(
     evenly spread videos are read; one that does not decode is skipped and named on stderr. Raises InputError for a
     place without a video, and for a file that does not decode.
     """
+    from pipeline.decoding.sources import decode_frames  # PyAV, which is missing on nodes that plot nothing
+
     used: set[str] = set()
     for place in places:
         sources = list(_list_sources(place))
         if not sources:
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
         for source in sources[:: -(-len(sources) // limit)]:
+            sample = source.sample
+            stored_stride = sample.frame_stride if sample else 1
+            if frame_stride % stored_stride:
+                raise InputError(
+                    f"{source.name} stores every {stored_stride}th source frame: --frame-stride {frame_stride} must be"
+                    " a multiple"
+                )
             try:
-                frames, numbers, fps = _read_source(source, num_frames, image_size, frame_stride)
+                video = source.open()
+                total, fps = (sample.num_frames, sample.fps) if sample else count_frames(video)
+                numbers = middle_frames(total, num_frames, frame_stride // stored_stride)
+                frames = resize_and_crop(decode_frames(video, numbers, total if sample else None), image_size)
             except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be decoded: {error}") from error
@@ -78,15 +88,12 @@ def read_clips(
 
 
 def _list_sources(place: Path | str | ShardDataset) -> Iterator[_Source]:
-    from pipeline.decoding.containers import VIDEO_EXTENSIONS  # PyAV, which is missing on nodes that plot nothing
-
     if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            name, shard = sample.key.replace("/", "_"), dataset.shard_path(index)
-            read = partial(reader.read, index)
-            yield _Source(name, shard, read, sample.frame_stride, sample.num_frames, sample.fps)
+            name = sample.key.replace("/", "_")
+            yield _Source(name, dataset.shard_path(index), partial(reader.read, index), sample)
         return
     path = Path(place)
     if not path.exists():
@@ -94,27 +101,12 @@ def _list_sources(place: Path | str | ShardDataset) -> Iterator[_Source]:
     if path.is_file():
         yield _Source(path.stem, path, lambda: path)
         return
+    from pipeline.decoding.containers import VIDEO_EXTENSIONS
+
     for file in sorted(path.rglob("*")):
         if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
             name = "_".join(file.relative_to(path).with_suffix("").parts)
             yield _Source(name, file, partial(Path, file))
-
-
-def _read_source(
-    source: _Source, num_frames: int, image_size: int | Sequence[int], frame_stride: int
-) -> tuple[UInt8[Tensor, "T H W C"], list[int], float]:
-    """Return the clip, the numbers of its frames, and the frame rate that those count in."""
-    from pipeline.decoding.sources import decode_frames
-
-    if frame_stride % source.stored_stride:
-        raise InputError(
-            f"{source.name} stores every {source.stored_stride}th source frame: --frame-stride {frame_stride} must be"
-            " a multiple"
-        )
-    video = source.open()
-    total, fps = (source.num_frames, source.fps) if source.num_frames and source.fps else count_frames(video)
-    numbers = middle_frames(total, num_frames, frame_stride // source.stored_stride)
-    return resize_and_crop(decode_frames(video, numbers, source.num_frames), image_size), numbers, fps
 
 
 def middle_frames(total: int, num_frames: int, stride: int) -> list[int]:

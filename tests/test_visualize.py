@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import visualize
 from common.errors import InputError
-from figures import reconstruction
+from figures import reconstruction, sheet
 from figures.clips import middle_frames, read_clips, resize_and_crop
-from figures.reconstruction import Layout
+from figures.sheet import GAP, Layout
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
@@ -72,20 +72,23 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert written == expected | {"report.html"}
     assert "skipped c, which cannot be decoded" in capsys.readouterr().err
 
-    layout = Layout.fit(4)  # 4 token frames
-    side = layout.cell + reconstruction.GAP
-    with Image.open(run / "figures/a.png") as picture:
-        assert picture.width >= 1600
-        assert 6 * side < picture.height < 6 * side + 10 * layout.font  # six rows, then times, legend and note
+    def count_rows(name: str, min_width: int) -> int:
+        """Below the rows are times, legend and note: three to ten lines of text."""
+        layout = Layout.fit(4, min_width=min_width)  # of 4 token frames
+        with Image.open(run / "figures" / name) as picture:
+            assert picture.width >= min_width
+            rows, rest = divmod(picture.height, layout.height + GAP)
+            assert 3 * layout.font < rest < 10 * layout.font
+            return rows
+
+    assert count_rows("a.png", 1600) == 6
+    assert count_rows("a.strategies.png", 1000) == 1 + 2 * 4 + 3 * 3  # adaptive and motion have probabilities
+    assert count_rows("a.checkpoints.png", 1000) == 1 + 2 * 4
     with Image.open(run / "figures/a.gif") as moving:
         assert moving.n_frames == 8
-    with Image.open(run / "figures/a.strategies.png") as picture:
-        assert (1 + 4 * 3) * side < picture.height < (1 + 4 * 3) * side + 10 * layout.font
-    with Image.open(run / "figures/a.checkpoints.png") as picture:
-        assert picture.height > (1 + 2 * 2) * side
 
 
-def test_a_checkpoint_of_a_run_is_shown_as_the_run_is(run: Path, videos: Path) -> None:
+def test_a_checkpoint_is_plotted_as_its_run_is(run: Path, videos: Path) -> None:
     plot(run, videos / "a.mp4")
     whole = (run / "figures/a.png").read_bytes()
     (run / "figures/a.png").unlink()
@@ -118,33 +121,20 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path:
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
     layout = Layout.fit(4)
-    side, token = layout.cell + reconstruction.GAP, layout.cell // 4
+    side, token = layout.height + GAP, layout.height // 4
     for t in range(4):
         corner = layout.label + t * side
         cell = picture[5 * side : 5 * side + 4 * token, corner : corner + 4 * token, 0]
         assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
 
 
-def test_strategies_that_hide_the_same_tokens_share_their_rows(run: Path, videos: Path, monkeypatch) -> None:
-    """As a sampler that has collapsed would."""
-    model, clip = AdaMAE.from_pretrained(run), next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
-    original = AdaMAE.with_masking
-
-    def with_masking(self: AdaMAE, **changes: object) -> AdaMAE:
-        return original(self, **(changes | {"masking": "random"} if changes["masking"] == "adaptive" else changes))
-
-    monkeypatch.setattr(AdaMAE, "with_masking", with_masking)
-    labels = [row.label.split("\n")[0] for row in visualize.compare_strategies(model, clip, seed=0)]
-    assert labels == ["frames", *["adaptive = random = motion:"] * 3, *["tube:"] * 3, *["frame:"] * 3]  # nothing moves
-
-
-def test_the_honest_reconstruction_knows_nothing_of_what_is_hidden(run: Path, videos: Path) -> None:
+def test_interpolated_statistics_know_nothing_of_masked_patches(run: Path, videos: Path) -> None:
     model = AdaMAE.from_pretrained(run).with_masking(masking="random")
     clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
     before = model.reconstruct(clip)
-    hidden = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
-    after = model.reconstruct(torch.where(hidden, 255 - clip, clip))
-    assert torch.equal(after.visible_stats, torch.where(hidden, before.visible_stats, clip))
+    masked = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
+    after = model.reconstruct(torch.where(masked, 255 - clip, clip))
+    assert torch.equal(after.visible_stats, torch.where(masked, before.visible_stats, clip))
     assert not torch.equal(after.reconstruction, before.reconstruction)
 
 
@@ -162,12 +152,12 @@ def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
     assert reconstruction.explain_figure(model.config) == ""
 
 
-def test_the_error_is_drawn_in_its_own_range() -> None:
+def test_the_error_has_its_own_range() -> None:
     model = AdaMAE(ModelConfig(**CONFIG)).eval()
     maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
     error = maps.error[maps.is_masked]
     row = reconstruction.error_row(maps)
-    assert row.label.startswith(f"error\n{error.min():.2f} … {error.max():.2f}")
+    assert row.label == f"error (mean {error.mean():.3f})\n{error.min():.2f} … {error.max():.2f}"
     colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(color) for color in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
@@ -175,23 +165,22 @@ def test_the_error_is_drawn_in_its_own_range() -> None:
 
 def test_times_stand_below_the_columns(monkeypatch) -> None:
     written = []
-    monkeypatch.setattr(reconstruction, "_write", lambda canvas, place, text, size: written.append((place, text)))
-    row = reconstruction.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
+    monkeypatch.setattr(reconstruction, "draw_text", lambda canvas, place, text, size: written.append((place, text)))
+    row = sheet.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
     reconstruction.render_figure([row], ModelConfig(**CONFIG), [number / 10 for number in range(3, 11)])
     layout = Layout.fit(4)
-    below = [(x, text) for (x, y), text in written if y == layout.cell + reconstruction.GAP]
-    assert below == [
-        (layout.label + i * (layout.cell + reconstruction.GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)
-    ]
+    below = [(x, text) for (x, y), text in written if y == layout.height + GAP]
+    assert below == [(layout.label + i * (layout.width + GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)]
     assert {"masked", "visible"} <= {text for _, text in written}
 
 
 def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:
     step = str(run / "checkpoints/step-00000005")
     plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", step, "--compare", run)
-    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, Layout.fit(4).label :]
-    side = Layout.fit(4).cell + reconstruction.GAP
-    first, second, third = (picture[(1 + 3 * i) * side : (4 + 3 * i) * side] for i in range(3))
+    layout = Layout.fit(4, min_width=1000)
+    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, layout.label :]
+    side = layout.height + GAP
+    first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)  # the run itself once more
     assert not np.array_equal(first, second)
     other = tmp_path / "other.safetensors"
@@ -205,7 +194,7 @@ def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
     plot(run, videos / "a.mp4", "--html")
     text = (run / "figures/report.html").read_text()
     assert not re.search(r"https?://|src=", text)
-    clips = json.loads(re.search(r"const clips = (\[.*\]), cell", text)[1])
+    clips = json.loads(re.search(r"const clips = (\[.*\]);", text)[1])
     assert clips[0]["name"] == "a"
     assert [sheet["mask_ratio"] for sheet in clips[0]["sheets"]] == ["0.5", "0.75", "0.85", "0.9", "0.95", "0.98"]
     assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
@@ -260,7 +249,18 @@ def test_clips_out_of_shards(tmp_path: Path) -> None:
         assert shown == [(i + number) % 22 for number in middle_frames(40, 8, 2)]
 
 
-def test_fit_keeps_shapes_and_the_centre() -> None:
+def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
+    wide = sheet.Row("frames", np.zeros((2, 30, 40, 3), np.uint8))
+    tall = sheet.Row("clip", np.full((2, 32, 32, 3), 200, np.uint8))
+    layout = Layout.fit(2, aspect=4 / 3)
+    picture = np.asarray(sheet.render_sheet([wide, tall], range(2)))[:, layout.label :]
+    assert (picture[: layout.height, : layout.width - 1] == 0).all()  # but for rounding
+    square = picture[layout.height + GAP :][: layout.height]
+    assert (square[:, : layout.height] == 200).all()
+    assert (square[:, layout.height : layout.width] == 255).all()
+
+
+def test_resizing_keeps_shapes_and_the_center() -> None:
     frames = np.zeros((1, 40, 100, 3), np.uint8)
     frames[:, :, 30:70] = 255  # the middle square
     assert (resize_and_crop(frames, 20)[:, :, :, 2:-2] == 255).all()

@@ -13,7 +13,7 @@ from common.errors import InputError, run_command
 from common.logging import MAX_NAME_LENGTH, format_bytes, format_duration, format_number, log, printable
 from figures.classification import plot_confusion, save_figure
 from figures.interactive import render_page
-from figures.reconstruction import Row
+from figures.sheet import Row
 from shard_tools import make_shards
 
 HOSTILE = {
@@ -100,7 +100,7 @@ def test_a_report_escapes_names(name: str) -> None:
     assert hostile.texts["title"].strip() == hostile.texts["h1"].strip().split("\n")[0] == f"AdaMAE: {name}"
     script = re.search(r"<script>\n(.*?)</script", text, re.DOTALL)[1]
     assert not re.search("<!--|<script", script, re.IGNORECASE)
-    (clip,) = json.loads(re.search(r"const clips = (\[.*\]), cell = (\d+);", script)[1])
+    (clip,) = json.loads(re.search(r"const clips = (\[.*\]);", script)[1])
     assert (clip["name"], clip["sheets"][0]["labels"]) == (name, [f"label {name}"])
 
 

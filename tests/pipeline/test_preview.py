@@ -8,6 +8,7 @@ from PIL import Image
 
 import preview
 from common.errors import InputError
+from figures.sheet import GAP, Layout
 
 
 def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys) -> None:
@@ -20,20 +21,20 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
     with Image.open(tmp_path / "preview.gif") as moving:
         assert moving.n_frames == 4
     sheet = np.array(Image.open(tmp_path / "preview.png"))
-    side, gap, caption = preview.HEIGHT, preview.GAP, preview.CAPTION
-    width = round(side * 64 / 48)
-    assert sheet.shape[0] == 2 * (caption + 2 * (side + gap))
+    layout = Layout.fit(4, aspect=64 / 48)
+    side = layout.height
+    assert sheet.shape[0] == 4 * (side + GAP)
     for clip in range(2):
-        top = caption + clip * (caption + 2 * (side + gap))
+        top = 2 * clip * (side + GAP)
         numbers = []
         for column in range(4):
-            left = column * (width + gap)
-            source = sheet[top + 4 : top + side - 4, left + 4 : left + width - 4]
-            frame = sheet[top + side + gap :, column * (side + gap) :][4 : side - 4, 4 : side - 4]
+            left = layout.label + column * (layout.width + GAP)
+            source = sheet[top + 4 : top + side - 4, left + 4 : left + layout.width - 4]
+            frame = sheet[top + side + GAP :, left:][4 : side - 4, 4 : side - 4]
             assert np.abs(np.median(source, axis=(0, 1)) - np.median(frame, axis=(0, 1))).max() <= 2, "the same frame"
             numbers.append(read_number(frame))
         assert {(b - a) % 22 for a, b in pairwise(numbers)} <= {2}
-        boxes = np.abs(sheet[top : top + side].astype(int) - (255, 64, 32)).max(-1) < 60
+        boxes = np.abs(sheet[top : top + side].astype(int) - preview.BOX_COLOR).max(-1) < 60
         assert boxes.sum() > 4 * 200, "the crop is drawn"
 
 

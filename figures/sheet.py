@@ -1,0 +1,111 @@
+"""Labeled rows of frames, stacked in one image or side by side in an animation."""
+
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from matplotlib import get_data_path
+from PIL import Image, ImageDraw, ImageFont
+
+from common.atomic_io import atomic_write
+
+MIN_WIDTH = 1600  # pixels of a sheet
+MIN_CELL = 100  # pixels of a frame's width in it; where there are more frames, the sheet becomes wider
+GAP = 4
+LINE = 1.25  # height of a line of text, in font sizes
+ANIMATED_CELL, ANIMATED_FONT = 160, 12
+FRAME_MS = 160  # of an animation
+
+
+class Row(NamedTuple):
+    label: str
+    cells: UInt8[np.ndarray, "T h w 3"]  # one per frame of the clip: its pixels, or the tokens of a map
+    is_map: bool = False
+
+    @property
+    def aspect(self) -> float:
+        """Width per height."""
+        return self.cells.shape[2] / self.cells.shape[1]
+
+    def render(self, frame: int, height: int) -> Image.Image:
+        """Scale a cell to `height` pixels; tokens keep their edges."""
+        resampling = Image.Resampling.NEAREST if self.is_map else Image.Resampling.BICUBIC
+        return Image.fromarray(self.cells[frame]).resize((max(1, round(self.aspect * height)), height), resampling)
+
+
+class Layout(NamedTuple):
+    """Pixels of a sheet."""
+
+    label: int  # width of the text before a row
+    width: int  # of the widest cell
+    height: int  # of all cells
+    font: int
+
+    @classmethod
+    def fit(cls, columns: int, aspect: float = 1, min_width: int = MIN_WIDTH) -> "Layout":
+        label, min_cell = min_width * 3 // 16, min_width * MIN_CELL // MIN_WIDTH
+        width = max(-(-(min_width - label) // columns) - GAP, min_cell)
+        return cls(label, width, round(width / aspect), min_width // 80)
+
+
+def render_sheet(rows: Sequence[Row], columns: Sequence[int], min_width: int = MIN_WIDTH) -> Image.Image:
+    """Stack rows, each with its label and its frames `columns`."""
+    layout = Layout.fit(len(columns), max(row.aspect for row in rows), min_width)
+    side = layout.height + GAP
+    canvas = Image.new("RGB", (layout.label + len(columns) * (layout.width + GAP), len(rows) * side), "white")
+    for number, row in enumerate(rows):
+        draw_text(canvas, (GAP, number * side + GAP), _wrap(row.label, layout.label, layout.font), layout.font)
+        for column, frame in enumerate(columns):
+            cell = row.render(frame, layout.height)
+            canvas.paste(cell, (layout.label + column * (layout.width + GAP), number * side))
+    return canvas
+
+
+def render_animation(rows: Sequence[Row], per_line: int | None = None) -> list[Image.Image]:
+    """Place rows side by side, `per_line` of them below each other's labels; return one image per frame."""
+    per_line = per_line or len(rows)
+    width, height = round(max(row.aspect for row in rows) * ANIMATED_CELL), ANIMATED_CELL
+    labels = [_wrap(row.label, width, ANIMATED_FONT) for row in rows]
+    head = round(ANIMATED_FONT * LINE * max(label.count("\n") + 1 for label in labels)) + GAP
+    size = per_line * (width + GAP) + GAP, -(-len(rows) // per_line) * (head + height + GAP)
+    images = []
+    for frame in range(len(rows[0].cells)):
+        canvas = Image.new("RGB", size, "white")
+        for number, (row, label) in enumerate(zip(rows, labels, strict=True)):
+            line, column = divmod(number, per_line)
+            left, top = GAP + column * (width + GAP), line * (head + height + GAP)
+            draw_text(canvas, (left, top + 2), label, ANIMATED_FONT)
+            canvas.paste(row.render(frame, height), (left, top + head))
+        images.append(canvas)
+    return images
+
+
+def save_animation(images: Sequence[Image.Image], path: Path) -> None:
+    """Write a GIF."""
+    with atomic_write(path) as partial:
+        images[0].save(partial, "GIF", save_all=True, append_images=images[1:], duration=FRAME_MS, loop=0)
+
+
+def save_image(image: Image.Image, path: Path) -> None:
+    """Write a PNG."""
+    with atomic_write(path) as partial:
+        image.save(partial, "PNG")
+
+
+def draw_text(canvas: Image.Image, corner: tuple[int, int], text: str, size: int) -> None:
+    ImageDraw.Draw(canvas).multiline_text(corner, text, fill="black", font=font(size), spacing=2)
+
+
+@cache
+def font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)  # Pillow's own lacks ×
+
+
+def _wrap(text: str, width: int, size: int) -> str:
+    """Break lines that are wider than `width` pixels."""
+    characters = int(width / size * 1.6)
+    return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
