@@ -3,15 +3,19 @@ train_state.json}`.
 
 Nothing else is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the step.
 train_state.json, which is written last, says where the run was and holds the hashes of the other files.
+
+torch.distributed.checkpoint was the alternative. It writes a folder of shards and a pickled index in place, without
+hashes: a kill leaves half a checkpoint, nothing else could read the weights, and as every rank holds all of them (DDP),
+there is nothing to shard.
 """
 
 import json
 import os
 import re
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -23,12 +27,11 @@ from torch import Tensor, nn
 
 from common.atomic_io import hash_file, sync
 from common.errors import InputError
-from common.logging import log
 from model.weights.weight_files import save_tensors
 
 STATE_FILE = "train_state.json"
 MAX_BYTES = 2**20  # of train_state.json, which has some hundred
-# What damaged files make json, safetensors, pickle and torch raise.
+# What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
     *(UnpicklingError, SafetensorError),
@@ -54,6 +57,37 @@ class Snapshot:
     metadata: dict[str, str]  # of the weights' files
 
 
+def take_snapshot(
+    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str], buffers: Snapshot | None
+) -> Snapshot:
+    """Copy modules and optimizer to host memory, into `buffers` where they fit: new pages cost eight times as much as
+    the copy. From a GPU, the copies are queued before the next update, and have arrived when an event recorded now
+    has."""
+    states = {name: module.state_dict() for name, module in modules.items()}
+    return Snapshot(
+        _copy(states, buffers and buffers.modules),
+        _copy(optimizer.state_dict(), buffers and buffers.optimizer),
+        metadata,
+    )
+
+
+def _copy(value: Any, buffer: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(inner, (buffer or {}).get(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_copy(inner, None) for inner in value]  # of parameter groups, which are numbers
+    if not isinstance(value, Tensor):
+        return value
+    if hasattr(value, "__tensor_flatten__"):  # torchao's moments are made of other tensors
+        names, context = value.__tensor_flatten__()
+        parts = {name: _copy(getattr(value, name), getattr(buffer, name, None)) for name in names}
+        kind: Any = type(value)
+        return kind.__tensor_unflatten__(parts, context, value.shape, value.stride())
+    if not isinstance(buffer, Tensor) or buffer.shape != value.shape or buffer.dtype != value.dtype:
+        buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda, requires_grad=False)
+    return buffer.copy_(value.detach(), non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What train_state.json says."""
@@ -77,26 +111,18 @@ class Manifest:
     def parse(cls, data: bytes) -> "Manifest":
         """Raise ValueError where `data` is not what train_state.json holds."""
         try:
-            parsed = json.loads(data.decode())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{STATE_FILE} is not JSON: {error}") from error
-        state, digests = _field(parsed, "state", dict), _field(parsed, "sha256", dict)
-        for name, digest in digests.items():
-            if Path(name).name != name or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-                raise ValueError(f"{STATE_FILE} has sha256 {digest!r} for {name!r}"[:200])
-        values = {field.name: _field(state, field.name, field.type) for field in fields(TrainState)}
-        for name in ("step", "global_batch"):
-            if values[name] < 1:
-                raise ValueError(f"{STATE_FILE} has {name} {values[name]}")
-        return cls(TrainState(**values), digests)
-
-
-def _field(values: Any, name: str, kind: Any) -> Any:
-    if not isinstance(values, dict) or name not in values:
-        raise ValueError(f"{STATE_FILE} does not have {name}")
-    if type(values[name]) is not kind:  # bool is an int to isinstance
-        raise ValueError(f"{STATE_FILE} has {name} {values[name]!r}"[:200])
-    return values[name]
+            parsed = json.loads(data)
+            state, sha256 = TrainState(**parsed["state"]), parsed["sha256"]
+            is_ours = (
+                all(type(value) is type_ for value, type_ in zip(astuple(state), (int, int, str, str), strict=True))
+                and min(state.step, state.global_batch) > 0
+                and all(Path(name).name == name and re.fullmatch("[0-9a-f]{64}", sha256[name]) for name in sha256)
+            )
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
+        if not is_ours:
+            raise ValueError(f"{STATE_FILE} is damaged: {data!r}"[:200])
+        return cls(state, sha256)
 
 
 def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
@@ -129,38 +155,24 @@ def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """List what is named as checkpoints are, oldest first."""
-    steps = {found: parse_step(found.name) for found in folder.glob("step-*")}
-    return sorted((found for found, step in steps.items() if step is not None), key=lambda found: steps[found] or 0)
+    found = (path for path in folder.glob("step-*") if parse_step(path.name))
+    return sorted(found, key=lambda path: parse_step(path.name))
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """List those whose train_state.json, which is written last, can be read; oldest first."""
-    return [found for found in list_checkpoints(folder) if _is_complete(found)]
+    complete = []
+    for checkpoint in list_checkpoints(folder):
+        with suppress(OSError, ValueError):
+            Manifest.read(checkpoint)
+            complete.append(checkpoint)
+    return complete
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    try:
-        Manifest.read(checkpoint)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def parse_step(name: str) -> int | None:
-    """Return the step of a checkpoint of this name; None where no checkpoint has such a name."""
+def parse_step(name: str) -> int:
+    """Return the step of a checkpoint of this name; 0 where no checkpoint has such a name."""
     match = re.fullmatch(r"step-([0-9]{8,19})", name)
-    return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else None
-
-
-def remove_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints; what is not a complete one neither counts nor goes."""
-    for old in complete_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
-
-
-def warn_of_unknown(folder: Path) -> None:
-    for unknown in sorted(set(folder.glob("step-*")) - set(list_checkpoints(folder))):
-        log(f"ignoring unknown folder {str(unknown)!r}", file=sys.stderr)
+    return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else 0
 
 
 def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:

@@ -1,6 +1,7 @@
 """A run in object storage (`run=s3://…`, whatever fsspec knows): a folder on this node, uploaded as it grows.
 
-A checkpoint there counts when its train_state.json does, which is uploaded last.
+A checkpoint there counts when its train_state.json does, which is uploaded last. Files cannot be locked there, so a
+lease keeps two jobs from writing to the same run.
 """
 
 import hashlib
@@ -8,7 +9,9 @@ import os
 import shutil
 import socket
 import sys
-from pathlib import Path
+import threading
+import time
+from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
 from common.atomic_io import sync
@@ -17,10 +20,13 @@ from common.logging import log
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore, is_remote
 from training.checkpoint import STATE_FILE, Manifest, complete_checkpoints, parse_step, verify_files
-from training.lease import Lease
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
+LEASE = "lease.txt"
+RENEW_S = 10.0
+PATIENCE_S = 40.0  # after which a lease that nobody has renewed is free, by the clock of whoever waits
+SETTLE_S = 2.0  # in which two who take a free lease at the same time both see the name of the second
 
 
 def staging(url: str) -> Path:
@@ -43,7 +49,7 @@ def local_run(path: str) -> Path:
 def fetch_config(url: str) -> Path | None:
     """Return a folder with the config.yaml of a run that has checkpoints; None if there is no such run yet."""
     storage, copy = ObjectStore(url), _copy_of(url)
-    if not any(name.endswith(f"/{STATE_FILE}") for name in storage.names("checkpoints")):
+    if not _complete_steps(storage.names("checkpoints")):
         return None
     storage.download("config.yaml", copy / "config.yaml")
     return copy
@@ -79,10 +85,25 @@ class RemoteRun:
     def fetch(self) -> None:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
         names = self._storage.names()
-        here = [parse_step(folder.name) or 0 for folder in complete_checkpoints(self.local / "checkpoints")]
+        here = complete_checkpoints(self.local / "checkpoints")
         if here:
-            self._refuse_another_run(names)
-        is_behind = self._fetch_newest(names, max(here, default=0)) or not here
+            ours = self.local / "config.yaml"
+            theirs = self._storage.read("config.yaml") if "config.yaml" in names else None
+            if not ours.exists() or theirs != ours.read_bytes():
+                what = "is empty" if theirs is None else "holds another run"
+                raise InputError(
+                    f"{self.url} {what}, and {self.local} keeps what was trained there: remove it, or move it"
+                )
+        newest = parse_step(here[-1].name) if here else 0
+        is_behind = not here
+        for step in sorted({step for step in map(_step_of, names) if step > newest}, reverse=True):
+            try:
+                self._fetch_checkpoint(f"checkpoints/step-{step:08d}", names)
+                is_behind = True
+                break
+            except ValueError as error:
+                checkpoint = f"{self.url}/checkpoints/step-{step:08d}"
+                log(f"skipping {checkpoint}, which is not complete ({error})", file=sys.stderr)
         for name in names:
             is_log = name in LOGS or name.startswith(f"{BEST}/")
             if is_log and (is_behind or not (self.local / name).exists()):
@@ -95,48 +116,39 @@ class RemoteRun:
         files = [self.local / name for name in LOGS]
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
+        newest_there = max(_complete_steps(self._storage.names("checkpoints")), default=0)
+        for checkpoint in complete_checkpoints(self.local / "checkpoints"):
+            if parse_step(checkpoint.name) > newest_there:
+                files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
         for file in files:
             if file.is_file():
                 self._send(file)
-        newest_there = max(_complete_steps(self._storage.names("checkpoints")), default=0)
-        for checkpoint in complete_checkpoints(self.local / "checkpoints"):
-            if (parse_step(checkpoint.name) or 0) > newest_there:
-                for file in sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE):
-                    self._send(file)
         if keep is not None:
-            self._remove_old(keep)
+            names = self._storage.names("checkpoints")
+            kept = _complete_steps(names)[-keep:]
+            # Without train_state.json, which goes first, the other files do not count.
+            for name in sorted(names, key=lambda name: not name.endswith(STATE_FILE)):
+                if kept and 0 < _step_of(name) < kept[0]:
+                    self._storage.remove(name)
 
-    def _fetch_newest(self, names: list[str], newest_here: int) -> bool:
-        """Download the newest complete checkpoint if it is newer than `newest_here`; whether there was one."""
-        folders = {name.split("/")[1] for name in names if name.startswith("checkpoints/step-")}
-        for name in sorted((name for name in folders if parse_step(name)), key=parse_step, reverse=True):  # type: ignore[arg-type]
-            if (parse_step(name) or 0) <= newest_here:
-                return False
-            try:
-                self._fetch_checkpoint(name)
-                return True
-            except ValueError as error:
-                log(f"skipping {self.url}/checkpoints/{name}, which is not complete ({error})", file=sys.stderr)
-        return False
-
-    def _fetch_checkpoint(self, name: str) -> None:
+    def _fetch_checkpoint(self, name: str, names: list[str]) -> None:
         """Raise ValueError if it is not complete."""
-        data = self._storage.read(f"checkpoints/{name}/{STATE_FILE}")
+        data = self._storage.read(f"{name}/{STATE_FILE}")
         if data is None:
             raise ValueError(f"{STATE_FILE} is missing")
         manifest = Manifest.parse(data)
-        partial = self.local / "checkpoints" / f".{name}.{socket.gethostname()}-{os.getpid()}.partial"
+        final = self.local / name
+        partial = final.with_name(f".{final.name}.{socket.gethostname()}-{os.getpid()}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             for file in manifest.sha256:
-                if self._storage.names(f"checkpoints/{name}/{file}") == []:
+                if f"{name}/{file}" not in names:
                     raise ValueError(f"{file} is missing")
-                self._storage.download(f"checkpoints/{name}/{file}", partial / file)
+                self._storage.download(f"{name}/{file}", partial / file)
             verify_files(partial, manifest)
             (partial / STATE_FILE).write_bytes(data)
             sync(partial / STATE_FILE)
             sync(partial)
-            final = self.local / "checkpoints" / name
             try:
                 os.replace(partial, final)
             except OSError:
@@ -144,13 +156,6 @@ class RemoteRun:
                     raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-    def _refuse_another_run(self, names: list[str]) -> None:
-        ours = self.local / "config.yaml"
-        theirs = self._storage.read("config.yaml") if "config.yaml" in names else None
-        if not ours.exists() or theirs != ours.read_bytes():
-            what = "is empty" if theirs is None else "holds another run"
-            raise InputError(f"{self.url} {what}, and {self.local} keeps what was trained there: remove it, or move it")
 
     def _send(self, file: Path) -> None:
         status = file.stat()
@@ -163,17 +168,97 @@ class RemoteRun:
             self._storage.upload(file, name)
         self._sent[name] = version
 
-    def _remove_old(self, keep: int) -> None:
-        names = self._storage.names("checkpoints")
-        kept = _complete_steps(names)[-keep:]
-        # Without train_state.json, which goes first, the other files do not count.
-        for name in sorted(names, key=lambda name: not name.endswith(STATE_FILE)):
-            step = parse_step(name.split("/")[1])
-            if step is not None and kept and step < kept[0]:
-                self._storage.remove(name)
+
+def _step_of(name: str) -> int:
+    """Return the step of the checkpoint that a stored file belongs to; 0 where it belongs to none."""
+    return parse_step(PurePosixPath(name).parent.name)
 
 
 def _complete_steps(names: list[str]) -> list[int]:
     """Return the steps of the complete checkpoints in a listing, ascending."""
-    steps = (parse_step(name.split("/")[1]) for name in names if name.endswith(f"/{STATE_FILE}"))
-    return sorted(step for step in steps if step is not None)
+    return sorted(_step_of(name) for name in names if _step_of(name) and name.endswith(f"/{STATE_FILE}"))
+
+
+class TakenOverError(InputError):
+    """Another job trains in this run directory."""
+
+
+class Lease:
+    """An object that names the holder of a run directory, who counts up in it; no two clocks are compared."""
+
+    def __init__(self, storage: ObjectStore, holder: str) -> None:
+        self._storage, self._holder, self._count = storage, holder, 0
+        self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        """Take the lease; raise TakenOverError if somebody else renews it. One that was left is free after PATIENCE_S.
+
+        A lease of this holder is of a process which has ended: this one holds the lock of the folder.
+        """
+        seen = self._storage.read(LEASE)
+        is_ours = seen is not None and _parse_lease(seen)[0] == self._holder
+        if seen and not is_ours:
+            host = _parse_lease(seen)[1]
+            log(f"{self._storage.url} is in use by {host}, or was left by it: watching it", file=sys.stderr)
+            started = time.monotonic()
+            while time.monotonic() < started + PATIENCE_S:
+                time.sleep(PATIENCE_S / 20)
+                now = self._storage.read(LEASE)
+                if not now:
+                    break
+                if now != seen:
+                    raise self._make_error(now)
+        self._renew()
+        if not is_ours:
+            time.sleep(SETTLE_S)
+            self.check()
+        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise TakenOverError if the lease is somebody else's by now."""
+        now = self._storage.read(LEASE)
+        if now and _parse_lease(now)[0] != self._holder:
+            raise self._make_error(now)
+
+    def release(self) -> None:
+        """Leave the directory to others at once, if it was held."""
+        self._released.set()
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        try:
+            self.check()
+            self._storage.remove(LEASE)
+        except TakenOverError:
+            return  # theirs by now
+        except InputError as error:
+            log(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
+
+    def _keep_renewing(self) -> None:
+        while not self._released.wait(RENEW_S):
+            try:
+                self.check()
+                self._renew()
+            except TakenOverError:
+                return  # raised by the next upload
+            except InputError as error:  # whoever waits has patience for some failures
+                log(f"the lease was not renewed: {error}", file=sys.stderr)
+
+    def _renew(self) -> None:
+        self._count += 1
+        self._storage.write(LEASE, f"{self._holder} {socket.gethostname()} {self._count}".encode())
+
+    def _make_error(self, lease: bytes) -> TakenOverError:
+        host = _parse_lease(lease)[1]
+        return TakenOverError(
+            f"{self._storage.url} is in use by another training job, on {host}: wait for it, or set run="
+        )
+
+
+def _parse_lease(lease: bytes) -> tuple[str, str]:
+    """Return the holder and its host."""
+    holder, host, *_ = (lease.decode(errors="replace") + " ? ").split(" ")
+    return holder, host

@@ -1,13 +1,15 @@
 """The directory of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
 quarantine.jsonl`.
 
-A run in object storage has such a directory on every node too, from which training.remote_run uploads.
+A run in object storage has such a directory on every node too, from which training.remote_run uploads. A checkpoint is
+copied to host memory at once, and hashed, written and uploaded by a thread beside training.
 """
 
 import fcntl
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -30,21 +32,51 @@ from training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     parse_step,
-    remove_old,
     save_checkpoint,
-    warn_of_unknown,
+    take_snapshot,
 )  # fmt: skip
 from training.config import TrainConfig, differences, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
-from training.lease import TakenOverError
-from training.remote_run import RemoteRun, local_run, staging
-from training.saving import BackgroundWriter, take_snapshot
+from training.remote_run import RemoteRun, TakenOverError, local_run, staging
 
 
-def local_path(run: str) -> Path:
-    """Return the folder on this node of a run, which may be in object storage."""
-    return staging(run) if is_remote(run) else Path(run)
+class BackgroundWriter:
+    """Does one job after another in a thread; `wait` raises what went wrong."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Do a job after those that were started before, unless one of them fails."""
+        before = self._thread
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            try:
+                if self._failure is None:
+                    job()
+            except BaseException as error:  # raised by `wait`
+                self._failure = error
+
+        # A daemon: a second Ctrl-C does not wait for an upload.
+        self._thread = threading.Thread(target=work, name="writer", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
 class RunDir:
@@ -56,7 +88,7 @@ class RunDir:
 
     def __init__(self, config: TrainConfig, dist: Distributed) -> None:
         self.config, self.dist = config, dist
-        self.path = local_path(config.run)
+        self.path = staging(config.run) if is_remote(config.run) else Path(config.run)
         self.checkpoints = self.path / "checkpoints"
         self.best = self.checkpoints / "best/model.safetensors"
         self.metrics = self.path / "metrics.jsonl"
@@ -166,7 +198,8 @@ class RunDir:
         if self.remote is not None:
             self.remote.hold()
             self.remote.fetch()
-        warn_of_unknown(self.checkpoints)
+        for unknown in sorted(set(self.checkpoints.glob("step-*")) - set(list_checkpoints(self.checkpoints))):
+            log(f"ignoring unknown folder {str(unknown)!r}", file=sys.stderr)
 
     def _find_checkpoint(self) -> None:
         own = list_checkpoints(self.checkpoints)
@@ -175,14 +208,10 @@ class RunDir:
                 f"the ranks of this run find different checkpoints in {self.path}: use a folder that all nodes share;"
                 " if they do, try again in a minute"
             )
-        self.is_resumed = bool(own)
-        if own:
-            self.checkpoint = own[-1]
-            self._check_config()
-        elif self.config.init_optimizer:
-            self.checkpoint = find_checkpoint(self.config.init_from)
-
-    def _check_config(self) -> None:
+        if not own:
+            self.checkpoint = find_checkpoint(self.config.init_from) if self.config.init_optimizer else None
+            return
+        self.is_resumed, self.checkpoint = True, own[-1]
         if self.config.resume == "never":
             raise InputError(f"{self.path} already holds a run, and resume is never: set another run=")
         known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
@@ -200,7 +229,8 @@ class RunDir:
             if (bad := find_not_finite(tensors)) is not None:
                 raise DivergedError(f"the run has diverged: after step {state.step}, {name}'s {bad} is not finite")
         save_checkpoint(self.checkpoints, state, snapshot)
-        remove_old(self.checkpoints, self.config.keep_checkpoints)
+        for old in complete_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
+            shutil.rmtree(old)  # one that is not complete neither counts nor goes
         if self.remote is not None:
             try:
                 self.remote.sync(self.config.keep_checkpoints)

@@ -6,10 +6,9 @@ import torch
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from training.checkpoint import Snapshot, TrainState, load_checkpoint, save_checkpoint
+from training.checkpoint import Snapshot, TrainState, load_checkpoint, save_checkpoint, take_snapshot
 from training.config import OptimizerConfig, TrainConfig
 from training.optimizer import make_optimizer, parameter_groups, update
-from training.saving import take_snapshot
 from training.schedule import Schedule
 
 

@@ -18,12 +18,11 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.reading import storage
 from pipeline.reading.storage import ObjectStore
-from training import lease, remote_run
+from training import remote_run
 from training.checkpoint import TrainState, complete_checkpoints, load_file
 from training.config import TrainConfig
 from training.distributed import Distributed
-from training.lease import Lease, TakenOverError
-from training.remote_run import RemoteRun, fetch_config, local_run, staging
+from training.remote_run import LEASE, Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
 from training.run_dir import RunDir
 
 URL = "faulty://bucket/runs/x"
@@ -60,9 +59,9 @@ def faulty(monkeypatch) -> Iterator[None]:
     Faulty.order.clear()
     Faulty.failing = None
     monkeypatch.setattr(storage.time, "sleep", lambda _: None)
-    monkeypatch.setattr(lease, "RENEW_S", 0.01)
-    monkeypatch.setattr(lease, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
+    monkeypatch.setattr(remote_run, "RENEW_S", 0.01)
+    monkeypatch.setattr(remote_run, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(remote_run, "SETTLE_S", 0.0)
     yield
     Faulty.failing = None
 
@@ -149,7 +148,7 @@ def test_a_torn_checkpoint_is_said_and_skipped(node, trained, capsys):
 def test_two_launches_are_refused_whatever_their_clocks_say(node, trained, monkeypatch):
     with RunDir(CONFIG, Distributed("cpu")):
         node("two")
-        monkeypatch.setattr(lease.time, "time", lambda: 0.0)
+        monkeypatch.setattr(remote_run.time, "time", lambda: 0.0)
         with pytest.raises(InputError, match=f"{URL} is in use by another training job, on .*: wait for it"):
             trained.train()
     assert trained.train() == 0
@@ -169,14 +168,14 @@ def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_nod
     with pytest.raises(TakenOverError):
         left.check()
     other.release()
-    assert ObjectStore(URL + "2").read(Lease.NAME) is None
+    assert ObjectStore(URL + "2").read(LEASE) is None
 
 
 def test_the_lease_is_renewed(node):
     held = Lease(ObjectStore(URL), "me")
     held.take()
-    first = ObjectStore(URL).read(Lease.NAME)
-    while ObjectStore(URL).read(Lease.NAME) == first:
+    first = ObjectStore(URL).read(LEASE)
+    while ObjectStore(URL).read(LEASE) == first:
         threading.Event().wait(0.01)
     held.release()
 
@@ -186,12 +185,12 @@ def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
     run = RunDir(CONFIG, Distributed("cpu"))
     run.__enter__()
     trained.load(run)
-    ObjectStore(URL).write(Lease.NAME, b"other elsewhere 1")
+    ObjectStore(URL).write(LEASE, b"other elsewhere 1")
     trained.steps(run, 1)
     with pytest.raises(TakenOverError, match=said):
         run.__exit__(None, None, None)
     assert not [name for name in there() if "step-" in name]
-    assert Faulty.store[f"{URL}/{Lease.NAME}"].getvalue() == b"other elsewhere 1"
+    assert Faulty.store[f"{URL}/{LEASE}"].getvalue() == b"other elsewhere 1"
 
 
 def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
