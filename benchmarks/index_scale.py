@@ -36,7 +36,7 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD, DatasetInfo, Sides, TableInfo, read_dataset_info
 from pipeline.shards.gops import GOP
 from pipeline.shards.index import HASHED_ROWS, Tables
-from shard_tools.tables import write_description
+from shard_tools.write import write_description
 
 PER_SHARD = 256
 VIDEO_BYTES = 100_000

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--object-sizes", nargs="+", type=float, default=[0.35, 0.5, 0.7])
     parser.add_argument("--distractors", nargs="+", type=int, default=[0, 2, 4])
     parser.add_argument(
-        "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE", help="more of synthetic_motion.py"
+        "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE", help="more of synthetic_videos.py"
     )
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_map")
     options, study = parser.parse_known_args(arguments)

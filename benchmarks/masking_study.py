@@ -6,9 +6,9 @@
 Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
 --shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
 pre-training. Without --shards, synthetic labeled videos are generated whose class is defined by motion only
-(shard_tools/synthetic_motion.py). Reconstruction errors of moving and of static tokens are measured under random masks,
-the same for all models. Re-running the command with the same --output resumes; further strategies, ratios or seeds are
-added to the tables. Points run in parallel on all GPUs. `section.key=value` applies to all runs.
+(synthetic_videos.py --dataset motion). Reconstruction errors of moving and of static tokens are measured under random
+masks, the same for all models. Re-running the command with the same --output resumes; further strategies, ratios or
+seeds are added to the tables. Points run in parallel on all GPUs. `section.key=value` applies to all runs.
 
 A strategy is a masking, optionally with model settings: `adaptive`, `adaptive:sampler_depth=2,decoder_share=0.5`. With
 --label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos; differences to
@@ -111,7 +111,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--label-sets", type=int, default=1, help="number of label sets for each model")
     parser.add_argument(
         "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE",
-        help="options of shard_tools/synthetic_motion.py, such as num-frames=32 distractors=3 object-size=0.4",
+        help="options of shard_tools/synthetic_videos.py, such as num-frames=32 distractors=3 object-size=0.4",
     )  # fmt: skip
     parser.add_argument("--num-videos", type=int, default=3200, help="synthetic training videos (default: 3200)")
     parser.add_argument("--parallel", type=int, default=1, help="points run in parallel without a GPU")
@@ -292,8 +292,10 @@ def make_motion_shards(folder: Path, options: str, num_videos: int) -> None:
         videos, output = str(folder / f"{name}_videos"), str(folder / name)
         if not (folder / name / "dataset.json").is_file():
             generate = [
-                "synthetic_motion.py",
+                "synthetic_videos.py",
                 videos,
+                "--dataset",
+                "motion",
                 *options.split(),
                 "--num-videos",
                 str(count),

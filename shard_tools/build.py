@@ -36,10 +36,9 @@ from shard_tools.output import PLAN_FILE, LocalOutput
 from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, split_long_videos
 from shard_tools.report import describe_samples
 from shard_tools.settings import Settings
-from shard_tools.tables import publish_tables
 from shard_tools.work import Job, Outcome, load_outcome
 from shard_tools.workers import Failed
-from shard_tools.write import ChangedError, write_shard
+from shard_tools.write import ChangedError, publish_tables, write_shard
 
 
 class Build:
@@ -164,7 +163,7 @@ class Build:
 
         def jobs() -> Iterator[Job]:
             needed = set(missing)
-            for shard, entry in self._pending(plan):
+            for shard, entry in self.list_pending(plan):
                 begin(shard)
                 stem = self._stem(plan, entry.source, shard)
                 stem.parent.mkdir(exist_ok=True)
@@ -193,8 +192,8 @@ class Build:
         """List the shards that are not whole yet."""
         return [shard for shard in plan.offsets if not self._marker(shard).exists()]
 
-    def _pending(self, plan: Plan) -> Iterator[tuple[str, Entry]]:
-        """Yield this part's videos of which a missing shard needs something, each source once."""
+    def list_pending(self, plan: Plan) -> Iterator[tuple[str, Entry]]:
+        """Yield (shard, video) of this part's videos of which a missing shard needs something, each source once."""
         seen: set[str] = set()  # of split videos
         for shard in self._missing(plan):
             if self.part not in plan.parts_of(shard, self.num_parts):
@@ -205,10 +204,6 @@ class Build:
                         continue
                     seen.add(entry.source)
                 yield shard, entry
-
-    def count_pending(self, plan: Plan) -> int:
-        """Count the videos that `run` will see to."""
-        return sum(1 for _ in self._pending(plan))
 
     def _load_staged(self, plan: Plan, source: str, shard: str, needed: set[str]) -> Outcome | None:
         """Return an earlier outcome of a video, if all that the `needed` shards want of it is there."""
@@ -261,7 +256,11 @@ class Build:
                 self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
                 return None
             for shard in self._missing(plan):
-                late = self._find_late_part(plan, shard)
+                parts = plan.parts_of(shard, self.num_parts)
+                late = parts.pop() if len(parts) == 1 else None  # a part that has a shard for itself writes it itself
+                if late is None:
+                    awaited = (it for it in plan.sources(shard) if not self._load_staged(plan, it, shard, {shard}))
+                    late = next((plan.part_of(source, shard, self.num_parts) for source in awaited), None)
                 if late == self.part:
                     raise InputError(f"{self.folder / shard} is not complete yet: run the same command again")
                 if late is not None:
@@ -269,14 +268,6 @@ class Build:
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
-
-    def _find_late_part(self, plan: Plan, shard: str) -> int | None:
-        """Return a part that must do something before a missing shard can be written here."""
-        parts = plan.parts_of(shard, self.num_parts)
-        if len(parts) == 1:
-            return parts.pop()  # which writes it by itself
-        missing = (source for source in plan.sources(shard) if not self._load_staged(plan, source, shard, {shard}))
-        return next((plan.part_of(source, shard, self.num_parts) for source in missing), None)
 
     def _publish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.offsets]

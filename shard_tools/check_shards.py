@@ -14,7 +14,7 @@ import random
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,10 +43,17 @@ from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_sou
 from shard_tools.encoding.timing import read_timing
 from shard_tools.inputs import TarMember
 from shard_tools.report import describe_samples
-from shard_tools.tables import hash_description, publish_tables, write_tables
 from shard_tools.work import local_copy
 from shard_tools.workers import ENGINES, Failed, count_cpus
-from shard_tools.write import PLACE, Members, format_index, list_members
+from shard_tools.write import (
+    Members,
+    format_index,
+    hash_description,
+    list_members,
+    publish_tables,
+    tar_metadata,
+    write_tables,
+)
 
 DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
@@ -140,13 +147,8 @@ def check_sample(file: BinaryIO, sample: Sample, members: Members, num_classes: 
         yield ": its GOPs are not those in samples.jsonl"
     offset, size = members.get(f"{sample.key}.json", (0, 0))
     file.seek(offset)
-    try:
-        metadata = json.loads(file.read(size))
-        for name, value in asdict(sample).items():
-            if name not in PLACE and metadata[name] != value:
-                yield f": {name} is {metadata[name]!r} in the tar and {value!r} in samples.jsonl"
-    except (ValueError, TypeError, LookupError):
-        yield ": its metadata in the tar cannot be read"
+    if file.read(size) != tar_metadata(sample):
+        yield ": its metadata in the tar is not that in samples.jsonl"
 
 
 def check_foreign_shard(path: Path) -> Found:
@@ -173,19 +175,25 @@ def check_video(video: CheckedVideo) -> str | None:
     av.logging.set_level(None)
     try:
         with local_copy(TarMember(str(video.shard), video.offset, video.size, video.member)) as path:
-            is_array = path.suffix == f".{arrays.CONTAINER}"
-            wrong = "; ".join(_compare_array(path, video.sample) if is_array else _compare(path, video.sample))
-            return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
+            wrong = "; ".join(_find_differences(path, video.sample))
     except (UnusableError, VideoError) as error:
-        return f"{video.shard.name}: {video.member}: {error}"
+        wrong = str(error)
+    return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
 
 
-def _compare(path: Path, sample: Sample | None) -> Iterator[str]:
-    """Yield where a video is not what was said of it. Raise UnusableError if it does not decode."""
-    with open_source(path) as (container, stream):
-        first, count = check_frames(container, stream)
-        width, height = map(round, Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height))
-        codec = stream.codec_context.codec.canonical_name
+def _find_differences(path: Path, sample: Sample | None) -> Iterator[str]:
+    """Yield where a video is not what was said of it. Raise UnusableError or VideoError if it does not decode."""
+    if path.suffix == f".{arrays.CONTAINER}":
+        count, height, width, channels = arrays.map_frames(path).shape
+        fps, codec = arrays.FPS, arrays.codec_name(channels)
+    else:
+        with open_source(path) as (container, stream):
+            first, count = check_frames(container, stream)
+            size = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
+            width, height = map(round, size)
+            codec = stream.codec_context.codec.canonical_name
+        with open_source(path) as (container, stream):
+            fps = float(read_timing(container, stream).rate)
     if sample is None:
         return
     if count != sample.num_frames:
@@ -194,27 +202,8 @@ def _compare(path: Path, sample: Sample | None) -> Iterator[str]:
         yield f"it has {width}x{height} pixels instead of {sample.width}x{sample.height}"
     if codec != sample.codec:
         yield f"it is {codec} instead of {sample.codec}"
-    with open_source(path) as (container, stream):
-        fps = float(read_timing(container, stream).rate)
     if count > 1 and abs(fps - sample.fps) > FPS_TOLERANCE * sample.fps:
         yield f"it has {fps:.4g} fps instead of {sample.fps:.4g}"
-
-
-def _compare_array(path: Path, sample: Sample | None) -> Iterator[str]:
-    frames = arrays.map_frames(path)
-    shape = sample and (sample.num_frames, sample.height, sample.width, arrays.count_channels([sample.codec]))
-    if shape and frames.shape != shape:
-        yield f"its shape is {frames.shape} instead of {shape}"
-
-
-def check_videos(videos: list[CheckedVideo], num_workers: int) -> Iterator[str]:
-    """Decode all videos in parallel; yield what is wrong."""
-    results = ENGINES["processes"](check_video, videos, num_workers, DECODE_TIMEOUT_S)
-    for video, problem in progress_bar(results, unit="video", total=len(videos)):
-        if isinstance(problem, Failed):
-            yield f"{video.shard.name}: {video.member}: {problem.reason}"
-        elif problem is not None:
-            yield problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,7 +237,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
-    problems += check_videos(videos, parsed.workers)
+    results = ENGINES["processes"](check_video, videos, parsed.workers, DECODE_TIMEOUT_S)
+    for video, problem in progress_bar(results, unit="video", total=len(videos)):
+        if isinstance(problem, Failed):
+            problem = f"{video.shard.name}: {video.member}: {problem.reason}"
+        problems += [problem] if problem else []
     for problem in problems:
         log(problem)
     log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")

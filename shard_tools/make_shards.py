@@ -9,12 +9,10 @@ OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run, 
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from common.errors import InputError, run_command
 from common.logging import log, printable
@@ -22,10 +20,9 @@ from common.progress import progress_bar
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
 from shard_tools.encoding.codecs import CODECS
-from shard_tools.estimate import estimate_dataset
 from shard_tools.inputs import Inputs, Skipped, assign_class_ids, is_url, read_inputs, read_label_map
 from shard_tools.output import LocalOutput, RemoteOutput
-from shard_tools.report import write_contact_sheet
+from shard_tools.report import estimate_dataset, write_contact_sheet
 from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import Job, Outcome, process_job
@@ -37,7 +34,7 @@ NUM_SHOWN = 10  # rejects that are printed
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
-    parser.add_argument("output", type=_output, help="folder of the dataset, or its URL in object storage (s3://, …)")
+    parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
     what.add_argument("--label-map", type=Path, help="class names by id: one per line, or JSON")
@@ -81,12 +78,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def _output(text: str) -> str:
-    if text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text} is read-only: give a folder, or a URL such as s3://bucket/name")
-    return text
-
-
 def _split(text: str) -> tuple[str, str]:
     name, separator, where = text.partition("=")
     if not separator or not name.isidentifier():
@@ -126,6 +117,8 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     is_folder = is_url(inputs) or Path(inputs).is_dir()
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
+    if place.startswith(("http://", "https://")):
+        raise InputError(f"{place} is read-only: give a folder, or a URL such as s3://bucket/name")
     if is_url(place):
         if f"{place}/".startswith(f"{inputs.rstrip('/')}/"):
             raise InputError(f"{place} lies inside the input {inputs}: give a URL outside of it")
@@ -142,20 +135,6 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
 
 
-def open_output(place: str, name: str, staging: Path | None) -> LocalOutput:
-    """Open the dataset `name` below OUTPUT; OUTPUT itself if there is only one, without a name."""
-    if is_url(place):
-        return RemoteOutput(f"{place.rstrip('/')}/{name}", staging)
-    return LocalOutput(Path(place) / name)
-
-
-def unite_classes(splits: dict[str, Inputs], outputs: dict[str, LocalOutput]) -> list[str]:
-    """Return class names by id for all splits, which keep the ids that they were made with."""
-    folders = [output.folder for output in outputs.values() if is_described(output.folder)]
-    known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
-    return assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-
-
 def make_dataset(
     output: LocalOutput, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
@@ -170,31 +149,28 @@ def make_dataset(
     with output, build.lock():
         plan = build.plan(inputs, classes, retry_rejects)
         while plan is not None:
-            with progress_bar(unit="video", total=build.count_pending(plan)) as bar:
-                build.run(plan, inputs, run_jobs, _count_into(bar))
+            with progress_bar(unit="video", total=sum(1 for _ in build.list_pending(plan))) as bar:
+                totals = {"frames": 0, "rejected": 0}
+
+                def count(outcome: Outcome, bar: Any = bar, totals: dict[str, int] = totals) -> None:
+                    totals["frames"] += sum(sample.num_frames for sample, _ in outcome.samples)
+                    totals["rejected"] += outcome.reason is not None
+                    bar.set_postfix(totals, refresh=False)
+                    bar.update()
+
+                build.run(plan, inputs, run_jobs, count)
             late = build.finish(plan)
             if late is not None:
-                said = f"part {part} of {num_parts} is done, part {late + 1} is not"
-                log(f"{said}; the last part to finish completes {printable(output.locate())}")
+                log(
+                    f"part {part} of {num_parts} is done, part {late + 1} is not; the last part to finish completes"
+                    f" {printable(output.locate())}"
+                )
                 return 0
             if build.done is None:
                 break
             # An interrupted run is complete now; what has come into the input since then is next.
             plan = build.plan(inputs, classes, retry_rejects and not plan.retries)
         return conclude(build, arguments, skipped)
-
-
-def _count_into(bar: "tqdm[Any]") -> Callable[[Outcome], None]:
-    num_frames = num_rejected = 0
-
-    def count(outcome: Outcome) -> None:
-        nonlocal num_frames, num_rejected
-        num_frames += sum(sample.num_frames for sample, _ in outcome.samples)
-        num_rejected += outcome.reason is not None
-        bar.set_postfix(frames=num_frames, rejected=num_rejected, refresh=False)
-        bar.update()
-
-    return count
 
 
 def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
@@ -237,9 +213,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 of_split.log()
             estimate_dataset(list(splits.values()), settings, parsed.workers)
             return 0
-        outputs = {name: open_output(parsed.output, name, parsed.staging) for name in splits}
-        if parsed.split and not classes:
-            classes = unite_classes(splits, outputs)
+        outputs: dict[str, LocalOutput] = {}
+        for name in splits:
+            if is_url(parsed.output):
+                outputs[name] = RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)
+            else:
+                outputs[name] = LocalOutput(Path(parsed.output) / name)
+        if parsed.split and not classes:  # all splits have the same ones, which keep the ids that they were made with
+            folders = [output.folder for output in outputs.values() if is_described(output.folder)]
+            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+            classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
         return max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
 
 

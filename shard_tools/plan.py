@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -61,19 +61,18 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Raise InputError if it is not as `save_plan` wrote it."""
         offsets: dict[str, int] = {}
         offset = 0
-        with _explain_damage(path), path.open("rb") as file:
+        with path.open("rb") as file:
             for line in file:
                 if not line.startswith(b"["):
                     return cls(**json.loads(line), path=path, offsets=offsets)
                 offsets[line[2 : line.index(b'"', 2)].decode()] = offset
                 offset += len(line)
-            raise ValueError("its last line is missing")
+        raise InputError(f"{path} is damaged: restore it, or start in another folder")
 
     def entries(self, shard: str) -> list[Entry]:
-        with _explain_damage(self.path), self.path.open("rb") as file:
+        with self.path.open("rb") as file:
             file.seek(self.offsets[shard])
             _, entries = json.loads(file.readline())
             return [Entry(*entry) for entry in entries]
@@ -131,18 +130,16 @@ def save_plan(
         file.write(json.dumps(rest) + "\n")
 
 
-@contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
-
-
 def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str]) -> Iterator[list[Entry]]:
     """Shuffle items and cut them into shards of equal count, or of about equal bytes; no shard is empty."""
     table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, label BLOB, size INTEGER, piece INTEGER)")
-    table.insert("items", (_shuffle_row(item, settings.seed) for item in items), 5)
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for item in items:
+            key = shuffle_key(f"{item.source}\0{item.piece}" if item.piece else item.source, settings.seed)
+            yield key, as_bytes(item.source), as_bytes(item.label), item.size, item.piece
+
+    table.insert("items", rows(), 5)
     count, num_bytes = table.fetch_one("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
@@ -150,11 +147,11 @@ def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str])
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
     ids = {name: number for number, name in enumerate(classes)}
+    shuffled = table.run("SELECT source, label, size, piece FROM items ORDER BY shuffle_key")
 
     def numbered() -> Iterator[tuple[int, Entry]]:
         bytes_before = 0
-        rows = table.run("SELECT source, label, size, piece FROM items ORDER BY shuffle_key")
-        for place, (source, label, size, piece) in enumerate(rows):
+        for place, (source, label, size, piece) in enumerate(shuffled):
             if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
                 number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
             else:
@@ -164,11 +161,6 @@ def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str])
 
     for _, group in groupby(numbered(), itemgetter(0)):
         yield [entry for _, entry in group]
-
-
-def _shuffle_row(item: Item, seed: int) -> tuple[Any, ...]:
-    name = f"{item.source}\0{item.piece}" if item.piece else item.source
-    return shuffle_key(name, seed), as_bytes(item.source), as_bytes(item.label), item.size, item.piece
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:

@@ -1,9 +1,12 @@
-"""Summarize what a dataset holds, in numbers that depend on its samples alone, and in a picture."""
+"""What a dataset holds, in numbers that depend on its samples alone and in a picture, and what it will cost to make."""
 
 import hashlib
 import heapq
+import tarfile
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -12,16 +15,18 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from common.atomic_io import atomic_write
-from common.logging import printable
+from common.logging import format_bytes, format_duration, format_number, log, printable
 from pipeline.shards import arrays
 from pipeline.shards.format import DatasetInfo, Report, Sample, ShardInfo, read_samples
 from shard_tools.encoding.source import open_source, read_frames
-from shard_tools.inputs import TarMember
+from shard_tools.inputs import Inputs, TarMember
 from shard_tools.plan import shuffle_key
+from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable, as_bytes, as_text
-from shard_tools.work import local_copy
+from shard_tools.work import Job, Outcome, local_copy, process_job
+from shard_tools.write import tar_metadata
 
-CONTACT_SHEET_FILE = "contact_sheet.png"
+MAX_TRIED = 12  # videos, for an estimate
 COLUMNS, ROWS = 5, 5
 CELL = (250, 232)  # width, height of a picture with its caption, pixels
 HEAD = 24  # pixels above the pictures, which say how many of all they are
@@ -98,29 +103,50 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
     draw.text((5, 5), f"{title} (middle frames)", fill="black")
     for number, (shard, sample) in enumerate(chosen):
         left, top = number % COLUMNS * CELL[0], HEAD + number // COLUMNS * CELL[1]
-        picture = _middle_frame(folder / shard.name, sample)
+        middle = sample.num_frames // 2
+        member = TarMember(str(folder / shard.name), sample.offset, sample.size, f"{sample.key}.{sample.container}")
+        with local_copy(member) as path:
+            if sample.container == arrays.CONTAINER:
+                picture = Image.fromarray(arrays.to_rgb(arrays.read_array(path, [middle])[0]))
+            else:
+                with open_source(path) as (container, stream):
+                    picture = next(islice(read_frames(container, stream), middle, None)).to_image()
         picture.thumbnail((CELL[0] - 10, CELL[1] - 72))
         sheet.paste(picture, (left + 5, top + 5))
         label = "no label" if sample.label is None else info.classes[sample.label]
         facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
-        lines = (*wrap_caption(sample.key), printable(label)[:LETTERS], facts)
+        lines = (sample.key[:LETTERS], sample.key[LETTERS:], printable(label)[:LETTERS], facts)
         draw.text((left + 5, top + CELL[1] - 64), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
-    with atomic_write(folder / CONTACT_SHEET_FILE) as aside:
+    with atomic_write(folder / "contact_sheet.png") as aside:
         sheet.save(aside, format="PNG")
 
 
-def wrap_caption(name: str) -> tuple[str, str]:
-    """Wrap a name into two lines; leave out the middle of one that is too long."""
-    text = printable(name)
-    if len(text) > 2 * LETTERS:
-        text = f"{text[: LETTERS + 10]}...{text[-(LETTERS - 13) :]}"
-    return text[:LETTERS], text[LETTERS:]
-
-
-def _middle_frame(shard: Path, sample: Sample) -> Image.Image:
-    number = sample.num_frames // 2
-    with local_copy(TarMember(str(shard), sample.offset, sample.size, f"{sample.key}.{sample.container}")) as path:
-        if sample.container == arrays.CONTAINER:
-            return Image.fromarray(arrays.to_rgb(arrays.read_array(path, [number])[0]))
-        with open_source(path) as (container, stream):
-            return next(islice(read_frames(container, stream), number, None)).to_image()
+def estimate_dataset(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> None:
+    """Print the expected size and time; processes a dozen videos of all sizes, one after the other."""
+    num_rejected = 0
+    num_bytes = num_frames = seconds = 0.0
+    by_size = heapq.merge(*(inputs.by_size() for inputs in splits), key=lambda item: (item.size, item.source))
+    num_usable = sum(inputs.num_usable for inputs in splits)
+    num_tried = min(MAX_TRIED, num_usable)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(num_tried):  # the middle one of as many groups of videos of about one size
+            group = list(islice(by_size, num_usable * (number + 1) // num_tried - num_usable * number // num_tried))
+            item = group[len(group) // 2]
+            start = time.perf_counter()
+            outcome = process_job(Job(item.source, item.location, None, Path(folder, str(number)), settings))
+            if not isinstance(outcome, Outcome):
+                raise outcome
+            # Videos differ more in length than in what a byte of them costs.
+            times = sum(other.size for other in group) / item.size if item.size else len(group)
+            seconds += times * (time.perf_counter() - start)
+            num_rejected += outcome.reason is not None
+            for sample, _ in outcome.samples:
+                for size in (sample.size, len(tar_metadata(sample))):  # in blocks, behind a header of one
+                    num_bytes += times * tarfile.BLOCKSIZE * (1 + -(-size // tarfile.BLOCKSIZE))
+                num_frames += times * sample.num_frames
+    num_bytes = -(-num_bytes // tarfile.RECORDSIZE) * tarfile.RECORDSIZE  # a tar ends in zeros
+    log(
+        f"tried {num_tried} of {sum(map(len, splits))} videos, {num_rejected} unusable: expect about"
+        f" {format_bytes(num_bytes)}, {format_number(num_frames)} frames and"
+        f" {format_duration(seconds / num_workers)} with {num_workers} workers"
+    )

@@ -3,9 +3,17 @@
     python shard_tools/synthetic_videos.py OUTPUT --num-videos 64 --seed 0
 
 writes OUTPUT/<class>/video_000000.mp4 and, beside it, video_000000.motion.json with the boxes of what moves in every
-frame. A video is a still, textured background with still objects, over which one to three objects move in the direction
-that is its class; still and moving objects look alike, so only motion tells the class. The frame number stands in the
-top left corner as a 4x4 grid of black and white cells and survives re-encoding and scaling.
+frame. Still and moving objects look alike, so only motion tells the class.
+
+`--dataset directions`: one to three objects move in the direction that is the class. The frame number stands in the top
+left corner as a 4x4 grid of black and white cells and survives re-encoding and scaling.
+
+`--dataset motion`: the pose of an object has four coordinates, x, y, angle and (logarithmic) size, each of them a
+circle: what leaves the picture on the right enters it on the left, what has grown to the full size continues at the
+smallest. The class says which coordinate moves and in which direction; some move one in the first half and another in
+the second. All start anywhere with equal probability, and so are anywhere with equal probability in every later frame:
+the distribution of a single frame is the same in all classes. So are textures, speeds, background, still objects and
+distractors (objects that move alike, but back and forth).
 """
 
 import argparse
@@ -13,25 +21,26 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
 from av.video.stream import VideoStream
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
 from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
-from pipeline.shards.arrays import CONTAINER
-from shard_tools.encoding.codecs import CODECS, open_encoder
+from pipeline.shards.arrays import CONTAINER as ARRAY
+from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
 
 Boxes = list[list[float]]  # [x0, y0, x1, y1] in pixels, of what moves in a frame
 Frame = UInt8[np.ndarray, "H W 3"]
 
-CLASSES = {
+DIRECTIONS = {
     "right": (1.0, 0.0),
     "left": (-1.0, 0.0),
     "down": (0.0, 1.0),
@@ -48,7 +57,7 @@ MIN_SIDE = 48  # pixels: below, cells of the grid are too small to read
 
 
 @dataclass(frozen=True, slots=True)
-class MovingObject:
+class Sprite:
     """A textured object. Position and velocity are in pixels and pixels per frame, of its top left corner."""
 
     picture: UInt8[np.ndarray, "h w 3"]
@@ -79,7 +88,7 @@ def make_texture(rng: np.random.Generator, width: int, height: int, contrast: fl
     return np.clip(middle + contrast * field, 0, 255).astype(np.uint8)
 
 
-def _make_object(rng: np.random.Generator, width: int, height: int, velocity: tuple[float, float]) -> MovingObject:
+def _make_sprite(rng: np.random.Generator, width: int, height: int, velocity: tuple[float, float]) -> Sprite:
     """Make an ellipse or a box of random size, texture and position."""
     side = min(width, height)
     w, h = (max(4, round(side * rng.uniform(0.16, 0.32))) for _ in range(2))
@@ -87,10 +96,10 @@ def _make_object(rng: np.random.Generator, width: int, height: int, velocity: tu
     inside = ((x + 0.5) / w * 2 - 1) ** 2 + ((y + 0.5) / h * 2 - 1) ** 2 <= 1
     shape = inside if rng.random() < 0.5 else np.ones((h, w), bool)
     start = (rng.uniform(w, width), rng.uniform(h, height))
-    return MovingObject(make_texture(rng, w, h, contrast=45), shape, start, velocity)
+    return Sprite(make_texture(rng, w, h, contrast=45), shape, start, velocity)
 
 
-def _paste(canvas: np.ndarray, thing: MovingObject, corner: tuple[int, int]) -> list[float]:
+def _paste(canvas: np.ndarray, thing: Sprite, corner: tuple[int, int]) -> list[float]:
     """Draw `thing` and return its visible box [x0, y0, x1, y1] in pixels, or [] when it is outside."""
     height, width = canvas.shape[:2]
     h, w = thing.shape.shape
@@ -137,22 +146,23 @@ def read_frame_number(frame: np.ndarray) -> int:
     return number
 
 
-def draw_frames(
-    rng: np.random.Generator, direction: tuple[float, float], size: tuple[int, int], num_frames: int, fps: float
+def draw_directions(
+    rng: np.random.Generator, class_name: str, size: tuple[int, int], num_frames: int, fps: float
 ) -> Iterator[tuple[Frame, Boxes]]:
-    """Yield `num_frames` frames, each with the boxes of what moves in it.
+    """Yield frames of DIRECTIONS, each with the boxes of what moves in it.
 
     `size` is (width, height) in pixels. Objects cross a quarter to the whole of the picture per second.
     """
+    direction = DIRECTIONS[class_name]
     width, height = size
     still = make_texture(rng, width, height, contrast=28)
     for _ in range(rng.integers(1, 4)):
-        thing = _make_object(rng, width, height, velocity=(0, 0))
+        thing = _make_sprite(rng, width, height, velocity=(0, 0))
         _paste(still, thing, thing.corner(0, width, height))
     movers = []
     for _ in range(rng.integers(1, 4)):
         speed = min(size) * rng.uniform(0.25, 1.0) / fps
-        movers.append(_make_object(rng, width, height, (direction[0] * speed, direction[1] * speed)))
+        movers.append(_make_sprite(rng, width, height, (direction[0] * speed, direction[1] * speed)))
     for number in range(num_frames):
         frame = still.copy()
         boxes = [_paste(frame, thing, thing.corner(number, width, height)) for thing in movers]
@@ -160,9 +170,134 @@ def draw_frames(
         yield frame, [box for box in boxes if box]
 
 
+class Pose(NamedTuple):
+    """Coordinates in turns: 0 and 1 are the same position, angle and size."""
+
+    x: float
+    y: float
+    angle: float
+    size: float
+
+
+_ACROSS, _DOWN, _TURN, _GROW = np.eye(4)
+# Class -> directions in which the pose moves, one for each equal part of the video.
+MOTIONS: dict[str, tuple[Float[np.ndarray, "4"], ...]] = {
+    "right": (_ACROSS,),
+    "left": (-_ACROSS,),
+    "down": (_DOWN,),
+    "up": (-_DOWN,),
+    "clockwise": (_TURN,),
+    "counterclockwise": (-_TURN,),
+    "approach": (_GROW,),
+    "recede": (-_GROW,),
+    "right_then_down": (_ACROSS, _DOWN),
+    "down_then_right": (_DOWN, _ACROSS),
+}
+SPEEDS = (0.5, 1.0)  # turns per second
+LOG_SIZES = math.log(2.0)  # largest : smallest
+SWING_S = 0.15  # seconds until a distractor turns back; shorter than a clip, so that it gets nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class MovingObject:
+    """An object. `shape` and `picture` are squares of the same side, drawn at the largest size."""
+
+    picture: Image.Image
+    shape: Image.Image
+    start: Float[np.ndarray, "4"]
+    speed: float  # turns per second
+
+    def paste(self, canvas: Image.Image, pose: Pose) -> list[tuple[int, int, int, int]]:
+        """Draw it onto `canvas`, around whose borders it wraps; return its boxes in pixels of the canvas."""
+        side = max(3, round(self.picture.width * math.exp(-LOG_SIZES * (1 - pose.size))))
+        # PIL turns counterclockwise.
+        picture = self.picture.rotate(-360 * pose.angle, Image.Resampling.BILINEAR).resize((side, side))
+        shape = self.shape.rotate(-360 * pose.angle, Image.Resampling.BILINEAR).resize((side, side))
+        left, top, right, bottom = shape.getbbox() or (0, 0, side, side)
+        boxes = []
+        for x, y in product((pose.x - 1, pose.x, pose.x + 1), (pose.y - 1, pose.y, pose.y + 1)):
+            corner = round(x * canvas.width - side / 2), round(y * canvas.height - side / 2)
+            canvas.paste(picture, corner, shape)
+            boxes.append((corner[0] + left, corner[1] + top, corner[0] + right, corner[1] + bottom))
+        return boxes
+
+
+def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
+    """Make a square, an ellipse or an L of random texture, pose and speed; `side`: of the largest, in pixels."""
+    y, x = (np.mgrid[:side, :side] + 0.5) / side * 2 - 1
+    flat = rng.uniform(0.5, 0.9)
+    shapes = (
+        (abs(x) < 0.7) & (abs(y) < 0.7 * flat),
+        x**2 + (y / flat) ** 2 < 0.9,
+        (abs(x) < 0.7) & (abs(y) < 0.7) & ((x < 0) | (y > 0)),
+    )
+    shape = Image.fromarray(np.uint8(255 * shapes[rng.integers(len(shapes))]))
+    return MovingObject(
+        Image.fromarray(make_texture(rng, side, side, contrast=55)), shape, rng.random(4), rng.uniform(*SPEEDS)
+    )
+
+
+def move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
+    return Pose(*((thing.start + thing.speed * travel) % 1).tolist())
+
+
+def _camera(rng: np.random.Generator, num_frames: int, shake: int) -> list[tuple[int, int]]:
+    """Make a smooth random path of offsets of the picture in the canvas, from 0 to 2·shake pixels."""
+    knots = rng.uniform(0, 2 * shake, (2, num_frames // 4 + 2))
+    at = np.arange(num_frames) / 4
+    across, down = (np.interp(at, np.arange(knots.shape[1]), row).round().astype(int).tolist() for row in knots)
+    return list(zip(across, down, strict=True))
+
+
+def draw_motion(
+    rng: np.random.Generator,
+    class_name: str,
+    size: tuple[int, int],
+    num_frames: int,
+    fps: float,
+    movers: int = 2,
+    distractors: int = 1,
+    shake: int = 0,
+    object_size: float = 0.7,
+) -> Iterator[tuple[Frame, Boxes]]:
+    """Yield frames, each with the boxes of all that moves in the scene.
+
+    size: (width, height). movers: objects that move by the class. shake: maximum displacement of the camera, in pixels.
+    object_size: side of the largest object as a fraction of the picture's.
+    """
+    width, height = size
+    canvas_size = width + 2 * shake, height + 2 * shake
+    side = round(object_size * min(size))
+    still = Image.fromarray(make_texture(rng, *canvas_size, contrast=28))
+    for _ in range(rng.integers(1, 3)):
+        thing = _make_object(rng, side)
+        thing.paste(still, Pose(*thing.start))
+    things = [_make_object(rng, side) for _ in range(movers)]
+    strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
+    camera = _camera(rng, num_frames, shake)
+    parts = MOTIONS[class_name]
+    travel = np.zeros(4)
+    for number, (left, top) in enumerate(camera):
+        frame = still.copy()
+        boxes = []
+        for thing, axis, phase in strays:
+            swing = abs((number / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S
+            boxes += thing.paste(frame, move(thing, swing * axis))
+        for thing in things:
+            boxes += thing.paste(frame, move(thing, travel))
+        travel = travel + parts[number * len(parts) // num_frames] / fps
+        corners = np.array(boxes, float) - (left, top, left, top)
+        corners = np.clip(corners, 0, (width, height, width, height))
+        seen = [box for box in corners.tolist() if box[0] < box[2] and box[1] < box[3]]
+        yield np.asarray(frame)[top : top + height, left : left + width], seen
+
+
+DATASETS: dict[str, Any] = {"directions": DIRECTIONS, "motion": MOTIONS}
+
+
 def write_video(path: Path, frames: Iterable[Frame], fps: int, codec_name: str) -> None:
     """Encode frames as a camera or a web site would: long groups, default options. As npy they are stored unencoded."""
-    if codec_name == CONTAINER:
+    if codec_name == ARRAY:
         np.save(path, np.stack(list(frames)))
         return
     codec = CODECS[codec_name]
@@ -170,7 +305,7 @@ def write_video(path: Path, frames: Iterable[Frame], fps: int, codec_name: str) 
         stream = None
         for picture in frames:
             if stream is None:
-                options = codec.options(48, max(2, codec.default_quality - 5), "veryfast")
+                options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast")
                 stream = cast(VideoStream, output.add_stream(codec.encoder, rate=fps, options=options))
                 stream.height, stream.width = picture.shape[:2]
                 stream.pix_fmt = codec.pixel_format
@@ -181,46 +316,60 @@ def write_video(path: Path, frames: Iterable[Frame], fps: int, codec_name: str) 
             output.mux(stream.encode(None))
 
 
-def write_labeled_video(
-    arguments: argparse.Namespace, index: int, class_name: str, frames: Iterable[tuple[Frame, Boxes]]
-) -> Path:
-    """Write video `index` and its sidecar; return the video's path."""
-    folder = arguments.output / class_name
-    folder.mkdir(parents=True, exist_ok=True)
-    container = CODECS[arguments.codec].container if arguments.codec in CODECS else arguments.codec
-    path: Path = folder / f"video_{index:06d}.{container}"
+def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Iterable[tuple[Frame, Boxes]]) -> None:
+    """Write a video and its sidecar to `stem`.<extension>, in the folder of its class."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    container = ARRAY if arguments.codec == ARRAY else CONTAINER
     moving_boxes: list[Boxes] = []
-
-    def collect_boxes() -> Iterator[Frame]:
-        for frame, boxes in frames:
-            moving_boxes.append(boxes)
-            yield frame
-
-    write_video(path, collect_boxes(), arguments.fps, arguments.codec)
     width, height = arguments.size
     sidecar = {
         "fps": arguments.fps,
         "width": width,
         "height": height,
         "num_frames": arguments.num_frames,
-        "class": class_name,
+        "class": stem.parent.name,
         "moving_boxes": moving_boxes,
     }
-    path.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
-    return path
+
+    def collect_boxes() -> Iterator[Frame]:
+        for frame, boxes in frames:
+            moving_boxes.append(boxes)
+            yield frame
+
+    write_video(stem.with_suffix(f".{container}"), collect_boxes(), arguments.fps, arguments.codec)
+    stem.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
 
 
-def make_parser(description: str | None, num_videos: int, num_frames: int, side: int) -> argparse.ArgumentParser:
-    """Return a parser with the options of every synthetic dataset, and these defaults."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="folder to write to")
-    parser.add_argument("--num-videos", type=int, default=num_videos)
-    parser.add_argument("--num-frames", type=int, default=num_frames, help="frames per video")
-    parser.add_argument("--size", type=_size, default=(side, side), help=f"pixels: {side} or 320x240 (default {side})")
+    parser.add_argument("--dataset", choices=DATASETS, default="directions")
+    parser.add_argument("--classes", nargs="+", metavar="CLASS", help="default: four directions, or all motions")
+    parser.add_argument("--num-videos", type=int, default=64)
+    parser.add_argument("--num-frames", type=int, default=64, help="frames per video")
+    parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
     parser.add_argument("--fps", type=int, default=30)
-    parser.add_argument("--codec", choices=[*CODECS, CONTAINER], default="h264")
+    parser.add_argument("--codec", choices=[*CODECS, ARRAY], default="h264")
     parser.add_argument("--seed", type=int, default=0, help="another one gives videos for a test set")
-    return parser
+    motion = parser.add_argument_group("of --dataset motion")
+    motion.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
+    motion.add_argument("--distractors", type=int, default=1, help="objects that move back and forth (default 1)")
+    motion.add_argument("--shake", type=int, default=0, help="maximum displacement of the camera in pixels")
+    motion.add_argument("--object-size", type=float, default=0.7, help="largest object ÷ picture side (default 0.7)")
+    parsed = parser.parse_args(arguments)
+    known = DATASETS[parsed.dataset]
+    parsed.classes = parsed.classes or list(known)[: 4 if known is DIRECTIONS else None]
+    if not known.keys() >= set(parsed.classes):
+        raise InputError(f"--classes must be among {', '.join(known)}")
+    for names, minimum in ((("num_videos", "num_frames", "fps", "movers"), 1), (("distractors", "shake", "seed"), 0)):
+        for name in names:
+            if getattr(parsed, name) < minimum:
+                raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
+    if not 0 < parsed.object_size <= 1:
+        raise InputError(f"--object-size must be above 0 and at most 1, not {parsed.object_size}")
+    if known is DIRECTIONS and (parsed.num_frames > MAX_FRAMES or min(parsed.size) < MIN_SIDE):
+        raise InputError(f"--num-frames may be {MAX_FRAMES} at most, --size must be at least {MIN_SIDE}")
+    return parsed
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -231,29 +380,18 @@ def _size(text: str) -> tuple[int, int]:
     return size
 
 
-def require_at_least(arguments: argparse.Namespace, minimum: int, *names: str) -> None:
-    """Raise InputError if an option is below `minimum`."""
-    for name in names:
-        if getattr(arguments, name) < minimum:
-            raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
-
-
 def main(arguments: list[str] | None = None) -> None:
     av.logging.set_level(None)
-    parser = make_parser(__doc__, num_videos=64, num_frames=64, side=96)
-    parser.add_argument("--classes", type=int, default=4, help=f"directions of motion, 1 to {len(CLASSES)}")
-    parsed = parser.parse_args(arguments)
-    require_at_least(parsed, 1, "num_videos", "num_frames", "fps", "classes")
-    require_at_least(parsed, 0, "seed")
-    if parsed.classes > len(CLASSES) or parsed.num_frames > MAX_FRAMES or min(parsed.size) < MIN_SIDE:
-        raise InputError(
-            f"--classes may be {len(CLASSES)} at most, --num-frames {MAX_FRAMES}; --size at least {MIN_SIDE}"
-        )
+    parsed = parse_arguments(arguments)
     for index in progress_bar(range(parsed.num_videos), unit="video"):
-        name = list(CLASSES)[index % parsed.classes]
+        name = parsed.classes[index % len(parsed.classes)]
         rng = np.random.default_rng([parsed.seed, index])
-        frames = draw_frames(rng, CLASSES[name], parsed.size, parsed.num_frames, parsed.fps)
-        write_labeled_video(parsed, index, name, frames)
+        if parsed.dataset == "directions":
+            frames = draw_directions(rng, name, parsed.size, parsed.num_frames, parsed.fps)
+        else:
+            options = {option: getattr(parsed, option) for option in ("movers", "distractors", "shake", "object_size")}
+            frames = draw_motion(rng, name, parsed.size, parsed.num_frames, parsed.fps, **options)
+        write_labeled_video(parsed.output / name / f"video_{index:06d}", parsed, frames)
     log(f"wrote {parsed.num_videos} videos of {parsed.num_frames} frames to {parsed.output}")
 
 

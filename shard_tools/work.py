@@ -26,6 +26,11 @@ from shard_tools.inputs import TarMember, is_url
 from shard_tools.settings import Settings
 
 MIN_FREE_BYTES = 1_000_000
+REASONS = {
+    FileNotFoundError: "there is no such file",
+    PermissionError: "no permission to read it",
+    MemoryError: "it needs more memory than there is",
+}
 MAX_SUFFIX = 16  # characters, of a temporary copy
 
 
@@ -85,14 +90,11 @@ def process_job(job: Job) -> Outcome | OSError:
 
 
 def _explain(error: Exception) -> str:
+    for kind, reason in REASONS.items():
+        if isinstance(error, kind):
+            return reason
     if isinstance(error, UnusableError):
         return str(error)
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    if isinstance(error, PermissionError):
-        return "no permission to read it"
-    if isinstance(error, MemoryError):
-        return "it needs more memory than there is"
     if isinstance(error, (av.error.FFmpegError, OSError, ValueError, KeyError)):  # of FFmpeg, the disk or the network
         return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
@@ -106,7 +108,7 @@ def _make_samples(job: Job) -> list[tuple[Sample, Path]]:
         samples = []
         for number, video in enumerate(store_video(path, stem, job.settings)):
             kept = video.path
-            if kept == path and _is_temporary(job.location):
+            if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
                 kept = stem.with_name(f"{stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
             sample = Sample(
@@ -127,10 +129,6 @@ def _make_samples(job: Job) -> list[tuple[Sample, Path]]:
             )
             samples.append((sample, kept))
         return samples
-
-
-def _is_temporary(location: str | TarMember) -> bool:
-    return isinstance(location, TarMember) or is_url(location)
 
 
 @contextmanager

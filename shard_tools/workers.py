@@ -70,14 +70,11 @@ def run_in_processes(
                 elif attempt < ATTEMPTS:
                     retries.append((job, attempt + 1))
                 else:
-                    yield job, Failed(f"the process that worked on it died ({_cause(error)})")
+                    code = error.exitcode if isinstance(error, ProcessExpired) else 1
+                    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                    yield job, Failed(f"the process that worked on it died ({cause})")
     finally:
         _stop(pool)
-
-
-def _cause(error: ProcessExpired | BrokenProcessPool) -> str:
-    code = error.exitcode if isinstance(error, ProcessExpired) else 1
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _start_pool(num_workers: int) -> ProcessPool:

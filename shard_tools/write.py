@@ -1,4 +1,9 @@
-"""Put staged samples into a shard: tar, DALI index and samples.jsonl, each of which exists whole or not at all."""
+"""Write shards (tar, DALI index, samples.jsonl), and from what lies beside them the tables and `dataset.json`.
+
+Each file exists whole or not at all. Files of tables are named by their content and never change; `dataset.json` says
+which ones count, and is replaced atomically. So readers go on with what they have opened, and a run that is killed
+leaves the dataset as it was. Memory is that of one shard.
+"""
 
 import hashlib
 import io
@@ -7,18 +12,33 @@ import mmap
 import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from common.atomic_io import atomic_write, write_text
+from common.atomic_io import atomic_write, hash_file, sync, write_text
+from common.errors import InputError
+from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER
-from pipeline.shards.format import Sample, ShardInfo, sample_line
+from pipeline.shards.format import (
+    DATASET_FILE,
+    SCHEMA_VERSION,
+    SHARD,
+    TABLES,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    TableInfo,
+    read_samples,
+    sample_line,
+)
 from pipeline.shards.gops import GOP, index_gops
-from pipeline.shards.rows import encode_gops
+from pipeline.shards.index import Tables
+from pipeline.shards.rows import RowWriter, encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
 PLACE = ("offset", "size", "gops")  # what of a Sample follows from the tar
+SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
 
@@ -26,50 +46,42 @@ class ChangedError(Exception):
     """A video is not what it was when it was processed; the message is its source."""
 
 
-class HashingFile:
-    """Hashes and counts what is written to, or read from, a file."""
+class HashingReader:
+    """Hashes what is read from a file."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
         self.digest = hashlib.sha256()
-        self.num_bytes = 0
 
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        self.num_bytes += len(data)
-        return self.file.write(data)
-
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         data = self.file.read(size)
         self.digest.update(data)
         return data
-
-
-def tar_metadata(sample: Sample) -> bytes:
-    """Return the <key>.json member: all of a sample but what follows from the tar."""
-    return json.dumps({name: value for name, value in asdict(sample).items() if name not in PLACE}).encode()
 
 
 def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
     """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raise ChangedError."""
     placed = []
     members: Members = {}
-    with atomic_write(folder / name) as aside, aside.open("wb") as file:
-        hashing = HashingFile(file)
+    with atomic_write(folder / name) as aside:
         # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
-        with tarfile.open(fileobj=hashing, mode="w|") as tar:  # type: ignore[call-overload]
+        with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
                 metadata = tar_metadata(sample)
                 _add(tar, members, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                 offset, size = _add_video(tar, members, sample, path)
-                placed.append(
-                    replace(sample, offset=offset, size=size, gops=encode_gops(_index_stored_gops(sample, path)))
-                )
-    info = ShardInfo(name, len(samples), hashing.num_bytes, hashing.digest.hexdigest())
+                gops = encode_gops(_index_stored_gops(sample, path))
+                placed.append(replace(sample, offset=offset, size=size, gops=gops))
+        info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
     write_text(folder / info.index_name, format_index(members))
     with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
+
+
+def tar_metadata(sample: Sample) -> bytes:
+    """Return the <key>.json member: all of a sample but what follows from the tar."""
+    return json.dumps({name: value for name, value in asdict(sample).items() if name not in PLACE}).encode()
 
 
 def _index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
@@ -90,7 +102,7 @@ def _index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
 def _add_video(tar: tarfile.TarFile, members: Members, sample: Sample, path: Path) -> tuple[int, int]:
     """Raise ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
     with path.open("rb") as video:
-        hashing, size = HashingFile(video), path.stat().st_size
+        hashing, size = HashingReader(video), path.stat().st_size
         try:
             place = _add(tar, members, f"{sample.key}.{sample.container}", cast(BinaryIO, hashing), size)
         except OSError as error:
@@ -133,3 +145,98 @@ def format_index(members: Members) -> str:
         start = name.find(".", name.rfind("/") + 1)
         lines.setdefault(name[:start], []).append(f"{name[start + 1 :]} {offset} {size} {name}")
     return f"{INDEX_VERSION} {len(lines)}\n" + "".join(" ".join(parts) + "\n" for parts in lines.values())
+
+
+def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
+    """Write the tables, then `dataset.json`, then remove tables that it no longer names; return what it says."""
+    new = write_tables(folder, info, folder)
+    write_description(folder, new)
+    for name, suffix in SUFFIXES.items():
+        for path in folder.glob(f"{name}-*.{suffix}"):
+            if path.name != new.tables[name].file:
+                path.unlink()
+    return new
+
+
+def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
+    """Write the tables of the shards that `info` names to `target`; return `info` with what they say.
+
+    Raise InputError if the samples.jsonl of a shard is missing or broken.
+    """
+    maker = RowWriter()
+    tables = {name: _TableFile(target, name) for name in SUFFIXES}
+    shards = []
+    for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
+        samples = list(read_samples(folder, shard))
+        if len(samples) != shard.num_samples:
+            raise InputError(f"{folder / shard.samples_name} lists {len(samples)} samples, not {shard.num_samples}")
+        try:
+            index, lines = (hash_file(folder / name) for name in (shard.index_name, shard.samples_name))
+        except OSError as error:
+            raise InputError(f"{error.filename} cannot be read ({error.strerror}): restore it") from error
+        shards.append(replace(shard, index_sha256=index, samples_sha256=lines))
+        hashes = map(bytes.fromhex, (shard.sha256, index, lines))
+        row = shard.name.encode(), maker.num_samples, shard.num_samples, shard.num_bytes, *hashes
+        tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
+        try:
+            rows = maker.rows_of(samples)
+        except (ValueError, OverflowError) as error:
+            raise InputError(f"{folder / shard.samples_name} is broken ({error}): create the shard again") from error
+        tables["samples"].add(rows.samples.tobytes(), len(rows.samples))
+        tables["gops"].add(rows.gops.tobytes(), len(rows.gops))
+        tables["names"].add(rows.names, len(rows.samples))
+    new = replace(
+        maker.describe(info),
+        num_samples=maker.num_samples,
+        shards=shards,
+        tables={name: table.finish() for name, table in tables.items()},
+        content="",
+        schema_version=SCHEMA_VERSION,
+    )
+    return replace(new, content=Tables.open(new, target, lambda table: target / table.file).content)
+
+
+def write_description(folder: Path, info: DatasetInfo) -> None:
+    """Write `dataset.json`, with the hash of what it says as the last entry."""
+    values = info.to_json()
+    write_text(folder / DATASET_FILE, json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n")
+
+
+def hash_description(values: dict[str, Any]) -> str:
+    """Hash what `dataset.json` says except this hash, as JSON without white space and with sorted keys."""
+    rest = {name: value for name, value in values.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class _TableFile:
+    """A table that is written to a temporary file, and then named by its hash."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._path = folder / f".{name}-table.partial"
+        self._file = self._path.open("wb")
+        self._num_rows = 0
+        self._write_header()
+
+    def add(self, data: bytes, num_rows: int) -> None:
+        self._file.write(data)
+        self._num_rows += num_rows
+
+    def finish(self) -> TableInfo:
+        """Give the file its name; return its description."""
+        size = self._file.tell()
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+        digest = hash_file(self._path)
+        target = self._folder / f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}"
+        sync(self._path)
+        self._path.replace(target)
+        sync(self._folder)
+        return TableInfo(target.name, self._num_rows, size, digest)
+
+    def _write_header(self) -> None:
+        """Write NumPy's header, which has room for any number of rows."""
+        if self._name in TABLES:
+            header = {"descr": np.lib.format.dtype_to_descr(TABLES[self._name]), "fortran_order": False}
+            np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._num_rows,)})

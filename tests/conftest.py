@@ -54,7 +54,9 @@ def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from shard_tools import synthetic_videos
 
     folder = tmp_path_factory.mktemp("videos")
-    synthetic_videos.main([str(folder), "--num-videos=16", "--size=64", "--num-frames=32", "--classes=2"])
+    synthetic_videos.main(
+        [str(folder), "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"]
+    )
     return folder
 
 

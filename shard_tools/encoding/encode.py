@@ -16,7 +16,7 @@ from av.video.stream import VideoStream
 from pipeline.decoding.video import guesses_times
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.codecs import CODECS, Codec, open_encoder
+from shard_tools.encoding.codecs import CODECS, CONTAINER, Codec, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
     assign_ticks,
@@ -56,9 +56,8 @@ class VideoWriter:
     def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
         # bitexact leaves the libraries' versions out of the container.
         options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
-        self.container = av.open(str(path.absolute()), "w", format=codec.container, options=options)
-        quality = codec.default_quality if settings.quality is None else settings.quality
-        encoder_options = codec.options(settings.gop, quality, settings.preset)
+        self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
+        encoder_options = codec.fill_options(settings.gop, settings.quality, settings.preset)
         self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
         context = self.stream.codec_context
         context.width, context.height = size
@@ -88,73 +87,63 @@ def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVide
     They lie at `stem`-<piece>.<container>, except a copied video, which stays where it is.
     """
     before = source.stat()
-    stored = _store_array(source) if arrays.is_array(source) else _store_video(source, stem, settings)
+    if arrays.is_array(source):  # kept as it is, whatever the settings say of videos
+        try:
+            num_frames, height, width, channels = arrays.map_frames(source).shape
+        except VideoError as error:
+            raise UnusableError(str(error)) from error
+        codec = arrays.codec_name(channels)
+        stored = [StoredVideo(source, arrays.CONTAINER, codec, num_frames, arrays.FPS, 1, width, height)]
+    else:
+        with open_source(source) as (container, stream):
+            timing = read_timing(container, stream)
+            if not timing.num_packets:
+                raise UnusableError("it holds no frame")
+            if container.format.name.startswith("mov"):
+                require_complete(source, timing.num_packets, stream.frames)
+        if settings.encode == COPY:
+            stored = [_copy(source, timing, settings.check != "full")]
+        else:
+            stored = _transcode(source, stem, settings, timing)
     after = source.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):  # an unfinished download, say
         raise UnusableError("it was changed while it was read")
     return stored
 
 
-def _store_array(source: Path) -> list[StoredVideo]:
-    """Keep an array as it is, whatever the settings say of videos."""
-    try:
-        num_frames, height, width, channels = arrays.map_frames(source).shape
-    except VideoError as error:
-        raise UnusableError(str(error)) from error
-    codec = arrays.codec_name(channels)
-    return [StoredVideo(source, arrays.CONTAINER, codec, num_frames, arrays.FPS, 1, width, height)]
-
-
-def _store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
-    with open_source(source) as (container, stream):
-        timing = read_timing(container, stream)
-        if not timing.num_packets:
-            raise UnusableError("it holds no frame")
-        if container.format.name.startswith("mov"):
-            require_complete(source, timing.num_packets, stream.frames)
-    if settings.encode == COPY:
-        return [_copy(source, timing, settings.check != "full")]
-    stride = settings.frame_stride
-    if settings.fps:
-        stride = max(1, round(timing.rate / Fraction(settings.fps)))
-    pieces = _transcode(source, stem, settings, timing, stride)
-    return [_verify(path, num_frames, settings, timing.rate / stride, stride) for path, num_frames in pieces]
-
-
-def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing, stride: int) -> list[tuple[Path, int]]:
-    """Encode every `stride`-th frame; return the files and the number of frames put into each."""
+def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing) -> list[StoredVideo]:
+    """Encode every n-th frame, and decode what was stored: the number of frames is the one that comes out again."""
     codec = CODECS[settings.encode]
+    stride = max(1, round(timing.rate / Fraction(settings.fps))) if settings.fps else settings.frame_stride
     rate = (timing.rate / stride).limit_denominator(100_000)
     max_frames = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
-    pieces: list[tuple[Path, int]] = []
+    pieces: list[tuple[Path, int]] = []  # with the number of frames
     writer: VideoWriter | None = None
     with open_source(source) as (container, stream):
         convert = FrameConverter(codec, settings.short_side, stream.sample_aspect_ratio)
         frames = deinterlace(assign_ticks(read_frames(container, stream), timing))
         for frame in subsample(frames, stride):
             picture = convert(frame)
-            if writer is not None and writer.num_frames == max_frames:
-                writer.close()
-                writer = None
-            if writer is None:
-                path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{codec.container}")
+            if writer is None or writer.num_frames == max_frames:
+                if writer is not None:
+                    writer.close()
+                path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{CONTAINER}")
                 writer = VideoWriter(path, codec, settings, rate, (picture.width, picture.height))
                 pieces.append((path, 0))
             writer.write(picture)
             pieces[-1] = path, writer.num_frames
         if writer is not None:
             writer.close()
-    return pieces
-
-
-def _verify(path: Path, num_frames: int, settings: Settings, rate: Fraction, stride: int) -> StoredVideo:
-    """Decode what was stored: the number of frames is the one that comes out again."""
-    with open_source(path) as (container, stream):
-        size = stream.width, stream.height
-        _, count = check_frames(container, stream)
-    if count != num_frames:
-        raise UnusableError(f"{num_frames} frames were encoded, but {count} decode")
-    return StoredVideo(path, CODECS[settings.encode].container, settings.encode, count, float(rate), stride, *size)
+    stored = []
+    for path, num_frames in pieces:
+        with open_source(path) as (container, stream):
+            size = stream.width, stream.height
+            _, count = check_frames(container, stream)
+        if count != num_frames:
+            raise UnusableError(f"{num_frames} frames were encoded, but {count} decode")
+        fps = float(timing.rate / stride)
+        stored.append(StoredVideo(path, CONTAINER, settings.encode, count, fps, stride, *size))
+    return stored
 
 
 def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:

@@ -151,7 +151,7 @@ def test_synthetic_shards_are_made_once_with_one_set_of_options(tmp_path: Path, 
     calls: list[list[str]] = []
     monkeypatch.setattr("subprocess.run", lambda command, **_: calls.append(command))
     masking_study.make_motion_shards(tmp_path / "data", "--size 64", 10)
-    assert [Path(command[1]).name for command in calls] == ["synthetic_motion.py", "make_shards.py"] * 2
+    assert [Path(command[1]).name for command in calls] == ["synthetic_videos.py", "make_shards.py"] * 2
     with pytest.raises(InputError, match="made with other options"):
         masking_study.make_motion_shards(tmp_path / "data", "--size 32", 10)
 

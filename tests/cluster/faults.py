@@ -287,7 +287,7 @@ def inject_all(campaign: Campaign, names: list[str], seed: int) -> tuple[list[Ro
 def make_shards(folder: Path) -> Path:
     """Make four shards of sixteen synthetic videos."""
     tools = ROOT / "shard_tools"
-    settings = ["--num-videos", "16", "--size", "64", "--num-frames", "32", "--classes", "2"]
+    settings = ["--num-videos", "16", "--size", "64", "--num-frames", "32", "--classes", "right", "left"]
     subprocess.run([sys.executable, tools / "synthetic_videos.py", folder / "videos", *settings], check=True)
     settings = ["--frame-stride", "2", "--samples-per-shard", "4"]
     command = [sys.executable, tools / "make_shards.py", folder / "videos", folder / "shards", *settings]

@@ -81,7 +81,7 @@ def make_materials(folder: Path) -> None:
     """Make small videos, a list and a tar of them, shards, and a run that stopped before its last step."""
     videos = folder / "videos"
     draw = ["shard_tools/synthetic_videos.py", str(videos), "--num-videos=5", "--size=64", "--num-frames=12"]
-    _run_in_fork([*draw, "--classes=2"], folder / "make")
+    _run_in_fork([*draw, "--classes", "right", "left"], folder / "make")
     for name in ("list", "tar", "run"):
         (folder / name).mkdir()
     files = sorted(videos.glob("*/*.mp4"))

@@ -16,15 +16,14 @@ from shard_tools.encoding.codecs import CODECS, open_encoder
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
-from shard_tools.tables import publish_tables
-from shard_tools.write import write_shard
+from shard_tools.write import publish_tables, write_shard
 
 LEVELS = 22  # gray levels that survive any codec and any scaling
 
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
 VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
-# lp=1: see _av1 in shard_tools/encoding/codecs.py
+# lp=1: see av1 in shard_tools/encoding/codecs.py
 SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},

@@ -23,7 +23,7 @@ from pipeline.decoding.policy import DecoderPolicy
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
-from shard_tools.tables import publish_tables
+from shard_tools.write import publish_tables
 
 CUDA = torch.device("cuda", 0)
 

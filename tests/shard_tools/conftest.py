@@ -26,7 +26,18 @@ def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small videos in three classes."""
     folder = tmp_path_factory.mktemp("videos")
-    options = ["--num-videos", str(NUM_VIDEOS), "--num-frames", str(NUM_FRAMES), "--size", "64", "--classes", "3"]
+    options = [
+        "--num-videos",
+        str(NUM_VIDEOS),
+        "--num-frames",
+        str(NUM_FRAMES),
+        "--size",
+        "64",
+        "--classes",
+        "right",
+        "left",
+        "down",
+    ]
     synthetic_videos.main([str(folder), *options])
     return folder
 

@@ -197,6 +197,7 @@ def test_a_file_without_permission_is_named(whole: Path, tmp_path: Path) -> None
 
 
 BAD_COMMANDS: list[tuple[str, str]] = [
+    ("videos https://server/out", "https://server/out is read-only"),
     ("nowhere out", "nowhere does not exist"),
     ("empty out", "no video found in empty"),
     ("empty.csv out", "empty.csv is empty"),
@@ -249,7 +250,6 @@ def test_bad_commands_end_in_one_sentence(
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("videos https://server/out", "https://server/out is read-only"),
         ("videos out --split a.csv", "a.csv is not like train=train.csv"),
         ("videos out --part 5/4", "5/4 is not like 1/4"),
     ],

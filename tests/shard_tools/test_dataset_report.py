@@ -10,7 +10,7 @@ import av
 from shard_making import NUM_VIDEOS, make
 
 from pipeline.shards.format import Sample
-from shard_tools.report import LETTERS, describe_samples, wrap_caption
+from shard_tools.report import describe_samples
 
 HASHES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
 
@@ -61,15 +61,6 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 100_000  # bytes; the samples alone are 10 MB
-
-
-def test_a_caption_keeps_the_beginning_of_a_name() -> None:
-    assert wrap_caption("short") == ("short", "")
-    assert "".join(wrap_caption("a" * 79)) == "a" * 79
-    lines = wrap_caption("folder/" + "x" * 100 + "/end.mp4")
-    assert [len(line) for line in lines] == [LETTERS, LETTERS]
-    assert lines[0].startswith("folder/")
-    assert lines[1].endswith("/end.mp4")
 
 
 def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import filecmp
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -11,17 +10,15 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-import av
 import pytest
 import wds2idx
 import webdataset
-from av.video.frame import PictureType
 from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info, read_samples
 from shard_tools import make_shards
-from shard_tools.build import Build, read_rejects
+from shard_tools.build import read_rejects
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import read_frame_number
 from shard_tools.work import Job, Outcome, load_outcome, process_job
@@ -65,16 +62,6 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
         assert described.sha256 == hashlib.sha256(data).hexdigest()
 
 
-def test_gops_are_short_and_closed_without_b_frames(videos: Path, tmp_path: Path) -> None:
-    make(videos, tmp_path, "--frame-stride", "1", "--gop", "5")
-    for shard, sample in all_samples(tmp_path):
-        with av.open(io.BytesIO(video_bytes(tmp_path, shard, sample))) as container:
-            frames = list(container.decode(video=0))
-            assert "".join(PictureType(frame.pict_type).name for frame in frames) == ("IPPPP" * 4)[:NUM_FRAMES]
-            assert [frame.key_frame for frame in frames] == [number % 5 == 0 for number in range(NUM_FRAMES)]
-            assert container.streams.video[0].average_rate == 30
-
-
 def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> None:
     for shard in read_dataset_info(dataset).shards:
         with wds2idx.IndexCreator(str(dataset / shard.name), str(tmp_path / "index"), verbose=False) as creator:
@@ -103,21 +90,6 @@ def test_the_last_part_to_finish_completes_the_dataset(
         assert f"part {part[0]} of 3 is done, part {late} is not; the last part to finish" in capsys.readouterr().out
     assert make(videos, tmp_path / "out", *THREE, "--part", "2/3") == 0
     assert hashes(tmp_path / "out") == hashes(dataset)
-
-
-def test_no_run_ends_well_without_the_dataset_that_was_due(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Build, "_finish_shard", lambda *arguments: None)  # any fault by which a shard does not come
-    with pytest.raises(InputError, match=r"shard-000000\.tar is not complete yet: run the same command again"):
-        make(videos, tmp_path)
-
-
-def test_copy_keeps_every_byte(videos: Path, tmp_path: Path) -> None:
-    make(videos, tmp_path, *COPY)
-    for shard, sample in all_samples(tmp_path):
-        assert video_bytes(tmp_path, shard, sample) == (videos / sample.source).read_bytes()
-        assert (sample.num_frames, sample.frame_stride, sample.fps) == (NUM_FRAMES, 1, 30)
 
 
 def test_a_torn_staged_result_is_made_again(

@@ -10,7 +10,7 @@ from shard_making import hashes, make
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.inputs import Inputs, Item, Skipped, TarMember
+from shard_tools.inputs import Inputs, Item, TarMember
 from shard_tools.inputs.table import MAX_SIZE
 from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, shuffle_key
 from shard_tools.settings import Settings
@@ -35,50 +35,6 @@ def test_sources_come_complete_and_in_the_order_of_their_characters() -> None:
     assert [item.source for item in inputs.by_size()] == [*NAMES, LAST]
     assert inputs.location(NAMES[4]) == f"/in/{NAMES[4]}"
     assert inputs.location("none") is None
-
-
-def test_a_repeated_source_counts_once_and_must_have_one_label() -> None:
-    items = [Item("a", "1", "x"), Item("b", "b", "y"), Item("a", "2", "x"), Item("b", "b", "z"), Item("c", "c")]
-    a, b, c = collect(items)
-    assert a == Item("a", "1", "x")
-    assert b == Item("b", "b", "y", problem="it is listed with two labels, 'y' and 'z'")
-    assert c == Item("c", "c", problem="it has no label, others have one")
-    assert all(item.label is None for item in collect(items, unlabeled=True))
-    assert [item.problem for item in collect([Item("c", "c"), Item("d", "d")])] == [None, None]
-
-
-def test_arrays_beside_videos_are_skipped() -> None:
-    inputs, skipped = collect([Item("a.npy", "a"), Item("b.mp4", "b"), Item("c.NPY", "c")]), Skipped()
-    assert not inputs.has_only_arrays
-    inputs.skip_arrays(skipped, "arrays beside videos")
-    assert [item.source for item in inputs] == ["b.mp4"]
-    assert skipped.lines() == ["skipped 2 arrays beside videos: a.npy, c.NPY"]
-
-
-def test_what_a_dataset_holds_or_has_rejected_is_not_new() -> None:
-    items = [Item(name, name, "x", 10, "broken" if name in "de" else None) for name in "abcdef"]
-    inputs = collect(items)
-    inputs.compare([("a", "x", 10), ("d", "x", 10), ("gone", "x", 1)], ["b", "e"])
-    assert [item.source for item in inputs.new()] == ["c", "f"]
-    assert inputs.new_problems() == {}
-    assert inputs.find_change() is None
-    inputs.compare([("c", "x", 10), ("b", "x", 11), ("d", "z", 1)], ())
-    changed = "1 videos that have changed since they were stored (the first: b, 11 bytes then and 10 now)"
-    assert inputs.find_change() == changed
-    inputs.compare([("c", "z", 0), ("c", "x", 10), ("a", None, 10)], ())
-    changed = "2 videos that have another label now (the first: a, None there and 'x' in the input)"
-    assert inputs.find_change() == changed
-    assert inputs.new_problems() == {"d": "broken", "e": "broken"}
-
-
-def test_a_label_map_names_labels_and_rejects_others() -> None:
-    inputs = collect([Item("a", "", "cat"), Item("b", "", "1"), Item("c", "", "2"), Item("d", "", "cow")])
-    inputs.apply_label_map(["cat", "dog"])
-    a, b, c, d = inputs
-    assert (a.label, b.label) == ("cat", "dog")
-    assert c.problem == "its label '2' is not in the label map"
-    assert d.problem == "its label 'cow' is not in the label map"
-    assert inputs.labels() == {"cat", "dog"}
 
 
 def test_keys_differ_between_sources() -> None:
@@ -151,44 +107,6 @@ def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> No
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 100_000, "bytes; a list of all items takes megabytes"
-
-
-SHARDS = [[Entry("x.mp4", 0, 0), Entry("y.mp4", None, 1)], [Entry("y.mp4", None, 0)], [Entry("z.mp4", None, 0)]]
-
-
-def save(path: Path, **settings: float) -> Plan:
-    save_plan(path, Settings(**settings), ["a"], {"w.mp4": "empty"}, False, SHARDS, 5)  # type: ignore[arg-type]
-    return Plan.load(path)
-
-
-def test_a_plan_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    plan = save(tmp_path / "plan.jsonl")
-    assert list(plan.offsets) == ["shard-000005.tar", "shard-000006.tar", "shard-000007.tar"]
-    assert [plan.entries(name) for name in plan.offsets] == SHARDS
-    assert (plan.classes, plan.rejected, plan.retries) == (["a"], {"w.mp4": "empty"}, False)
-    assert [plan.parts_of(name, 2) for name in plan.offsets] == [{0}, {1}, {0}]
-
-
-def test_the_pieces_of_a_video_belong_to_the_part_of_its_first_one(tmp_path: Path) -> None:
-    plan = save(tmp_path / "plan.jsonl", max_seconds=5.0)
-    assert plan.shards_of("y.mp4", "shard-000005.tar") == ["shard-000006.tar", "shard-000005.tar"]
-    assert [plan.parts_of(name, 2) for name in plan.offsets] == [{0, 1}, {1}, {0}]
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"{}", b"{", b'{"settings": {}, "new": 1}', b'["shard-000000.tar", []]\n', b"[]", b"\xff\xfe"]
-)
-def test_a_damaged_plan_is_named(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / "plan.jsonl").write_bytes(text)
-    with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
-        Plan.load(tmp_path / "plan.jsonl")
-
-
-def test_a_damaged_shard_of_a_plan_is_named(tmp_path: Path) -> None:
-    plan = save(tmp_path / "plan.jsonl")
-    (tmp_path / "plan.jsonl").write_text(plan.path.read_text().replace('["x.mp4", 0, 0]', '["x.mp4", 0, 0'))
-    with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
-        plan.entries("shard-000005.tar")
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"source": "a.mp4"}', b"\xff"])
