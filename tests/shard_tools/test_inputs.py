@@ -23,7 +23,7 @@ from shard_tools.work import Job, Outcome, process_job
 
 @pytest.fixture
 def clips(tmp_path: Path) -> Path:
-    """A folder of files that only have names: enough for finding and labelling them."""
+    """A folder of files that only have names: enough for finding and labeling them."""
     folder = tmp_path / "clips"
     for name in ("run/a.mp4", "run/b c.mp4", "walk/d.webm", "e.mp4", "74225.webm"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
