@@ -9,8 +9,6 @@ import argparse
 import os
 import shutil
 import subprocess
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -41,9 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options = parser.parse_args(arguments)
     device = choose_device()
-    rows = [*driver(), *packages(), *rates(device), *attention(device)]
+    rows = [*driver(), *rates(device), *attention(device)]
     folder = options.output or results_folder(device)
-    write_results(folder, "gpu_probe", rows, {**describe_machine(device), "cores": len(os.sched_getaffinity(0))}, [])
+    about = describe_machine(device, PACKAGES) | {"cores": len(os.sched_getaffinity(0))}
+    write_results(folder, "gpu_probe", rows, about, [])
     print_table(rows)
 
 
@@ -61,10 +60,6 @@ def driver() -> list[Row]:
     )
     lines = told.stdout.splitlines() if told.returncode == 0 else [(told.stderr or told.stdout).strip()]
     return [row(f"driver of GPU {number}: {', '.join(asked)}", line) for number, line in enumerate(lines)]
-
-
-def packages() -> list[Row]:
-    return [row(f"package {name}", _version(name)) for name in PACKAGES]
 
 
 def rates(device: torch.device) -> list[Row]:
@@ -88,26 +83,19 @@ def attention(device: torch.device) -> list[Row]:
     for part, (heads, width) in HEADS.items() if device.type == "cuda" else ():
         shape = (16, heads, 1568, width)
         q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+        def both_passes(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> None:
+            torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+
         for name, kernel in KERNELS.items():
             what = f"attention of the {part}, {name}"
             try:
                 with sdpa_kernel(kernel):
-                    timing = time_calls(partial(both_passes, q, k, v), device, warmup=3, repetitions=20)
+                    timing = time_calls(both_passes, device, warmup=3, repetitions=20)
                 found.append(row(what, round(timing.median_ms, 3), "ms"))
             except RuntimeError as error:
                 found.append(row(what, str(error).splitlines()[0]))
     return found
-
-
-def both_passes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "is not installed"
 
 
 if __name__ == "__main__":

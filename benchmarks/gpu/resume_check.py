@@ -30,6 +30,7 @@ SMALL = [
 ]
 ENDINGS = {"undisturbed": None, "SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 START_SECONDS = 240  # at most, until a run has made the steps before its end
+NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_weight` beside it."]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,46 +42,39 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.steps < 6:
         raise InputError(f"--steps is {options.steps}: give at least 6, so that there is a middle")
-    device = choose_device()
+    device, steps = choose_device(), options.steps
+    common = [f"data.shards={options.shards}", f"steps={steps}", f"checkpoint_every={max(1, steps // 6)}"]
+    common = [sys.executable, str(ROOT / "train.py"), *SMALL, *common, *options.overrides]
     rows: list[Row] = []
     for deterministic in (True, False) if device.type == "cuda" else (False,):
-        rows += tried(options, deterministic)
+        with tempfile.TemporaryDirectory() as folder:
+            for name, ending in progress_bar(ENDINGS.items(), unit="run"):
+                command = [*common, f"deterministic={str(deterministic).lower()}", f"run={folder}/{name}"]
+                if ending is not None:
+                    interrupt(command, Path(folder, name, "metrics.jsonl"), steps // 2, ending)
+                done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+                if done.returncode:
+                    raise InputError(f"`{' '.join(command)}` failed: {done.stderr.strip().splitlines()[-1:]}")
+                checkpoint = f"checkpoints/step-{steps:08d}/model.safetensors"
+                ours, theirs = (load_file(Path(folder, run, checkpoint)) for run in (name, "undisturbed"))
+                gaps = [(ours[key].float() - theirs[key].float()).abs().max().item() for key in theirs]
+                row: Row = {"deterministic": deterministic, "run": name}
+                row["equal"] = all(torch.equal(ours[key], theirs[key]) for key in theirs)
+                row |= {"largest_difference": max(gaps)}
+                rows.append(row | {"largest_weight": max(value.abs().max().item() for value in theirs.values())})
         if deterministic or device.type == "cpu":
             require("a resumed run is the undisturbed one", all(row["equal"] for row in rows), str(rows))
-    about = {**describe_machine(device), "steps": options.steps, "overrides": " ".join([*SMALL, *options.overrides])}
-    output = options.output or results_folder(device)
-    write_results(output, "resume_check", rows, about, NOTES)
+    about = {**describe_machine(device), "steps": steps, "overrides": " ".join([*SMALL, *options.overrides])}
+    write_results(options.output or results_folder(device), "resume_check", rows, about, NOTES)
     print_table(rows)
 
 
-NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_weight` beside it."]
-
-
-def tried(options: argparse.Namespace, deterministic: bool) -> list[Row]:
-    """A row for each ending of a run."""
-    overrides = [f"deterministic={str(deterministic).lower()}", *options.overrides]
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {name: Path(folder, name) for name in ENDINGS}
-        commands = {name: command(options.shards, run, options.steps, overrides) for name, run in runs.items()}
-        for name, ending in progress_bar(ENDINGS.items(), unit="run"):
-            if ending is not None:
-                interrupt(commands[name], runs[name], options.steps // 2, ending)
-            complete(commands[name])
-        how = {"deterministic": deterministic}
-        return [how | compared(name, run, runs["undisturbed"], options.steps) for name, run in runs.items()]
-
-
-def command(shards: Path, run: Path, steps: int, overrides: list[str]) -> list[str]:
-    settings = [f"data.shards={shards}", f"run={run}", f"steps={steps}", f"checkpoint_every={max(1, steps // 6)}"]
-    return [sys.executable, str(ROOT / "train.py"), *SMALL, *settings, *overrides]
-
-
-def interrupt(command: list[str], run: Path, step: int, ending: signal.Signals) -> None:
+def interrupt(command: list[str], metrics: Path, step: int, ending: signal.Signals) -> None:
     """Start a run and end it once it has logged `step`; raises InputError if it does not get there."""
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while logged_steps(run) < step:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < step:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise InputError(f"`{' '.join(command)}` did not reach step {step}: run it by hand to see why")
             time.sleep(0.01)
@@ -88,30 +82,6 @@ def interrupt(command: list[str], run: Path, step: int, ending: signal.Signals) 
         process.wait(timeout=60)
     finally:
         process.kill()
-
-
-def logged_steps(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def complete(command: list[str]) -> None:
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise InputError(f"`{' '.join(command)}` failed: {done.stderr.strip().splitlines()[-1:]}")
-
-
-def compared(name: str, run: Path, reference: Path, steps: int) -> Row:
-    ours, theirs = (
-        load_file(folder / "checkpoints" / f"step-{steps:08d}" / "model.safetensors") for folder in (run, reference)
-    )
-    gaps = [(ours[key].float() - theirs[key].float()).abs().max().item() for key in theirs]
-    return {
-        "run": name,
-        "equal": all(torch.equal(ours[key], theirs[key]) for key in theirs),
-        "largest_difference": max(gaps),
-        "largest_weight": max(value.float().abs().max().item() for value in theirs.values()),
-    }
 
 
 if __name__ == "__main__":

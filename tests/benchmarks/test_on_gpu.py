@@ -10,41 +10,37 @@ import pytest
 
 from benchmarks import on_gpu
 from benchmarks.gpu import probe, resume_check
-from benchmarks.on_gpu import STAGES, Goal, Place, Stage, run_stage
+from benchmarks.on_gpu import STAGES, list_commands, run_stage
+from benchmarks.pipeline_throughput import parse_arguments
 from common.errors import InputError
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path, tmp_path / "scratch" / "videos", small=True)
+def of(*programs: str) -> list[list[str]]:
+    return [["-c", program] for program in programs]
 
 
-def of(*programs: str) -> Stage:
-    return Stage("", lambda _: [["-c", program] for program in programs])
-
-
-def test_a_stage_goes_on_after_a_failure_and_says_the_first(place: Place) -> None:
+def test_a_stage_goes_on_after_a_failure_and_says_the_first(tmp_path: Path) -> None:
     """Its commands do not need each other, or say at once what they miss."""
-    log = place.folder / "stage.log"
+    log = tmp_path / "stage.log"
     failing = of("print('first')", *(f"import sys; sys.exit('error: the {n} one')" for n in ("second", "third")))
-    assert run_stage(failing, place, log) == "`-c` failed with exit code 1: error: the second one"
+    assert run_stage(failing, log) == "`-c` failed with exit code 1: error: the second one"
     assert [word in log.read_text().splitlines() for word in ("first", "error: the third one")] == [True, True]
-    assert run_stage(of("print('fine')"), place, log) == "done"
+    assert run_stage(of("print('fine')"), log) == "done"
 
 
 def test_a_stage_that_takes_too_long_is_given_up_with_all_it_has_started(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_gpu, "STAGE_SECONDS", 1.0)
     monkeypatch.setattr(on_gpu, "GRACE_SECONDS", 0.5)
-    alive = place.folder / "alive"
+    alive = tmp_path / "alive"
     child = f"import time\nwhile True: open({str(alive)!r}, 'a').write('x'); time.sleep(0.05)"
     parent = (
         "import signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"subprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
     )
     started = time.monotonic()
-    assert run_stage(of(parent, "print('never')"), place, place.folder / "log") == "given up after 1 s in `-c`"
+    assert run_stage(of(parent, "print('never')"), tmp_path / "log") == "given up after 1 s in `-c`"
     assert time.monotonic() - started < 10
     size = alive.stat().st_size if alive.exists() else 0
     time.sleep(0.3)
@@ -61,7 +57,7 @@ def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) 
     rows("train_throughput", [{**race, "speed_up": 3.5, "mfu": 0.5}, {**race, "masking": "random", "speed_up": 9}])
     kernel = {"implementation": "ours", "batch": 256, "phase": "forward"}
     rows("kernel_speed", [{**kernel, "fraction_of_copy": 0.9}, {**kernel, "batch": 32, "fraction_of_copy": 0.1}])
-    found = {row["what"]: row for stage in STAGES.values() for goal in stage.goals for row in [goal.row(tmp_path)]}
+    found = {row["what"]: row for row in on_gpu.rate_goals(tmp_path)}
     assert found["GiB, batch 16, eager"] == {
         "what": "GiB, batch 16, eager", "goal": "≤ 3.6", "figure": 3.4, "met": "yes",
     }  # fmt: skip
@@ -72,16 +68,18 @@ def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) 
     assert found["speed relative to a cached batch"]["met"] == "not measured", "there is no such file"
 
 
-def test_every_stage_names_programs_that_are_there(place: Place) -> None:
+def test_every_stage_names_programs_and_options_that_are_there(tmp_path: Path) -> None:
     for small in (True, False):
         for stage in STAGES.values():
-            for command in stage.commands(Place(place.folder, place.videos, small)):
+            for command in list_commands(stage, tmp_path, tmp_path / "videos", small):
                 if command[0] != "-m":
                     assert (on_gpu.ROOT / command[0]).is_file()
                     assert hasattr(import_module(command[0].removesuffix(".py").replace("/", ".")), "main")
-    goals = [goal for stage in STAGES.values() for goal in stage.goals]
-    assert len({goal.what for goal in goals}) == len(goals)
-    assert all(isinstance(goal, Goal) for goal in goals)
+    settings = list_commands(STAGES["settings"], tmp_path / "a b", tmp_path, small=True)
+    assert [command[:4] for command in settings] == [
+        ["benchmarks/pipeline_throughput.py", str(tmp_path), "--work", str(tmp_path / "a b/scratch")]
+    ], "videos that are there are not generated"
+    assert parse_arguments(settings[0][1:]).prefetch == [2]
 
 
 def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
