@@ -1,8 +1,7 @@
 """The published AdaMAE's step, written afresh as the baseline to be faster than: it computes in the way of that code.
 
-Attention matrices are materialized, tokens are sampled by torch.multinomial and kept apart by boolean masks, targets
-are floats of all patches, the sampling loss is a Python loop with one Categorical a clip, and gradients of the sampling
-loss reach the tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
+Attention matrices are materialized, tokens go the way of token_path.py, and gradients of the sampling loss reach the
+tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
 """
 
 import torch
@@ -10,9 +9,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from timm.layers import Mlp
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
-from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+from benchmarks.peers import token_path
 from model.adamae import AdaMAE
 from model.config import SAMPLER_HEADS, ModelConfig
 
@@ -62,13 +60,9 @@ class TokenSampler(nn.Module):
         self.body = nn.Sequential(Block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5))
         self.logit = nn.Linear(width, 1)
 
-    def forward(self, tokens: Float[Tensor, "B N D"]) -> tuple[Float[Tensor, "B N"], Bool[Tensor, "B N"]]:
-        """The probabilities, and a mask that is True where a token is hidden."""
-        probabilities = self.logit(self.body(tokens + self.positions)).squeeze(-1).softmax(dim=-1, dtype=torch.float32)
-        visible_ids = torch.multinomial(probabilities, self.num_visible, replacement=False)
-        mask = torch.ones(probabilities.shape, dtype=torch.bool, device=tokens.device)
-        mask.scatter_(1, visible_ids, False)
-        return probabilities, mask
+    def forward(self, tokens: Float[Tensor, "B N D"]) -> tuple[Bool[Tensor, "B N"], Float[Tensor, "B N"]]:
+        """Return a mask that is True where a token is hidden, and the probabilities."""
+        return token_path.sample_mask(self.logit(self.body(tokens + self.positions)).squeeze(-1), self.num_visible)
 
 
 class Transformer(nn.Module):
@@ -81,6 +75,11 @@ class Transformer(nn.Module):
         self.register_buffer("positions", positions, persistent=False)
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
 class Decoder(Transformer):
@@ -107,7 +106,7 @@ class NaiveAdaMAE(nn.Module):
 
     @classmethod
     def load(cls, model: AdaMAE) -> "NaiveAdaMAE":
-        """With a copy of the weights of `model`, on its device."""
+        """Copy the weights of `model`, on its device."""
         naive = cls(model.config, model.encoder.positions, model.decoder.positions)
         state = model.state_dict()
         t, p = model.config.tubelet_size, model.config.patch_size
@@ -118,51 +117,15 @@ class NaiveAdaMAE(nn.Module):
         return naive.to(weight.device)
 
     def forward(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None) -> Tensor:
-        """The loss. pixels: ImageNet-normalized; mask: mask these tokens instead of sampled ones."""
+        """Return the loss. pixels: ImageNet-normalized; mask: mask these tokens instead of sampled ones."""
+        config, decoder = self.config, self.decoder
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
-        probabilities, sampled = self.token_sampler(tokens)
+        sampled, probabilities = self.token_sampler(tokens)
         mask = sampled if mask is None else mask
-        batch, _, width = tokens.shape
-        visible = (tokens + self.encoder.positions)[~mask].reshape(batch, -1, width)
-        for block in self.encoder.blocks:
-            visible = block(visible)
-        pred = self._decode(self.decoder.embed(self.encoder.norm(visible)), mask)
-
-        loss_per_token = (pred.float() - self._targets(pixels, mask)).square().mean(dim=-1)
-        sampling_loss = torch.zeros((), device=pixels.device)
-        for clip in range(batch):
-            log_prob = Categorical(probs=probabilities[clip]).log_prob(mask[clip].nonzero().squeeze(1))
-            sampling_loss = sampling_loss - (log_prob * loss_per_token[clip].detach()).mean()
-        return loss_per_token.mean() + self.config.sampling_loss_weight * sampling_loss / batch
-
-    def _decode(self, features: Float[Tensor, "B K E"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B M P"]:
-        batch, _, width = features.shape
-        positions = self.decoder.positions.expand(batch, -1, -1).clone()
-        visible_positions = positions[~mask].reshape(batch, -1, width)
-        masked_positions = positions[mask].reshape(batch, -1, width)
-        x = torch.cat((features + visible_positions, self.decoder.mask_token + masked_positions), dim=1)
-        for block in self.decoder.blocks:
-            x = block(x)
-        return self.decoder.head(self.decoder.norm(x[:, -masked_positions.shape[1] :]))
-
-    @torch.no_grad()
-    def _targets(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B M P"]:
-        mean, std = (
-            torch.tensor(value, device=pixels.device).view(3, 1, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD)
-        )
-        t, p = self.config.tubelet_size, self.config.patch_size
-        frames = pixels * std + mean
-        patches = rearrange(frames, "b c (t pt) (h ph) (w pw) -> b (t h w) (pt ph pw) c", pt=t, ph=p, pw=p)
-        patches = (patches - patches.mean(dim=-2, keepdim=True)) / (patches.std(dim=-2, keepdim=True) + 1e-6)
-        return patches.flatten(2)[mask].reshape(len(pixels), -1, self.config.patch_values)
-
-
-def normalized(clip: Tensor) -> Float[Tensor, "B C T H W"]:
-    """uint8 [B, T, H, W, 3] -> floats as the published loaders hand them over."""
-    mean, std = _imagenet(clip.device)
-    return ((clip.movedim(4, 1).float() / 255 - mean) / std).contiguous()
-
-
-def _imagenet(device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return mean, std
+        visible = self.encoder(token_path.gather(tokens, mask, self.encoder.positions))
+        features = decoder.embed(self.encoder.norm(visible))
+        x = decoder(token_path.scatter(features, decoder.mask_token, decoder.positions, mask))
+        pred = decoder.head(decoder.norm(x[:, visible.shape[1] :]))
+        loss_per_token = token_path.patch_loss(pred, pixels, mask, config.tubelet_size, config.patch_size)
+        sampling_loss = token_path.sampling_loss(probabilities, mask, loss_per_token)
+        return loss_per_token.mean() + config.sampling_loss_weight * sampling_loss

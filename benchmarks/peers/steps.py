@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
+from benchmarks.peers.naive_adamae import NaiveAdaMAE
+from benchmarks.peers.token_path import normalized_clip
 from common.devices import autocast_to
 from common.errors import InputError
 from model.adamae import AdaMAE
@@ -19,7 +20,7 @@ MaskedLoss = Callable[[Tensor, Tensor], Tensor]
 def naive(model: AdaMAE) -> MaskedLoss:
     """The loss of the published step on uint8 clips, with the tokens hidden where the mask [B, N] is True."""
     peer = NaiveAdaMAE.load(model).eval()
-    return lambda clip, mask: peer(normalized(clip), mask)
+    return lambda clip, mask: peer(normalized_clip(clip), mask)
 
 
 def hugging_face(model: AdaMAE) -> MaskedLoss:
@@ -32,46 +33,43 @@ def naive_step(config: ModelConfig, clip: Tensor) -> Step:
     """Floats reach the published step from its loader, so their making is not timed."""
     with clip.device:
         peer = NaiveAdaMAE.load(AdaMAE(config))
-    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
-    pixels = normalized(clip)
-
-    def step() -> float:
-        with autocast_to(clip.device, "bf16"):
-            loss = peer(pixels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()  # the published loop looks at every step whether its loss is finite
-
-    return step
+    pixels = normalized_clip(clip).contiguous()
+    # The published loop looks at every step whether its loss is finite.
+    step = _training_step(peer, lambda: peer(pixels), clip.device)
+    return lambda: step().item()
 
 
 def hugging_face_step(config: ModelConfig, clip: Tensor) -> Step:
     """Sample masks as VideoMAE's loader does, per clip; not timed, as in no other implementation."""
     with clip.device:
         peer = _videomae(AdaMAE(config))
-    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
     pixels = _frames_first(clip)
     order = torch.rand(len(clip), config.num_tokens, device=clip.device).argsort(dim=1)
     mask = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : config.num_visible], False)
+    return _training_step(peer, lambda: peer(pixels, mask).loss, clip.device)
 
-    def step() -> None:
-        with autocast_to(clip.device, "bf16"):
-            loss = peer(pixels, mask).loss
+
+def _training_step(peer: nn.Module, find_loss: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
+
+    def step() -> Tensor:
+        with autocast_to(device, "bf16"):
+            loss = find_loss()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
 
     return step
 
 
-def _videomae(model: AdaMAE) -> torch.nn.Module:
+def _videomae(model: AdaMAE) -> nn.Module:
     try:
         from transformers import VideoMAEConfig, VideoMAEForPreTraining
     except ImportError as error:
         raise InputError("Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'") from error
     config, size = model.config, model.config.dimensions
-    peer: torch.nn.Module = VideoMAEForPreTraining(
+    peer: nn.Module = VideoMAEForPreTraining(
         VideoMAEConfig(
             image_size=config.image_size,
             patch_size=config.patch_size,
@@ -89,17 +87,13 @@ def _videomae(model: AdaMAE) -> torch.nn.Module:
             use_mean_pooling=False,
         )
     )
-    peer.load_state_dict(_as_in_memory(to_huggingface(model.state_dict(), config.tubelet_size)))
+    state = to_huggingface(model.state_dict(), config.tubelet_size)
+    # Saved models call these biases otherwise than transformers 5 does in memory.
+    for saved, loaded in (("q_bias", "query.bias"), ("v_bias", "value.bias")):
+        state = {name.replace(f"attention.{saved}", f"attention.{loaded}"): value for name, value in state.items()}
+    peer.load_state_dict(state)
     return peer.to(next(model.parameters()).device)
 
 
-def _as_in_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Saved models call these biases otherwise than transformers 5 does in memory."""
-    names = {"attention.q_bias": "attention.query.bias", "attention.v_bias": "attention.value.bias"}
-    for saved, loaded in names.items():
-        state = {name.replace(saved, loaded): value for name, value in state.items()}
-    return state
-
-
 def _frames_first(clip: Tensor) -> Tensor:
-    return normalized(clip).transpose(1, 2).contiguous()
+    return normalized_clip(clip).transpose(1, 2).contiguous()

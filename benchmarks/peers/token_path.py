@@ -1,6 +1,7 @@
 """The token path as the published code goes it: boolean masks, float targets of every patch, a Categorical a clip.
 
-Written from its behavior, for benchmarks/kernel_speed.py to measure against. Masks are bool [B, N], True = masked.
+Written from its behavior, for naive_adamae.py and for benchmarks/kernel_speed.py to measure against. Masks are bool
+[B, N], True = masked.
 """
 
 import torch

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from benchmarks import train_throughput
 from benchmarks.peers import steps
-from benchmarks.peers.naive_adamae import NaiveAdaMAE, normalized
+from benchmarks.peers.naive_adamae import NaiveAdaMAE
+from benchmarks.peers.token_path import normalized_clip
 from benchmarks.step import noise_clip
 from common.errors import InputError
 from model.adamae import AdaMAE
@@ -43,7 +44,7 @@ def test_the_naive_gradients_are_ours_where_the_published_code_and_the_paper_agr
     model, clip, mask, loss = drawn(replace(TINY, detach_sampler_input=False))
     loss.backward()
     naive = NaiveAdaMAE.load(model).eval()
-    naive(normalized(clip), mask).backward()
+    naive(normalized_clip(clip), mask).backward()
     theirs = dict(naive.named_parameters())
     for name, parameter in model.named_parameters():
         if not name.startswith("tokenizer."):  # which lies there as a 3-D convolution
@@ -52,7 +53,7 @@ def test_the_naive_gradients_are_ours_where_the_published_code_and_the_paper_agr
 
 def test_the_naive_step_hides_the_right_number_without_repetition() -> None:
     naive = NaiveAdaMAE.load(AdaMAE(TINY))
-    _, mask = naive.token_sampler(torch.randn(3, TINY.num_tokens, 96))
+    mask, _ = naive.token_sampler(torch.randn(3, TINY.num_tokens, 96))
     assert mask.sum(dim=1).tolist() == [TINY.num_tokens - TINY.num_visible] * 3
 
 
