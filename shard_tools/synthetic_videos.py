@@ -241,14 +241,6 @@ def move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
     return Pose(*((thing.start + thing.speed * travel) % 1).tolist())
 
 
-def _camera(rng: np.random.Generator, num_frames: int, shake: int) -> list[tuple[int, int]]:
-    """Make a smooth random path of offsets of the picture in the canvas, from 0 to 2·shake pixels."""
-    knots = rng.uniform(0, 2 * shake, (2, num_frames // 4 + 2))
-    at = np.arange(num_frames) / 4
-    across, down = (np.interp(at, np.arange(knots.shape[1]), row).round().astype(int).tolist() for row in knots)
-    return list(zip(across, down, strict=True))
-
-
 def draw_motion(
     rng: np.random.Generator,
     class_name: str,
@@ -257,27 +249,24 @@ def draw_motion(
     fps: float,
     movers: int = 2,
     distractors: int = 1,
-    shake: int = 0,
     object_size: float = 0.7,
 ) -> Iterator[tuple[Frame, Boxes]]:
     """Yield frames, each with the boxes of all that moves in the scene.
 
-    size: (width, height). movers: objects that move by the class. shake: maximum displacement of the camera, in pixels.
-    object_size: side of the largest object as a fraction of the picture's.
+    size: (width, height). movers: objects that move by the class. object_size: side of the largest object as a fraction
+    of the picture's.
     """
     width, height = size
-    canvas_size = width + 2 * shake, height + 2 * shake
     side = round(object_size * min(size))
-    still = Image.fromarray(make_texture(rng, *canvas_size, contrast=28))
+    still = Image.fromarray(make_texture(rng, width, height, contrast=28))
     for _ in range(rng.integers(1, 3)):
         thing = _make_object(rng, side)
         thing.paste(still, Pose(*thing.start))
     things = [_make_object(rng, side) for _ in range(movers)]
     strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
-    camera = _camera(rng, num_frames, shake)
     parts = MOTIONS[class_name]
     travel = np.zeros(4)
-    for number, (left, top) in enumerate(camera):
+    for number in range(num_frames):
         frame = still.copy()
         boxes = []
         for thing, axis, phase in strays:
@@ -286,10 +275,9 @@ def draw_motion(
         for thing in things:
             boxes += thing.paste(frame, move(thing, travel))
         travel = travel + parts[number * len(parts) // num_frames] / fps
-        corners = np.array(boxes, float) - (left, top, left, top)
-        corners = np.clip(corners, 0, (width, height, width, height))
+        corners = np.clip(np.array(boxes, float), 0, (width, height, width, height))
         seen = [box for box in corners.tolist() if box[0] < box[2] and box[1] < box[3]]
-        yield np.asarray(frame)[top : top + height, left : left + width], seen
+        yield np.asarray(frame), seen
 
 
 DATASETS: dict[str, Any] = {"directions": DIRECTIONS, "motion": MOTIONS}
@@ -354,14 +342,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     motion = parser.add_argument_group("of --dataset motion")
     motion.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
     motion.add_argument("--distractors", type=int, default=1, help="objects that move back and forth (default 1)")
-    motion.add_argument("--shake", type=int, default=0, help="maximum displacement of the camera in pixels")
     motion.add_argument("--object-size", type=float, default=0.7, help="largest object ÷ picture side (default 0.7)")
     parsed = parser.parse_args(arguments)
     known = DATASETS[parsed.dataset]
     parsed.classes = parsed.classes or list(known)[: 4 if known is DIRECTIONS else None]
     if not known.keys() >= set(parsed.classes):
         raise InputError(f"--classes must be among {', '.join(known)}")
-    for names, minimum in ((("num_videos", "num_frames", "fps", "movers"), 1), (("distractors", "shake", "seed"), 0)):
+    for names, minimum in ((("num_videos", "num_frames", "fps", "movers"), 1), (("distractors", "seed"), 0)):
         for name in names:
             if getattr(parsed, name) < minimum:
                 raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
@@ -389,7 +376,7 @@ def main(arguments: list[str] | None = None) -> None:
         if parsed.dataset == "directions":
             frames = draw_directions(rng, name, parsed.size, parsed.num_frames, parsed.fps)
         else:
-            options = {option: getattr(parsed, option) for option in ("movers", "distractors", "shake", "object_size")}
+            options = {option: getattr(parsed, option) for option in ("movers", "distractors", "object_size")}
             frames = draw_motion(rng, name, parsed.size, parsed.num_frames, parsed.fps, **options)
         write_labeled_video(parsed.output / name / f"video_{index:06d}", parsed, frames)
     log(f"wrote {parsed.num_videos} videos of {parsed.num_frames} frames to {parsed.output}")

@@ -2,8 +2,6 @@
 
 import io
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from common.errors import InputError
@@ -30,27 +28,27 @@ def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped
     path = Path(inputs)
     if inputs == "-":
         lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
-        _add(found, read_lines(lines, "stdin", Path(root or "."), " "))
+        found.add(read_lines(lines, "stdin", Path(root or "."), " "))
     elif is_url(inputs):
-        _add(found, list_url(inputs, skipped))
+        found.add(list_url(inputs, skipped))
     elif not path.exists():
         raise InputError(f"{path} does not exist: give a folder of videos or a list of them")
     elif path.is_dir():
-        _add(found, list_folder(path, skipped))
+        found.add(list_folder(path, skipped))
         tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
         if tars and found.has_only_arrays:  # tables of our shards are arrays
             found.skip_arrays(skipped, "arrays beside tars")
-            _add(found, list_tars(tars, path, skipped))
+            found.add(list_tars(tars, path, skipped))
         else:
             for tar in tars:
                 skipped.add("tars, which are read only where no videos lie beside them", tar.name)
     elif path.suffix == ".tar":
-        _add(found, list_tars([path], path.parent, skipped))
+        found.add(list_tars([path], path.parent, skipped))
     elif path.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS:
-        _add(found, [make_item(path.name, path, None)])
+        found.add([make_item(path.name, path, None)])
     else:
         require_uncompressed(path)
-        _add(found, read_list(path, Path(root) if root else path.parent))
+        found.add(read_list(path, Path(root) if root else path.parent))
     found.deduplicate(unlabeled)
     if not found.has_only_arrays:  # beside videos they are features of these, or tables
         found.skip_arrays(skipped, "arrays beside videos")
@@ -58,16 +56,3 @@ def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped
         looked_for = f"looked for {', '.join(sorted(VIDEO_EXTENSIONS))} files"
         raise InputError("; ".join([f"no video found in {inputs}: {looked_for}", *skipped.lines()]))
     return found
-
-
-def _add(found: Inputs, items: Iterable[Item]) -> None:
-    found.add(map(_require_writable_name, items))
-
-
-def _require_writable_name(item: Item) -> Item:
-    """Reject what JSON can name and no file system can: half a surrogate pair."""
-    try:
-        item.source.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return replace(item, problem="no file can have its name")
-    return item

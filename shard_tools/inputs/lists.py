@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -123,7 +124,8 @@ def _find_file(name: str, root: Path) -> Path | None:
 
 def _make_item(name: str, label: str | None, root: Path) -> Item:
     if is_url(name):
-        return Item(name, name, label)
+        is_half_a_pair = re.search("[\ud800-\udc7f\udd00-\udfff]", name)  # which JSON can name
+        return Item(name, name, label, problem="no file can have its name" if is_half_a_pair else None)
     path = _find_file(name, root) or root / name
     relative = Path(os.path.relpath(path, root)) if path.is_absolute() else path
     is_inside = not relative.as_posix().startswith("..")

@@ -116,7 +116,7 @@ def test_damaged_rejects_are_named(tmp_path: Path, line: bytes) -> None:
         read_rejects(tmp_path)
 
 
-@pytest.mark.parametrize("table", ["items (source", "items (shuffle_key", "files (sha256"])
+@pytest.mark.parametrize("table", ["items (source", "files (sha256"])
 def test_a_full_temporary_disk_is_explained_and_nothing_is_lost(
     table: str, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
