@@ -49,6 +49,7 @@ from typing import Any
 import common.openmp  # noqa: F401
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 
 from common.atomic_io import write_json
@@ -63,19 +64,11 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import (
-    Predictions,
-    Views,
-    calibration,
-    calibration_error,
-    check_classes,
-    confusion,
-    predict,
-    scores,
-)
+from training.evaluation import Predictions, Views, check_classes, predict
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 
+CALIBRATION_BINS = 15
 NUM_MISTAKES = 16
 NUM_FRAMES = 6  # of each mistake
 
@@ -132,24 +125,44 @@ def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset)
 
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the content of results.json."""
-    table = confusion(found)
-    counts = table.sum(dim=1)
+    names, num_videos = dataset.info.classes, len(found.labels)
+    pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
+    confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)  # rows: true classes
+    counts, correct = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
+    bins = calibrate(found)
     return {
         "checkpoint": options.checkpoint,
         "shards": options.shards,
         "clips": options.clips,
         "crops": options.crops,
-        "num_videos": len(found.labels),
-        **scores(found),
-        "calibration_error": calibration_error(found),
+        "num_videos": num_videos,
+        **found.scores(),
+        # Guo et al. 2017: mean distance of confidence and accuracy
+        "calibration_error": sum(b["videos"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / num_videos,
         "per_class": {
-            name: {"videos": int(counts[i]), "top1": int(table[i, i]) / int(counts[i]) if counts[i] else None}
-            for i, name in enumerate(dataset.info.classes)
+            name: {"videos": count, "top1": right / count if count else None}
+            for name, count, right in zip(names, counts, correct, strict=True)
         },
-        "confusion": table.tolist(),
-        "calibration": calibration(found),
+        "confusion": confusion.tolist(),
+        "calibration": bins,
         "mistakes": find_worst_mistakes(found, dataset),
     }
+
+
+def calibrate(found: Predictions) -> list[dict[str, Any]]:
+    """Count videos and compute mean confidence and accuracy, in equal-width bins of confidence."""
+    confidence, predicted = found.probabilities.max(dim=1)
+    bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    correct = (predicted == found.labels).float()
+    return [
+        {
+            "videos": int(chosen.sum()),
+            "confidence": confidence[chosen].mean().item(),
+            "accuracy": correct[chosen].mean().item(),
+        }
+        for chosen in (bins == number for number in range(CALIBRATION_BINS))
+        if chosen.any()
+    ]
 
 
 def find_worst_mistakes(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:

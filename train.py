@@ -72,7 +72,7 @@ def train(config: TrainConfig) -> bool:
             StepProfiler(run.profile if config.profile and dist.is_main else None, dist.device) as profiler,
         ):
             log.announce([describe_numerics(config, dist.device), *startup_warnings(config, dataset)])
-            log.watch(model)
+            log.stragglers.watch(model)
             if run.is_resumed and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
             stop.is_deferred, stopping = True, False

@@ -6,6 +6,8 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forked
 import pytest
@@ -14,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from common.errors import InputError
-from evaluate import evaluate, find_worst_mistakes, parse_arguments
+from evaluate import calibrate, evaluate, find_worst_mistakes, make_results, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_huggingface
@@ -26,7 +28,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, calibration, calibration_error, confusion, predict, scores
+from training.evaluation import Predictions, Views, predict
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -139,19 +141,24 @@ def test_two_ranks_predict_what_one_does(synthetic_shards, monkeypatch):
 def test_metrics_of_four_videos_worked_by_hand():
     probabilities = torch.tensor([[0.9, 0.1, 0], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
     found = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
-    assert scores(found)["top1"] == 0.5
-    assert scores(found)["top5"] == 1
+    assert found.scores()["top1"] == 0.5
+    assert found.scores()["top5"] == 1
     nll = -torch.tensor([0.9, 0.3, 0.2, 0.8]).log().mean().item()
-    assert scores(found)["nll"] == pytest.approx(nll)
-    assert confusion(found).tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
+    assert found.scores()["nll"] == pytest.approx(nll)
     # Confidences .9 (right), .6 (wrong), .6 (wrong), .8 (right).
-    assert [row["videos"] for row in calibration(found)] == [2, 1, 1]
-    assert calibration_error(found) == pytest.approx(0.5 * 0.6 + 0.25 * 0.2 + 0.25 * 0.1, abs=1e-6)
+    assert [row["videos"] for row in calibrate(found)] == [2, 1, 1]
+    samples = [SimpleNamespace(key=key, source=key) for key in "abcd"]
+    dataset: Any = SimpleNamespace(info=SimpleNamespace(classes=["x", "y", "z"]), samples=samples)
+    results = make_results(found, dataset, parse_arguments(["run", "shards"]))
+    assert results["calibration_error"] == pytest.approx(0.5 * 0.6 + 0.25 * 0.2 + 0.25 * 0.1, abs=1e-6)
+    assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
+    assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
+    assert results["per_class"]["y"] == {"videos": 0, "top1": None}
 
 
 def test_top5_counts_five_guesses():
     probabilities = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
-    assert scores(Predictions(probabilities, torch.tensor([4, 5])))["top5"] == 0.5
+    assert Predictions(probabilities, torch.tensor([4, 5])).scores()["top5"] == 0.5
 
 
 def test_the_worst_mistakes_come_first(synthetic_shards):

@@ -1,8 +1,8 @@
-"""Predict the class of every video of a dataset, and score the predictions; the same at any number of ranks."""
+"""Evaluate models on videos that they are not trained on; the same results at any number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,50 @@ from torch import Tensor, nn
 from common.devices import Precision, autocast_to
 from common.errors import InputError
 from common.progress import progress_bar
+from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.encoder import EncoderModel, encode
 from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
+from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
+from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_ranks
 
-CALIBRATION_BINS = 15
+MAX_VIDEOS = 1024  # of HeldOut, always the same ones: an evaluation must not take as long as training
+NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
+MASK_SEED = 0  # masks are the same at every evaluation, and in every run
+
+
+@torch.no_grad()
+def compute_per_clip(
+    compute: Callable[[Batch], Float[Tensor, "B width"]],
+    width: int,
+    model: nn.Module,
+    plan: EvaluationPlan,
+    dataset: ShardDataset,
+    data: DataConfig,
+    dist: Distributed,
+    precision: Precision,
+) -> Float[Tensor, "clips width"]:
+    """Call `compute` with all batches of a plan; return its results, in the plan's order, on the CPU.
+
+    Every clip is computed by one rank, in a batch that is the same at any number of ranks, so the results are bitwise
+    equal. Raises InputError at a video that does not decode: none is skipped or replaced.
+    """
+    results = torch.zeros(len(plan), width, device=dist.device)
+    was_training = model.training
+    model.eval()
+    bar = progress_bar(unit="clip", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
+    try:
+        with bar, ClipLoader(dataset, plan, dist.device, data, quarantine=None) as loader:
+            for batch in loader.batches(first=0):
+                with autocast_to(dist.device, precision):
+                    results[batch.positions[0] : batch.positions[-1] + 1] = compute(batch)
+                bar.update(len(batch.positions) * dist.world_size)
+    finally:
+        model.train(was_training)
+    return sum_over_ranks(results).cpu()
 
 
 class Views(NamedTuple):
@@ -36,6 +72,45 @@ class Predictions(NamedTuple):
 
     probabilities: Float[Tensor, "V classes"]
     labels: Int[Tensor, " V"]
+
+    def scores(self) -> dict[str, float]:
+        """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class."""
+        ranked = self.probabilities.topk(min(5, self.probabilities.shape[1])).indices == self.labels[:, None]
+        return {
+            "top1": ranked[:, 0].float().mean().item(),
+            "top5": ranked.any(dim=1).float().mean().item(),
+            "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
+        }
+
+
+def predict(
+    model: nn.Module,
+    dataset: ShardDataset,
+    data: DataConfig,
+    shape: ModelConfig,
+    views: Views,
+    dist: Distributed,
+    precision: Precision,
+) -> Predictions:
+    """Average the softmax over the views of every video."""
+    data = replace(data, subset=None, cached_batch=False)
+    plan = EvaluationPlan(
+        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
+        batch_size=max(1, views.batch_size // views.num_crops) * views.num_crops,  # crops of a clip share its decode
+        num_temporal=views.num_clips, num_spatial=views.num_crops, rank=dist.rank, world_size=dist.world_size,
+    )  # fmt: skip
+
+    def compute(batch: Batch) -> Float[Tensor, "B classes"]:
+        return model(batch.clip).float().softmax(dim=-1)
+
+    width = len(dataset.info.classes)
+    probabilities = compute_per_clip(compute, width, model, plan, dataset, data, dist, precision)
+    if not probabilities.isfinite().all():
+        raise InputError(
+            "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
+        )
+    mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
+    return Predictions(mean, torch.from_numpy(dataset.column("label").astype(np.int64)))
 
 
 def check_labels(dataset: ShardDataset) -> None:
@@ -66,83 +141,55 @@ def check_classes(wanted: Sequence[str], dataset: ShardDataset) -> None:
             )
 
 
-@torch.no_grad()
-def predict(
-    model: nn.Module,
-    dataset: ShardDataset,
-    data: DataConfig,
-    shape: ModelConfig,
-    views: Views,
-    dist: Distributed,
-    precision: Precision,
-) -> Predictions:
-    """Average the softmax over the views of every video.
+class HeldOut:
+    """Up to MAX_VIDEOS videos of evaluation.shards, one clip each, for metrics that need no classifier."""
 
-    Every view is computed by one rank, in a batch that is the same at any number of ranks, so the results are bitwise
-    equal. Raises InputError at a video that does not decode: none is skipped or replaced.
-    """
-    data = replace(data, subset=None, cached_batch=False)
-    batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
-    plan = EvaluationPlan(
-        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
-        batch_size=batch_size, num_temporal=views.num_clips, num_spatial=views.num_crops,
-        rank=dist.rank, world_size=dist.world_size,
-    )  # fmt: skip
-    outputs = torch.zeros(len(plan), len(dataset.info.classes), device=dist.device)
-    was_training = model.training
-    model.eval()
-    bar = progress_bar(unit="view", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
-    with bar, ClipLoader(dataset, plan, dist.device, data, quarantine=None) as loader:
-        for batch in loader.batches(first=0):
-            with autocast_to(dist.device, precision):
-                logits = model(batch.clip)
-            outputs[batch.positions[0] : batch.positions[-1] + 1] = logits.float().softmax(dim=-1)
-            bar.update(len(batch.positions) * dist.world_size)
-    model.train(was_training)
-    per_video = sum_over_ranks(outputs).unflatten(0, (-1, views.num_clips * views.num_crops)).cpu()
-    if not per_video.isfinite().all():
-        raise InputError(
-            "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
-        )
-    return Predictions(per_video.mean(dim=1), torch.from_numpy(dataset.column("label").astype(np.int64)))
+    def __init__(self, config: TrainConfig) -> None:
+        """Raises InputError if evaluation.shards cannot be read."""
+        self.config = config
+        self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
+        self.data = replace(config.data, subset=min(MAX_VIDEOS, len(self.dataset.samples)), cached_batch=False)
+
+    def evaluate(self, model: EncoderModel, dist: Distributed) -> dict[str, float]:
+        """Return reconstruction loss (of an AdaMAE), k-NN top-1 accuracy (where there are labels) and RankMe."""
+        shape, config = self.config.model, self.config
+        plan = EvaluationPlan(
+            self.dataset, self.data, num_frames=shape.num_frames, image_size=shape.image_size,
+            batch_size=min(config.batch_size, 32), rank=dist.rank, world_size=dist.world_size,
+        )  # fmt: skip
+
+        def compute(batch: Batch) -> Float[Tensor, "B 1+D"]:
+            losses = torch.zeros(len(batch.clip), device=dist.device)
+            with torch.compiler.set_stance("force_eager"):
+                if isinstance(model, AdaMAE):
+                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1)
+                return torch.cat((losses[:, None], encode(model, batch.clip).pooled.float()), dim=1)
+
+        assert isinstance(model, nn.Module)
+        width = 1 + shape.dimensions.encoder_width
+        found = compute_per_clip(compute, width, model, plan, self.dataset, self.data, dist, config.precision)
+        losses, features = found[:, 0], found[:, 1:]
+        metrics = {"rankme": rankme(features)}
+        if isinstance(model, AdaMAE):
+            metrics["reconstruction_loss"] = losses.mean().item()
+        samples = [plan.row(position).sample for position in range(len(plan))]
+        labels = torch.from_numpy(self.dataset.column("label")[samples].astype(np.int64))
+        if len(self.dataset.info.classes) > 1 and bool((labels >= 0).all()):
+            metrics["knn_top1"] = knn_top1(features, labels)
+        return metrics
 
 
-def scores(found: Predictions) -> dict[str, float]:
-    """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class."""
-    probabilities, labels = found.probabilities, found.labels
-    ranked = probabilities.topk(min(5, probabilities.shape[1])).indices == labels[:, None]
-    return {
-        "top1": ranked[:, 0].float().mean().item(),
-        "top5": ranked.any(dim=1).float().mean().item(),
-        "nll": F.nll_loss(probabilities.clamp_min(1e-12).log(), labels).item(),
-    }
+def knn_top1(features: Float[Tensor, "V D"], labels: Int[Tensor, " V"]) -> float:
+    """Compute leave-one-out 20-NN accuracy by cosine similarity of centered features."""
+    directions = F.normalize(features - features.mean(dim=0), dim=1)
+    similarity = (directions @ directions.T).fill_diagonal_(-torch.inf)  # a video is not its own neighbor
+    nearest = similarity.topk(min(NUM_NEIGHBORS, len(labels) - 1), dim=1)
+    votes = F.one_hot(labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
+    return float((votes.sum(dim=1).argmax(dim=1) == labels).float().mean())
 
 
-def confusion(found: Predictions) -> Int[Tensor, "classes classes"]:
-    """Count videos by true (row) and predicted class (column)."""
-    num_classes = found.probabilities.shape[1]
-    pairs = found.labels * num_classes + found.probabilities.argmax(dim=1)
-    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
-
-
-def calibration(found: Predictions) -> list[dict[str, Any]]:
-    """Count videos and compute mean confidence and accuracy, in equal-width bins of confidence."""
-    confidence, predicted = found.probabilities.max(dim=1)
-    bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    correct = (predicted == found.labels).float()
-    return [
-        {
-            "videos": int(chosen.sum()),
-            "confidence": confidence[chosen].mean().item(),
-            "accuracy": correct[chosen].mean().item(),
-        }
-        for chosen in (bins == number for number in range(CALIBRATION_BINS))
-        if chosen.any()
-    ]
-
-
-def calibration_error(found: Predictions) -> float:
-    """Compute the expected calibration error (Guo et al. 2017): mean distance of confidence and accuracy."""
-    return sum(
-        row["videos"] / len(found.labels) * abs(row["confidence"] - row["accuracy"]) for row in calibration(found)
-    )
+def rankme(features: Float[Tensor, "V D"]) -> float:
+    """Compute the smooth rank of the features (Garrido et al. 2023): 1 if they are all alike, at most D."""
+    values = np.linalg.svd(features.numpy().astype(np.float64), compute_uv=False)
+    p = values / max(values.sum(), 1e-12) + 1e-7
+    return float(np.exp(-(p * np.log(p)).sum()))

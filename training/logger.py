@@ -10,24 +10,24 @@ import hashlib
 import json
 import resource
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from common.atomic_io import atomic_write
+from common.atomic_io import write_text
 from common.devices import choose_precision
-from common.errors import DISK_ERRORS, InputError, name_disk_errors
+from common.errors import InputError, name_disk_errors
 from common.logging import log
 from common.progress import progress_bar
+from figures.sheet import save_image
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
@@ -38,32 +38,30 @@ from training.stragglers import Spread, StragglerDetector
 
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
-MAX_ROW_BYTES = 2**20  # of metrics.jsonl
+
+
+class Writer(Protocol):
+    """One more place for metrics: a class with these two methods and a line in Logger.__enter__."""
+
+    def scalars(self, step: int, row: Mapping[str, Any]) -> None: ...
+
+    def image(self, step: int, name: str, image: Image.Image) -> None: ...
 
 
 class Logger:
     """Sums per-step tensors on the device; reads them, averages over ranks and writes every `log_every` steps."""
 
     def __init__(
-        self,
-        run: RunDir,
-        config: TrainConfig,
-        dist: Distributed,
-        schedule: Schedule,
-        loader: ClipLoader,
-        start_step: int,
+        self, run: RunDir, config: TrainConfig, dist: Distributed, schedule: Schedule, loader: ClipLoader, start: int
     ) -> None:
         self.run, self.config, self.dist, self.schedule, self.loader = run, config, dist, schedule, loader
-        self.start_step = start_step
+        self.start_step = start
         self.stragglers = StragglerDetector(dist)
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started, self._waited = time.perf_counter(), 0.0
-        self._writers = _open_writers(config, run, start_step) if dist.is_main else []
-        self._bar = progress_bar(
-            unit="step", total=schedule.total_steps, initial=start_step, disable=not dist.is_main, delay=1e-9
-        )
+        self._writers: list[Writer] = []
 
     def __enter__(self) -> "Logger":
         # Half a million objects of imported modules stay. To scan them takes 0.3 s, in the middle of a step and so
@@ -71,19 +69,26 @@ class Logger:
         gc.collect()
         gc.freeze()
         gc.collect()  # from here Python counts how many objects there are, and so how often it collects
+        run, config, start, total, is_main = (
+            self.run, self.config, self.start_step, self.schedule.total_steps, self.dist.is_main,
+        )  # fmt: skip
+        with ExitStack() as stack:
+            stack.callback(gc.unfreeze)
+            if is_main:
+                self._writers.append(RunDirWriter(run, start))
+            if is_main and "tensorboard" in config.metrics:
+                self._writers.append(stack.enter_context(TensorBoardWriter(run, config, start)))
+            if is_main and "wandb" in config.metrics:
+                self._writers.append(stack.enter_context(WandbWriter(run, config)))
+            self._bar = stack.enter_context(
+                progress_bar(unit="step", total=total, initial=start, disable=not is_main, delay=1e-9)
+            )
+            self._closing = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        try:
-            for writer in self._writers:
-                writer.close()
-        finally:
-            gc.unfreeze()
-
-    def watch(self, model: nn.Module) -> None:
-        """Time the forward passes of the model that the loop calls, for the comparison of ranks."""
-        self.stragglers.watch(model)
+    def __exit__(self, *raised: Any) -> None:
+        with name_disk_errors(self.run.path):
+            self._closing.__exit__(*raised)
 
     def step(self, step: int, scalars: Mapping[str, Tensor]) -> None:
         """Add the scalars of a step, which stay on the device; writes their means every `log_every` steps."""
@@ -119,13 +124,9 @@ class Logger:
         if self.dist.is_main:
             for sentence in self.stragglers.find_stragglers(spreads):
                 self._bar.write(sentence, file=sys.stderr)
-        self._bar.set_postfix(
-            {
-                "loss": row.get("reconstruction_loss", row["loss"]),
-                "clips/s": row["clips_per_second"],
-                "data_wait": f"{row['data_wait_fraction']:.1%}",
-            }
-        )
+        loss = row.get("reconstruction_loss", row["loss"])
+        waiting = f"{row['data_wait_fraction']:.1%}"
+        self._bar.set_postfix({"loss": loss, "clips/s": row["clips_per_second"], "data_wait": waiting})
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
         self._sums, self._steps, self._waited = {}, 0, counters["wait_seconds"]
         self._started = time.perf_counter()
@@ -135,14 +136,16 @@ class Logger:
 
     def scalars(self, step: int, values: Mapping[str, float], spreads: Mapping[str, Spread] | None = None) -> None:
         """Write metrics of one step; `spreads`: those that the ranks differ in."""
-        ranks = {name: spread._asdict() for name, spread in (spreads or {}).items()}
-        for writer in self._writers:
-            writer.scalars(step, {**values, **({"ranks": ranks} if ranks else {})})
+        ranks = {"ranks": {name: spread._asdict() for name, spread in spreads.items()}} if spreads else {}
+        with name_disk_errors(self.run.path):
+            for writer in self._writers:
+                writer.scalars(step, {**values, **ranks})
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         """Write an image of one step; the newest of its name also lies in the run's figures/."""
-        for writer in self._writers:
-            writer.image(step, name, image)
+        with name_disk_errors(self.run.path):
+            for writer in self._writers:
+                writer.image(step, name, image)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -153,74 +156,50 @@ class Logger:
 
     def announce(self, messages: list[str]) -> None:
         """Log what is about to run, then `messages`."""
-        if self.dist.is_main:
-            device, wanted = self.dist.device, self.config.precision
-            precision = choose_precision(device, wanted)
-            reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-            ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
-            for message in (*self.schedule.describe(), f"device: {ranks}{name} ({precision}{reason})"):
-                log(message, sys.stderr)
-            if self.start_step:
-                log(f"resuming from step {self.start_step}", sys.stderr)
-            for message in filter(None, messages):
-                log(message, sys.stderr)
+        if not self.dist.is_main:
+            return
+        device, wanted = self.dist.device, self.config.precision
+        precision = choose_precision(device, wanted)
+        reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
+        resuming = f"resuming from step {self.start_step}" if self.start_step else ""
+        device_line = f"device: {ranks}{name} ({precision}{reason})"
+        for message in filter(None, (*self.schedule.describe(), device_line, resuming, *messages)):
+            log(message, sys.stderr)
 
 
-class JsonlFile:
+class RunDirWriter:
     """metrics.jsonl and figures/ in the run directory."""
 
     def __init__(self, run: RunDir, start_step: int) -> None:
         self._run = run
-        drop_rows_after(run.metrics, start_step)
-        self._file = run.metrics.open("a", encoding="utf-8")
+        if run.metrics.exists():  # what a killed run logged after its last checkpoint will be logged again
+            rows = (row for row in read_rows(run.metrics) if row["step"] <= start_step)
+            write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
-        with name_disk_errors(self._run.metrics):
-            print(json.dumps({"step": step, **row}), file=self._file, flush=True)
+        with self._run.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **row}) + "\n")
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         self._run.figures.mkdir(exist_ok=True)
-        with atomic_write(self._run.figures / f"{name}.png") as partial:
-            image.save(partial, "PNG")
-
-    def close(self) -> None:
-        with name_disk_errors(self._run.metrics):
-            self._file.close()
+        save_image(image, self._run.figures / f"{name}.png")
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(SummaryWriter):
     """Scalars, images and the configuration as TensorBoard's event files."""
 
     def __init__(self, run: RunDir, config: TrainConfig, start_step: int) -> None:
-        self._folder = run.tensorboard
-        self._excepthook = threading.excepthook
-        threading.excepthook = self._keep_quiet
-        with name_disk_errors(self._folder):
-            # Steps that a killed run logged after its last checkpoint are logged again.
-            self._writer = SummaryWriter(str(self._folder), purge_step=start_step + 1)
-            self._writer.add_text("config", f"```yaml\n{to_yaml(config)}```")
+        super().__init__(str(run.tensorboard), purge_step=start_step + 1)  # as above
+        self.add_text("config", f"```yaml\n{to_yaml(config)}```")
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
-        with name_disk_errors(self._folder):
-            for name, value in _flatten_row(row).items():
-                self._writer.add_scalar(name, value, step)
+        for name, value in flatten_row(row).items():
+            self.add_scalar(name, value, step)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
-        with name_disk_errors(self._folder):
-            self._writer.add_image(f"clips/{name}", np.asarray(image), step, dataformats="HWC")
-
-    def close(self) -> None:
-        try:
-            with name_disk_errors(self._folder):
-                self._writer.close()
-        finally:
-            threading.excepthook = self._excepthook
-
-    def _keep_quiet(self, raised: threading.ExceptHookArgs) -> None:
-        """TensorBoard writes in a thread of its own; the next `scalars` raises what the disk says there."""
-        if not isinstance(raised.exc_value, OSError) or raised.exc_value.errno not in DISK_ERRORS:
-            self._excepthook(raised)
+        self.add_image(f"clips/{name}", np.asarray(image), step, dataformats="HWC")
 
 
 class WandbWriter:
@@ -244,29 +223,20 @@ class WandbWriter:
             raise InputError(f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline") from error
         self._run.config.update(dataclasses.asdict(config), allow_val_change=True)
 
+    def __enter__(self) -> "WandbWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run.finish()
+
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
-        self._run.log(_flatten_row(row), step=step)
+        self._run.log(flatten_row(row), step=step)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         self._run.log({f"clips/{name}": self._wandb.Image(image)}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
 
-
-Writer = JsonlFile | TensorBoardWriter | WandbWriter
-
-
-def _open_writers(config: TrainConfig, run: RunDir, start_step: int) -> list[Writer]:
-    writers: list[Writer] = [JsonlFile(run, start_step)]
-    if "tensorboard" in config.metrics:
-        writers.append(TensorBoardWriter(run, config, start_step))
-    if "wandb" in config.metrics:
-        writers.append(WandbWriter(run, config))
-    return writers
-
-
-def _flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
+def flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
     """Name a row's values in groups: train/…, evaluation/…, pipeline/…, ranks/…."""
     flat = {name if "/" in name else f"train/{name}": value for name, value in row.items() if name != "ranks"}
     for name, spread in row.get("ranks", {}).items():
@@ -275,32 +245,16 @@ def _flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a metrics.jsonl; lines that no run wrote, and one that is being written, are skipped."""
+    """Yield the rows of a metrics.jsonl; a line that no run wrote, or not to its end, is skipped."""
     if file.exists():
-        with file.open("rb") as opened:
-            for line in iter(lambda: opened.readline(MAX_ROW_BYTES), b""):
-                if (row := parse_row(line)) is not None:
+        with file.open("rb") as lines:
+            for line in lines:
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(row, dict) and type(row.get("step")) is int:
                     yield row
-
-
-def parse_row(line: bytes) -> dict[str, Any] | None:
-    """Read a line of metrics.jsonl; None if it is none that a run wrote."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
-
-
-def drop_rows_after(file: Path, step: int) -> None:
-    """Drop the rows that a killed run wrote after its last checkpoint, which will be written again."""
-    if not file.exists():
-        return
-    with atomic_write(file) as partial, file.open("rb") as before, partial.open("wb") as kept:
-        for line in iter(lambda: before.readline(MAX_ROW_BYTES), b""):
-            row = parse_row(line)
-            if line.endswith(b"\n") and (row is None or row["step"] <= step):
-                kept.write(line)
 
 
 def peak_memory_gib(device: torch.device) -> float:

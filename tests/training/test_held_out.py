@@ -8,7 +8,7 @@ import torch
 from model.adamae import AdaMAE
 from training.config import parse
 from training.distributed import Distributed
-from training.held_out import HeldOut, knn_top1, rankme
+from training.evaluation import HeldOut, knn_top1, rankme
 
 ALONE = Distributed("cpu")
 TINY = [
@@ -54,11 +54,11 @@ def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
     rank = Distributed("cpu")
     rank.world_size = 2
     whole = held_out.evaluate(model, ALONE)
-    monkeypatch.setattr("training.held_out.sum_over_ranks", lambda part: parts.append(part) or part)
+    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part) or part)
     rank.rank = 1
     held_out.evaluate(model, rank)
     others = iter(parts)
-    monkeypatch.setattr("training.held_out.sum_over_ranks", lambda part: part + next(others))
+    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: part + next(others))
     rank.rank = 0
     assert held_out.evaluate(model, rank) == whole
 

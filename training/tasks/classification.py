@@ -20,8 +20,7 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import Views, check_classes, check_labels, predict, scores
-from training.held_out import HeldOut
+from training.evaluation import HeldOut, Views, check_classes, check_labels, predict
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -139,7 +138,8 @@ class Classification(Task):
             return
         model, config = self.model if self.average is None else self.average, self.config
         views = Views(batch_size=config.batch_size)
-        found = scores(predict(model, self.validation, config.data, config.model, views, self.dist, config.precision))
+        shards, shape = self.validation, config.model
+        found = predict(model, shards, config.data, shape, views, self.dist, config.precision).scores()
         if self.dist.is_main:
             self.keep_if_best(model, log, step, found)
         if self.held_out is not None:

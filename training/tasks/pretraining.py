@@ -7,17 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from common.logging import log as log_line
+from figures.clips import Clip, read_clips
+from figures.reconstruction import figure_rows, render_figure
 from model.adamae import AdaMAE, Output
 from model.weights import pretrained
 from model.weights.warm_start import warm_start
 from pipeline.loader import Batch
+from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed
-from training.held_out import HeldOut, ReconstructionPlots
+from training.evaluation import HeldOut
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
 from training.tasks.task import Task
+
+NUM_PLOTTED = 2
+PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
 
 
 class Pretraining(Task):
@@ -26,7 +32,7 @@ class Pretraining(Task):
         self.model: AdaMAE = AdaMAE(config.model).to(dist.device)
         self.metadata = pretrained.make_metadata(config.model)
         self.held_out = HeldOut(config) if config.evaluation.shards else None
-        self.plots: ReconstructionPlots | None = None
+        self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self.model, self.config.optimizer.weight_decay, self.model.no_weight_decay())
@@ -57,6 +63,12 @@ class Pretraining(Task):
             found = self.held_out.evaluate(self.model, self.dist)
             log.scalars(step, {f"evaluation/{name}": value for name, value in found.items()})
         if self.dist.is_main:
-            self.plots = self.plots or ReconstructionPlots(self.config)
-            for name, image in self.plots.plot(self.model).items():
-                log.image(step, name, image)
+            if self.plotted is None:
+                dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
+                shape = self.config.model.num_frames, self.config.model.image_size
+                self.plotted = list(read_clips([dataset], *shape, self.config.data.frame_stride, limit=NUM_PLOTTED))
+            for clip in self.plotted:
+                with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
+                    maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
+                figure = render_figure(figure_rows(maps), self.config.model, clip.times, PLOT_WIDTH)
+                log.image(step, clip.name, figure)
