@@ -5,10 +5,10 @@ It is made only of what lies in the run directory, at every checkpoint; `python 
 
 import argparse
 import base64
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -19,9 +19,11 @@ from common.atomic_io import write_text
 from common.errors import run_command
 from common.logging import format_duration, format_number, log, printable
 from model.weights.pretrained import run_config
+from pipeline.jsonl import JsonlFile
 from training.config import TrainConfig, changed_keys
 from training.logger import read_rows
 
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_POINTS = 300  # of a curve: each stands for the mean of its steps
 MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows of metrics.jsonl whose median is "current"
@@ -52,15 +54,19 @@ PERCENTAGES = ("data_wait_fraction", "skipped_updates")
 def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: int | None = None) -> None:
     """Write RUN/report.html; reads all of metrics.jsonl: a second for 50,000 rows."""
     rows = [_to_percent(row) for row in read_rows(run / "metrics.jsonl")]
-    corrupt = list(_read_json_lines(run / "quarantine.jsonl"))
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
+    corrupt = JsonlFile(run / "quarantine.jsonl").read()
+    images = [
+        (printable(file.stem), "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode())
+        for file in sorted((run / "figures").glob("*.png"))
+    ]
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE.read_text())
     html = page.render(
         title=printable(run.resolve().name),
         updated=time.strftime("%Y-%m-%d %H:%M"),
         progress=describe_progress(rows, total_steps),
         current=current_metrics(rows),
         charts=[chart for title, names in CHARTS if (chart := make_chart(title, names, rows)) is not None],
-        images=[(printable(file.stem), _embed(file)) for file in sorted((run / "figures").glob("*.png"))],
+        images=images,
         configuration=changed_keys(config),
         checkpoints=[printable(folder.name) for folder in sorted((run / "checkpoints").glob("*")) if folder.is_dir()],
         num_corrupt=len(corrupt),
@@ -124,86 +130,14 @@ def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float
     return [(fmean(step for step, _ in group), fmean(value for _, value in group)) for group in groups]
 
 
-def _to_percent(row: dict[str, Any]) -> dict[str, Any]:
+def _to_percent(row: dict[str, Any]) -> dict[str, float]:
     """Keep a row's finite numbers, fractions as percentages."""
-    numbers = {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, int | float) and value == value and abs(value) != float("inf")
-    }
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and isfinite(value)}
     return numbers | {name: 100 * numbers[name] for name in PERCENTAGES if name in numbers}
-
-
-def _read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    if file.exists():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):  # cut short by a kill
-                continue
-            if isinstance(value, dict):
-                yield value
 
 
 def _format(value: float) -> str:
     return format_number(value) if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
-
-
-def _embed(file: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<link rel="icon" href="data:,">
-<style>
-  body { font: 16px/1.4 sans-serif; margin: 0 auto; padding: 1em; max-width: 1400px; color: #222; }
-  .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); gap: 1.5em; }
-  figure { margin: 0; } svg { width: 100%; height: auto; border-left: 1px solid #888; border-bottom: 1px solid #888; }
-  polyline { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; }
-  .axis { display: flex; justify-content: space-between; font-size: 13px; color: #555; }
-  .image { overflow-x: auto; } img { width: 100%; min-width: 800px; } table { border-collapse: collapse; }
-  td { padding: 2px 1em 2px 0; vertical-align: top; }
-  td, li, pre { overflow-wrap: anywhere; white-space: pre-wrap; }
-  .number { overflow-wrap: normal; white-space: nowrap; }
-</style>
-<h1>{{ title }}</h1>
-<p><strong>{{ progress }}</strong>; updated {{ updated }}</p>
-<h2>Current metrics</h2>
-<table>{% for name, value in current.items() %}
-<tr><td>{{ name }}</td><td class="number">{{ value }}</td></tr>{% endfor %}</table>
-<h2>Training curves</h2>
-<div class="charts">
-{% for chart in charts %}<figure>
-  <figcaption>{{ chart.title }}{% for curve in chart.curves %}<br>
-    <span style="color: {{ curve.color }}">&#9644;</span> {{ curve.name }}: {{ curve.last }}{% endfor %}
-  </figcaption>
-  <div class="axis"><span>{{ chart.high }}</span></div>
-  <svg viewBox="0 -3 {{ width }} {{ height + 6 }}" role="img" aria-label="{{ chart.title }}">
-  {% for curve in chart.curves %}<polyline stroke="{{ curve.color }}" points="{{ curve.points }}"/>{% endfor %}</svg>
-  <div class="axis"><span>{{ chart.low }}</span></div>
-  <div class="axis">
-    <span>step {{ "{:,.0f}".format(chart.steps[0]) }}</span><span>{{ "{:,.0f}".format(chart.steps[1]) }}</span>
-  </div>
-</figure>{% endfor %}
-</div>
-{% if images %}<h2>Reconstructions</h2>{% endif %}
-{% for name, image in images %}<h3>{{ name }}</h3>
-<div class="image"><img src="{{ image }}" alt="rows of frames and maps"></div>{% endfor %}
-<h2>Corrupt videos: {{ num_corrupt }}</h2>
-{% if corrupt %}<table>{% for video in corrupt %}<tr>
-<td>{{ video.key }}</td><td>{{ video.reason }}</td><td>{{ video.where }}</td></tr>{% endfor %}</table>{% endif %}
-{% if num_corrupt > corrupt | length %}<p>quarantine.jsonl lists all of them.</p>{% endif %}
-<h2>Configuration</h2>
-<p>Options that differ from the defaults; config.yaml lists all of them.</p>
-<table>{% for key, value in configuration.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
-<h2>Checkpoints</h2>
-<ul>{% for name in checkpoints %}<li>{{ name }}</li>{% endfor %}</ul>
-</html>
-"""
 
 
 def main(arguments: list[str] | None = None) -> None:
