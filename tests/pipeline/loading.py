@@ -1,5 +1,6 @@
 """Shared by the tests of the loader: short plans, and what clips show."""
 
+from collections.abc import Collection
 from itertools import islice
 
 import torch
@@ -19,26 +20,43 @@ def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> Trainin
     return TrainingPlan(dataset, config, **settings)
 
 
-def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0) -> list[Batch]:
-    with ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0, **others: int) -> list[Batch]:
+    with ClipLoader(dataset, plan_of(dataset, config, **others), CPU, config, None) as loader:
         return list(islice(loader.batches(first), count))
 
 
 def numbers_in(clip: torch.Tensor) -> list[int]:
-    """Frame numbers that a clip [T, H, W, C] shows."""
-    return [read_number(frame) for frame in clip.numpy()]
+    """Read the frame numbers that a clip [T, H, W, C] shows."""
+    return [read_number(frame) for frame in clip.cpu().numpy()]
 
 
-def check_frames(batches: list[Batch], plan: ClipPlan, first: int = 0) -> None:
-    """Each batch is the plan's, and frame k of video i shows number i + k."""
+def check_frames(batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0) -> None:
+    """Check that each batch is the plan's; frame k of video i shows number i + k."""
+    check_replaced(batches, plan, dataset, (), first)
+
+
+def check_replaced(
+    batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, bad: Collection[str], first: int = 0
+) -> int:
+    """Check the same where the videos with keys `bad` are replaced as planned. Return how many clips were."""
+    num_replaced = 0
     for index, batch in enumerate(batches, first):
         assert batch.positions == [row.position for row in plan.batch(index)]
         for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
-            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
+            used, attempt = row, 0
+            while dataset.samples[used.sample].key in bad:
+                attempt += 1
+                replacement = plan.replacement(row, attempt)
+                assert replacement is not None
+                used = replacement
+            num_replaced += attempt > 0
+            assert key == dataset.samples[used.sample].key
+            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in used.frames]
+    return num_replaced
 
 
 class OneVideoPlan(ClipPlan):
-    """Clips of one video at every start and stride, also beyond its end."""
+    """Clips of one video at many starts and strides, also beyond its end."""
 
     views, num_frames, frame_size, batch_size = 1, 4, FrameSize(32, 32), 20
 
@@ -46,7 +64,7 @@ class OneVideoPlan(ClipPlan):
         clips = [
             tuple(range(start, start + 4 * stride, stride))
             for stride in (1, 2, 3, 5, 7)
-            for start in range(length - 3 * stride)
+            for start in range(0, length - 3 * stride, 1 if stride == 1 else 3)
         ]
         clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
         self.rows = [PlanRow(place, 0, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]

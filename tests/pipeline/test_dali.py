@@ -76,7 +76,7 @@ def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path) -> None:
     config = config_of(decoder="auto", dali_share=1.0)
     plan = plan_of(mixed, config)
     with ClipLoader(mixed, plan, CPU, config, None) as loader:
-        check_frames(list(islice(loader.batches(0), 9)), plan)
+        check_frames(list(islice(loader.batches(0), 9)), plan, mixed)
         assert loader.counters["fallback_clips"] == 0
         assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
 
@@ -198,7 +198,7 @@ def test_where_dali_hangs_pyav_takes_over(vp9: ShardDataset, hanging_dali: Simpl
         assert loader.counters["timeouts"] == 1
         assert loader.counters["fallback_clips"] == 4
         hanging_dali.release.set()
-    check_frames(batches, plan)
+    check_frames(batches, plan, vp9)
     assert not report.exists(), "no video is known to be bad"
 
 
@@ -209,9 +209,9 @@ def test_a_dali_that_hangs_repeatedly_is_given_up(
     config = config_of(decode_timeout_s=0.3)
     plan = plan_of(vp9, config)
     with ClipLoader(vp9, plan, CPU, config, None) as loader:
-        check_frames(list(islice(loader.batches(0), 8)), plan)
+        check_frames(list(islice(loader.batches(0), 8)), plan, vp9)
         assert loader.counters["timeouts"] == 3
-        check_frames([next(loader.batches(8))], plan, first=8)
+        check_frames([next(loader.batches(8))], plan, vp9, first=8)
         hanging_dali.release.set()
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert "no answer for 0.3 s to one of" in note
@@ -232,7 +232,7 @@ def test_a_dali_that_always_fails_is_given_up(
     config = config_of()
     plan = plan_of(vp9, config)
     with ClipLoader(vp9, plan, CPU, config, None) as loader:
-        check_frames(list(islice(loader.batches(0), 12)), plan)
+        check_frames(list(islice(loader.batches(0), 12)), plan, vp9)
         assert loader.counters["bad_clips"] == 0
     assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
@@ -277,7 +277,7 @@ def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: p
             batches.append(batch)
             time.sleep(0.2)  # the step, in which the next batches are read
         assert loader.counters["fallback_clips"] == 0
-    check_frames(batches, plan)
+    check_frames(batches, plan, vp9)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

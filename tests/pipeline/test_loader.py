@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loading import CPU, OneVideoPlan, check_frames, first_batches, numbers_in, plan_of
-from made_videos import KINDS, LEVELS, broken_copy, encode, store, write_shards
+from loading import CPU, OneVideoPlan, check_frames, check_replaced, first_batches, plan_of
+from made_videos import KINDS, broken_copy, encode, store, write_shards
 
 from common.errors import InputError
-from pipeline.config import DataConfig
+from pipeline.config import DataConfig, Decoder
 from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
 from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import Batch, ClipLoader
@@ -31,22 +31,22 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
 
+both_decoders = pytest.mark.parametrize("decoder", ["pyav", "dali"])
 
-@pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("repeats", [1, 2])
+
+@pytest.mark.parametrize(("repeats", "stride"), [(1, 1), (1, 3), (2, 1)])
 @pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
 def test_clips_show_the_frames_of_the_plan(
-    request: pytest.FixtureRequest, source: str, decoder: str, repeats: int, stride: int
+    request: pytest.FixtureRequest, source: str, decoder: Decoder, repeats: int, stride: int
 ) -> None:
     dataset: ShardDataset = request.getfixturevalue(source)
-    config = DataConfig(frame_stride=stride, decoder=decoder, repeats=repeats, num_threads=2)  # type: ignore[arg-type]
-    plan, batches = plan_of(dataset, config), first_batches(dataset, config, 6)
-    check_frames(batches, plan)
-    for index, batch in enumerate(batches):
+    config = DataConfig(frame_stride=stride, decoder=decoder, repeats=repeats, num_threads=2)
+    batches = first_batches(dataset, config, 6)
+    check_frames(batches, plan_of(dataset, config), dataset)
+    for batch in batches:
         assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.clip.is_contiguous()
-        assert batch.keys == [dataset.samples[row.sample].key for row in plan.batch(index)]
 
 
 def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
@@ -55,36 +55,31 @@ def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
     assert set(first_batches(vp9, DataConfig(frame_stride=1), 1)[0].labels.tolist()) == {-1}
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
-@pytest.mark.parametrize("decoder", ["pyav", "dali"])
-def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: str, repeats: int) -> None:
+@both_decoders
+def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: Decoder) -> None:
     """Red grows from left to right, green from top to bottom: their values at the borders of the clip tell the box."""
     video = store("vp9", 8, width=320, height=240, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
-    config = DataConfig(frame_stride=1, decoder=decoder, repeats=repeats)  # type: ignore[arg-type]
+    config = DataConfig(frame_stride=1, decoder=decoder, repeats=2)
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
     clips = torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).numpy().astype(float)
     for clip, row in zip(clips, rows, strict=True):
-        red, green = clip[0, :, :, 0].mean(0), clip[0, :, :, 1].mean(1)
-        left, right = red[0] * 320 / 255, red[-1] * 320 / 255
-        if row.flip:
-            left, right = right, left
-        margin = row.crop.width / 64 + 4
-        assert abs(left - row.crop.x) < margin
-        assert abs(right - row.crop.x - row.crop.width) < margin
-        assert abs(green[0] * 240 / 255 - row.crop.y) < margin
-        assert abs(green[-1] * 240 / 255 - row.crop.y - row.crop.height) < margin
+        red, green = clip[0, :, :, 0].mean(0) * 320 / 255, clip[0, :, :, 1].mean(1) * 240 / 255
+        found = np.array([red[0], red[-1], green[0], green[-1]])
+        x, y, width, height = row.crop
+        across = (x + width, x) if row.flip else (x, x + width)
+        assert np.abs(found - [*across, y, y + height]).max() < width / 64 + 4
 
 
-@pytest.mark.parametrize("decoder", ["pyav", "dali"])
-def test_batches_are_the_same_whatever_the_threads_and_wherever_one_starts(
-    short: ShardDataset, vp9: ShardDataset, decoder: str
+@both_decoders
+def test_batches_do_not_depend_on_threads_prefetch_or_start(
+    short: ShardDataset, vp9: ShardDataset, decoder: Decoder
 ) -> None:
     dataset = vp9 if decoder == "dali" else short
 
     def clips(first: int, count: int, threads: int, prefetch: int) -> torch.Tensor:
-        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, prefetch=prefetch)  # type: ignore[arg-type]
+        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, prefetch=prefetch)
         return torch.stack([batch.clip for batch in first_batches(dataset, config, count, first)])
 
     whole = clips(0, 7, threads=1, prefetch=1)
@@ -92,9 +87,18 @@ def test_batches_are_the_same_whatever_the_threads_and_wherever_one_starts(
     assert torch.equal(clips(3, 4, threads=2, prefetch=2), whole[3:])
 
 
-@pytest.mark.parametrize("decoder", ["pyav", "dali"])
-def test_a_new_iterator_starts_afresh(vp9: ShardDataset, decoder: str) -> None:
-    config = DataConfig(frame_stride=1, decoder=decoder)  # type: ignore[arg-type]
+def test_a_clip_does_not_depend_on_the_size_of_its_batch(short: ShardDataset) -> None:
+    small, middle, large = (
+        torch.cat([b.clip for b in first_batches(short, DataConfig(frame_stride=1), 12 // size, batch_size=size)])
+        for size in (2, 3, 6)
+    )
+    assert torch.equal(small, middle)
+    assert torch.equal(small, large)
+
+
+@both_decoders
+def test_a_new_iterator_starts_again(vp9: ShardDataset, decoder: Decoder) -> None:
+    config = DataConfig(frame_stride=1, decoder=decoder)
     with ClipLoader(vp9, plan_of(vp9, config), CPU, config, None) as loader:
         first = [batch.clip for batch in islice(loader.batches(0), 3)]
         again = [batch.clip for batch in islice(loader.batches(1), 2)]
@@ -109,76 +113,44 @@ def test_micro_batches_of_a_step(short: ShardDataset) -> None:
     with ClipLoader(short, plan, CPU, config, None) as loader:
         for step in (5, 6, 2, 3):
             batches = list(loader.microbatches(step))
-            check_frames(batches, plan, first=step * 3)
+            check_frames(batches, plan, short, first=step * 3)
             assert [place for batch in batches for place in batch.positions] == [*range(step * 6, step * 6 + 6)]
             assert [batch.is_last for batch in batches] == [False, False, True]
         assert loader.counters["clips"] == 24
 
 
-def test_a_clip_does_not_depend_on_the_size_of_its_batch(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1)
-    by_size = {}
-    for size in (2, 3, 6):
-        with ClipLoader(short, plan_of(short, config, batch_size=size), CPU, config, None) as loader:
-            by_size[size] = torch.cat([batch.clip for batch in islice(loader.batches(0), 12 // size)])
-    assert torch.equal(by_size[2], by_size[3])
-    assert torch.equal(by_size[2], by_size[6])
-
-
 def test_an_evaluation_plan_ends(short: ShardDataset) -> None:
-    config, shape = DataConfig(frame_stride=1), {"num_frames": 8, "image_size": 32}
-    views = {"num_temporal": 2, "num_spatial": 3}
-    plan = EvaluationPlan(short, config, batch_size=9, rank=1, world_size=2, **views, **shape)
+    config = DataConfig(frame_stride=1)
+    settings = {"num_frames": 8, "image_size": 32, "num_temporal": 2, "num_spatial": 3}
+    plan = EvaluationPlan(short, config, batch_size=9, rank=1, world_size=2, **settings)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
     assert [batch.positions for batch in batches] == [[r.position for r in plan.batch(index)] for index in range(4)]
-    assert [len(batch.keys) for batch in batches] == [9, 9, 9, 9]
-    with ClipLoader(short, EvaluationPlan(short, config, batch_size=27, **views, **shape), CPU, config, None) as loader:
+    with ClipLoader(short, EvaluationPlan(short, config, batch_size=27, **settings), CPU, config, None) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
 
 @pytest.mark.parametrize(("source", "decoder"), [("short_shards", "pyav"), ("vp9_shards", "dali")])
 def test_bad_videos_are_replaced_and_recorded(
-    request: pytest.FixtureRequest, tmp_path: Path, source: str, decoder: str
+    request: pytest.FixtureRequest, tmp_path: Path, source: str, decoder: Decoder
 ) -> None:
     bad = {"v02", "v05"}
     dataset = broken_copy(request.getfixturevalue(source), tmp_path / "broken", bad)
-    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9)  # type: ignore[arg-type]
+    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9)
     plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
-    with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        batches = list(islice(loader.batches(0), 6))
-        counters = loader.counters
-    replaced = 0
-    for index, batch in enumerate(batches):
-        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
-            shown, attempt = row, 0
-            while dataset.samples[shown.sample].key in bad:
-                attempt += 1
-                shown = plan.replacement(row, attempt)
-            replaced += attempt > 0
-            assert key == dataset.samples[shown.sample].key
-            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in shown.frames]
-    assert replaced > 0
-    assert counters["bad_clips"] >= replaced
-    lines = [json.loads(line) for line in report.read_text().splitlines()]
-    assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
-    assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
-
-    with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        again = list(islice(loader.batches(0), 6))
-    assert all(torch.equal(a.clip, b.clip) for a, b in zip(batches, again, strict=True))
-    assert len(report.read_text().splitlines()) == 2, "a resumed run does not record them again"
+    for _ in range(2):  # a resumed run does not record them again
+        with ClipLoader(dataset, plan, CPU, config, report) as loader:
+            batches = list(islice(loader.batches(0), 6))
+            assert 0 < check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
+        lines = [json.loads(line) for line in report.read_text().splitlines()]
+        assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
+        assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
 
 
 def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> None:
     dataset = broken_copy(short_shards, tmp_path / "broken", {f"v{i:02d}" for i in range(6)})
-    config = DataConfig(frame_stride=1, max_bad_fraction=0.05)
-    with (
-        pytest.raises(InputError, match=r"data\.max_bad_fraction = 0\.05"),
-        ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader,
-    ):
-        for _ in loader.batches(0):
-            pass
+    with pytest.raises(InputError, match=r"data\.max_bad_fraction = 0\.05"):
+        first_batches(dataset, DataConfig(frame_stride=1, max_bad_fraction=0.05), 1000)
 
 
 def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
@@ -218,73 +190,26 @@ def test_a_hung_decode_is_given_up(
         batches = list(islice(loader.batches(0), 3))
         assert loader.counters["timeouts"] >= len(hanging)
         source.release.set()
+    check_replaced(batches, plan, short, keys)
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert {line["key"] for line in lines} == keys
     assert all("took more than 0.5 s" in line["reason"] for line in lines)
-    for index, batch in enumerate(batches):
-        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
-            assert key not in keys
-            attempt, shown = 0, row
-            while short.samples[shown.sample].key in keys:
-                attempt += 1
-                shown = plan.replacement(row, attempt)
-            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in shown.frames]
 
 
-def test_the_next_batches_are_made_while_the_step_runs(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1, prefetch=2)
-    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
+@pytest.mark.parametrize(("settings", "size"), [({"prefetch": 2}, 32), ({"prefetch": 50, "prefetch_mib": 1}, 128)])
+def test_the_next_two_batches_are_made_while_the_step_runs(
+    short: ShardDataset, settings: dict[str, int], size: int
+) -> None:
+    """As many as there may be, or as many as fit into the memory allowed: a batch of 4 × 8 × 128×128 is 1.5 MiB."""
+    config = DataConfig(frame_stride=1, **settings)
+    wanted = 3 * 4 if size == 32 else 2 * 4
+    with ClipLoader(short, plan_of(short, config, image_size=size), CPU, config, None) as loader:
         next(loader.batches(0))
         deadline = time.monotonic() + 30
-        while loader.counters["videos_read"] < 3 * 4 and time.monotonic() < deadline:
+        while loader.counters["videos_read"] < wanted and time.monotonic() < deadline:
             time.sleep(0.01)  # the step
         time.sleep(0.2)
-        assert loader.counters["videos_read"] == 3 * 4, "two batches ahead, and no more"
-
-
-def test_large_batches_are_not_prefetched_beyond_the_limit(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1, prefetch=50, prefetch_mib=1)
-    with ClipLoader(short, plan_of(short, config, image_size=128), CPU, config, None) as loader:
-        next(loader.batches(0))
-        time.sleep(0.3)
-        assert loader.counters["videos_read"] <= 3 * 4
-
-
-@pytest.mark.slow  # 600 batches, without which nothing could be seen to grow
-def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDataset) -> None:
-    def run(batches: Iterator[Batch], count: int) -> tuple[float, int, int]:
-        for _ in islice(batches, count):
-            pass
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        resident_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-        return resident_mib, threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    for dataset, decoder in ((short, "pyav"), (vp9, "dali")):
-        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=2)  # type: ignore[arg-type]
-        with ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
-            batches = loader.batches(0)
-            memory, threads, files = run(batches, 100)
-            later = run(batches, 200)
-            assert later[0] < memory * 1.02 + 2, decoder
-            assert later[1] == threads, decoder
-            assert later[2] <= files, decoder  # fewer: what another test left open was collected meanwhile
-
-
-def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
-    """A type with a shape, made anew for every clip, was 2 MiB a minute until garbage was collected."""
-    config = DataConfig(frame_stride=1, num_threads=1)
-    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
-        batches = loader.batches(0)
-        for _ in range(3):
-            next(batches)
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(10):
-                next(batches)
-            assert gc.collect() < 10
-        finally:
-            gc.enable()
+        assert loader.counters["videos_read"] == wanted, "and no more"
 
 
 def test_a_cached_batch_is_repeated(short: ShardDataset) -> None:
@@ -298,21 +223,52 @@ def test_a_cached_batch_is_repeated(short: ShardDataset) -> None:
         assert loader.counters["clips"] == 4
 
 
+def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
+    """A type with a shape, made again for every clip, was 2 MiB per minute until garbage was collected."""
+    config = DataConfig(frame_stride=1, num_threads=1)
+    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
+        batches = loader.batches(0)
+        for _ in islice(batches, 3):
+            pass
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in islice(batches, 10):
+                pass
+            assert gc.collect() < 10
+        finally:
+            gc.enable()
+
+
+@pytest.mark.slow  # 600 batches, without which nothing could be seen to grow; the test above takes a second
+def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDataset) -> None:
+    def measure(batches: Iterator[Batch], count: int) -> tuple[float, int, int]:
+        for _ in islice(batches, count):
+            pass
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return resident_mib, threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for dataset, decoder in ((short, "pyav"), (vp9, "dali")):
+        config = DataConfig(frame_stride=1, decoder=decoder, num_threads=2)  # type: ignore[arg-type]
+        with ClipLoader(dataset, plan_of(dataset, config), CPU, config, None) as loader:
+            batches = loader.batches(0)
+            memory, threads, files = measure(batches, 100)
+            later_memory, later_threads, later_files = measure(batches, 200)
+            assert later_memory < memory * 1.02 + 2, decoder
+            assert later_threads == threads, decoder
+            assert later_files <= files + 2, decoder  # one per thread that is just reading
+
+
 def test_closing_takes_no_time_and_leaves_no_thread(short: ShardDataset) -> None:
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("clips-")]
 
     config = DataConfig(frame_stride=1, num_threads=3)
-
-    def failing_step() -> None:
-        with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
-            next(loader.batches(0))
-            assert len(threads()) == 3
-            raise ZeroDivisionError
-
     started = time.monotonic()
-    with pytest.raises(ZeroDivisionError):
-        failing_step()
+    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
+        next(loader.batches(0))
+        assert len(threads()) == 3
     assert time.monotonic() - started < 10, "the plan is endless"
     assert threads() == []
 
@@ -353,31 +309,30 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, endin
     if ending != "leave":
         program.send_signal(getattr(signal, ending))
     _, errors = program.communicate(timeout=60)
-    expected = {"leave": 7, "SIGINT": -signal.SIGINT}.get(ending, -getattr(signal, ending, 0))
-    assert program.returncode in (expected, 1 if ending == "SIGINT" else expected), errors
+    expected = {"leave": [7], "SIGINT": [-signal.SIGINT, 1]}.get(ending, [-getattr(signal, ending, 0)])
+    assert program.returncode in expected, errors
     assert "terminate called" not in errors
     assert "core dumped" not in errors
 
 
 EXACT = [
-    *((kind, "cpu", "pyav") for kind in KINDS),
+    *((kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")),  # all: test_video.py
     *((kind, "cpu", "dali") for kind in ("vp8", "vp9", "mjpeg")),
     *(pytest.param(kind, "cuda", "auto", marks=pytest.mark.gpu) for kind in KINDS),
 ]
 
 
 @pytest.mark.parametrize(("kind", "device", "decoder"), EXACT)
-def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: str, tmp_path: Path) -> None:
+def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decoder, tmp_path: Path) -> None:
     """From videos as others have encoded them, large enough for NVDEC."""
-    video = encode(50, width=192, height=160, **KINDS[kind])  # type: ignore[arg-type]
+    width, height = (192, 160) if device == "cuda" else (64, 48)
+    video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
     container = str(KINDS[kind].get("container", "mp4"))
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)], container=container))
-    dataset, plan = replace(dataset, holds_copies=True), OneVideoPlan(50, Crop(0, 0, 192, 160))
-    config = DataConfig(decoder=decoder)  # type: ignore[arg-type]
-    with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
+    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
+    dataset, plan = replace(dataset, holds_copies=True), OneVideoPlan(50, Crop(0, 0, width, height))
+    with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
         for index, batch in enumerate(loader.batches(0)):
-            for row, clip in zip(plan.batch(index), batch.clip.cpu(), strict=True):
-                assert numbers_in(clip) == [number % LEVELS for number in row.frames]
+            check_frames([batch], plan, dataset, first=index)
         assert loader.counters["clips"] == len(plan.rows)
         assert loader.counters["fallback_clips"] == 0
         assert (loader.counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
@@ -391,18 +346,18 @@ GOPS = [
 
 
 @pytest.mark.parametrize(("codec", "device", "decoder"), GOPS)
-def test_only_the_gops_of_a_clip_are_read_and_decoded(codec: str, device: str, decoder: str, tmp_path: Path) -> None:
+def test_only_the_gops_of_a_clip_are_read_and_decoded(
+    codec: str, device: str, decoder: Decoder, tmp_path: Path
+) -> None:
     """Every frame is the one asked for, wherever the clip begins."""
     width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
     video, plan = store(codec, 34, width=width, height=height), OneVideoPlan(34, Crop(0, 0, width, height))
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", video)]))
+    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)]))
     gops = dataset.gops(0)
     assert gops is not None
-    config = DataConfig(decoder=decoder)  # type: ignore[arg-type]
-    with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
+    with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
         for index, batch in enumerate(loader.batches(0)):
-            for row, clip in zip(plan.batch(index), batch.clip.cpu(), strict=True):
-                assert numbers_in(clip) == [number % LEVELS for number in row.frames]
+            check_frames([batch], plan, dataset, first=index)
         counters = loader.counters
     assert counters["fallback_clips"] == 0
     slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
@@ -412,20 +367,18 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(codec: str, device: str, d
 
 def test_only_the_gops_of_a_clip_are_checked(tmp_path: Path) -> None:
     """A corrupt GOP costs the clips that it is in, and no others."""
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v", store("h264", 50))]))
-    gops, config = dataset.gops(0), DataConfig(max_bad_fraction=0.9)
+    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", store("h264", 50))]))
+    gops = dataset.gops(0)
     assert gops is not None
     with open(dataset.shard_path(0), "r+b") as shard:
         shard.seek(dataset.samples[0].offset + int(gops.rows["offset"][3]) + 150)  # of frames 16 to 23
         shard.write(b"changed")
-    plan, report = OneVideoPlan(50, Crop(0, 0, 64, 48)), tmp_path / "quarantine.jsonl"
+    plan = OneVideoPlan(50, Crop(0, 0, 64, 48))
     plan.rows = [row for row in plan.rows if not {*range(16, 24)} & {*row.frames}]
-    assert len(plan.rows) > 50
-    with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        for index, batch in enumerate(loader.batches(0)):
-            for row, clip in zip(plan.batch(index), batch.clip, strict=True):
-                assert numbers_in(clip) == [number % LEVELS for number in row.frames]
-    assert not report.exists()
+    assert len(plan.rows) > 30
+    with ClipLoader(dataset, plan, CPU, DataConfig(), None) as loader:
+        check_frames(list(loader.batches(0)), plan, dataset)
+        assert loader.counters["bad_clips"] == 0
     with pytest.raises(VideoError, match="3 has changed since the shard was made"):
         Reader(dataset).clip(0, (15, 16))
 
@@ -433,9 +386,8 @@ def test_only_the_gops_of_a_clip_are_checked(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1, repeats=2)
-    device = torch.device("cuda")
     expected = first_batches(short, config, 6)
-    with ClipLoader(short, plan_of(short, config), device, config, None) as loader:
+    with ClipLoader(short, plan_of(short, config), torch.device("cuda"), config, None) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
             torch.cuda._sleep(50_000_000)  # the step is still running when the next batch is asked for
