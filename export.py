@@ -46,7 +46,7 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights import pretrained
-from model.weights.layouts import to_adamae, to_huggingface, to_videomae
+from model.weights.layouts import to_external
 from model.weights.loading import check_keys, shapes
 from model.weights.weight_files import save_tensors
 from training.remote_run import local_run
@@ -70,8 +70,7 @@ def main(options: argparse.Namespace) -> None:
     elif options.to == "huggingface":
         export_huggingface(weights, output)
     else:
-        convert = to_adamae if options.to == "adamae" else to_videomae
-        write_weights(output, convert(state, config.tubelet_size, config.in_channels))
+        write_weights(output, to_external(state, options.to, config.tubelet_size, config.in_channels))
     log(f"wrote {output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters from {source}")
 
 
@@ -141,7 +140,9 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     write_json(folder / "config.json", hf_config)
     if config.in_channels == 3:  # their processor makes RGB of every frame
         write_json(folder / "preprocessor_config.json", describe_preprocessing(config))
-    write_weights(folder / "model.safetensors", to_huggingface(state, config.tubelet_size, config.in_channels))
+    write_weights(
+        folder / "model.safetensors", to_external(state, "huggingface", config.tubelet_size, config.in_channels)
+    )
 
 
 def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:

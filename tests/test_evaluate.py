@@ -19,7 +19,7 @@ from common.errors import InputError
 from evaluate import calibrate, evaluate, find_worst_mistakes, make_results, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import to_huggingface
+from model.weights.layouts import to_external
 from model.weights.pretrained import load, make_metadata, save
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
@@ -71,7 +71,7 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert (tmp_path / "mistakes.png").exists() == bool(results["mistakes"])
 
     exported = tmp_path / "huggingface.safetensors"
-    save_file(to_huggingface(load(run_folder / "checkpoints" / "best").state), exported)
+    save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
     theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
     assert {**theirs, "checkpoint": results["checkpoint"]} == results
     assert "WARNING" not in capsys.readouterr().err

@@ -11,7 +11,7 @@ from common.devices import autocast_to
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.weights.layouts import to_huggingface
+from model.weights.layouts import to_external
 
 Step = Callable[[], object]
 MaskedLoss = Callable[[Tensor, Tensor], Tensor]
@@ -87,7 +87,7 @@ def _videomae(model: AdaMAE) -> nn.Module:
             use_mean_pooling=False,
         )
     )
-    state = to_huggingface(model.state_dict(), config.tubelet_size)
+    state = to_external(model.state_dict(), "huggingface", config.tubelet_size)
     # Saved models call these biases otherwise than transformers 5 does in memory.
     for saved, loaded in (("q_bias", "query.bias"), ("v_bias", "value.bias")):
         state = {name.replace(f"attention.{saved}", f"attention.{loaded}"): value for name, value in state.items()}

@@ -5,43 +5,39 @@ from torch import Tensor, nn
 from common.errors import InputError
 
 MOST_NAMES = 8  # of each kind of fault
+StateDict = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def load_weights(module: nn.Module, state_dict: dict[str, Tensor]) -> None:
+def load_weights(module: nn.Module, state_dict: StateDict) -> None:
     """Call `module.load_state_dict`; raise InputError with what does not fit."""
     check_keys(shapes(module.state_dict()), shapes(state_dict))
     module.load_state_dict(state_dict)
 
 
-def load_parts(module: nn.Module, state_dict: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
+def load_parts(module: nn.Module, state_dict: StateDict, prefixes: tuple[str, ...]) -> None:
     """Load only what starts with one of `prefixes`; raise InputError where it does not fit."""
     own = {name: value for name, value in module.state_dict().items() if not name.startswith(prefixes)}
     load_weights(module, own | {name: value for name, value in state_dict.items() if name.startswith(prefixes)})
 
 
-def shapes(state_dict: dict[str, Tensor]) -> Shapes:
+def shapes(state_dict: StateDict) -> Shapes:
     return {name: tuple(value.shape) for name, value in state_dict.items()}
 
 
 def check_keys(wanted: Shapes, given: Shapes) -> None:
     """Raise InputError with what is missing, unexpected and of another shape, at once."""
+    other_shape = [name for name in sorted(wanted.keys() & given.keys()) if wanted[name] != given[name]]
     faults = {
         "missing keys": sorted(wanted.keys() - given.keys()),
         "unexpected keys": sorted(given.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {given[name]} instead of {wanted[name]}"
-            for name in sorted(wanted.keys() & given.keys())
-            if wanted[name] != given[name]
-        ],
+        "of another shape": [f"{name} {given[name]} instead of {wanted[name]}" for name in other_shape],
     }
-    if any(faults.values()):
-        raise InputError(
-            "checkpoint does not match the model: "
-            + "; ".join(f"{kind}: {_few(names)}" for kind, names in faults.items() if names)
-        )
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    said = [
+        f"{kind}: {', '.join(names[:MOST_NAMES])}"
+        + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+        for kind, names in faults.items()
+        if names
+    ]
+    if said:
+        raise InputError(f"checkpoint does not match the model: {'; '.join(said)}")

@@ -10,12 +10,28 @@ from common.atomic_io import atomic_write
 from common.errors import InputError
 from common.yaml_io import read_yaml
 from model.config import ModelConfig
-from model.weights.layouts import check_size, from_adamae, from_huggingface, from_videomae, infer_config
-from model.weights.weight_files import StateDict, read_json, read_metadata, read_state_dict, save_tensors
+from model.weights.infer_config import check_config, infer_config
+from model.weights.layouts import from_external
+from model.weights.loading import StateDict
+from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_tensors
 
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
 SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
+HUGGINGFACE_KEYS = {  # ModelConfig's names -> those in the config.json of a VideoMAE
+    "encoder_width": "hidden_size",
+    "encoder_depth": "num_hidden_layers",
+    "encoder_heads": "num_attention_heads",
+    "decoder_width": "decoder_hidden_size",
+    "decoder_depth": "decoder_num_hidden_layers",
+    "decoder_heads": "decoder_num_attention_heads",
+    "normalize_target": "norm_pix_loss",
+    "in_channels": "num_channels",
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "num_frames": "num_frames",
+    "tubelet_size": "tubelet_size",
+}
 
 
 class Weights(NamedTuple):
@@ -34,53 +50,41 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     """
     file = find_file(Path(path))
     state, metadata = read_state_dict(file)
-    if not _is_ours(state):
-        state = convert_external(state)
-    if (config := _config_of(file, metadata)) is not None:
-        check_size(state, config, file)
-    return Weights(state, config or infer_config(state, num_frames, like), _classes(metadata, state, file))
-
-
-def _config_of(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
-    """Read the configuration in a file of weights or beside it, if there is one."""
-    if CONFIG_KEY in metadata:
-        return _config(read_json(metadata[CONFIG_KEY], file), file)
-    if (run := run_of(file)) is not None:
-        return config_of_run(run)
-    beside = file.parent / "config.json"
-    if beside.is_file():
-        described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
-        if isinstance(described, dict) and described.get("model_type") == "videomae":
-            return _huggingface_config(described, beside)
-    return None
-
-
-def assumed_fields(path: Path, config: ModelConfig) -> list[str]:
-    """List the settings that `load` assumed, because neither the file nor what lies beside it says them."""
-    file = find_file(path)
-    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
-        return []
-    names = ["masking", "mask_ratio"]
-    if not (file.parent / "config.json").is_file():
-        names += ["num_frames", "image_size", "positions"]
-    return [f"{name} {getattr(config, name)}" for name in names]
-
-
-def _classes(metadata: dict[str, str], state: StateDict, file: Path) -> list[str]:
+    if not any(name.startswith("tokenizer.") for name in state):
+        state = from_external(state)
+    if (config := _described_config(file, metadata)) is not None:
+        check_config(state, config, file)
     classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
     if classes and len(classes) != len(state.get("head.weight", classes)):
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
-    return classes
+    return Weights(state, config or infer_config(state, num_frames, like), classes)
 
 
-def top1_of(file: Path) -> float:
-    """Read the top-1 accuracy at which a run's best classifier was saved; raises InputError where it is not there."""
-    scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
-    if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
-        raise InputError(f"{file} has no scores: remove it and re-run the command")
-    return scores["top1"]
+def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
+    """Write weights and metadata as one safetensors file, atomically."""
+    with atomic_write(path) as partial:
+        save_tensors(partial, state_dict, metadata)
+
+
+def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
+    """Make the metadata that `load` reads from a file of weights."""
+    known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
+    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
+
+
+def find_file(path: Path) -> Path:
+    """Find the file of weights at `path`: of a run, the newest; averaged weights (EMA) where there are some."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
+    for place in ("", "checkpoints/step-*/"):
+        for name in ("average.safetensors", "model.safetensors", "pytorch_model.bin"):
+            if found := sorted(path.glob(place + name)):
+                return found[-1]
+    raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
 
 
 def run_of(file: Path) -> Path | None:
@@ -100,20 +104,7 @@ def run_config(run: Path) -> dict[str, Any]:
 
 def config_of_run(run: Path) -> ModelConfig:
     """Read the model's configuration of a run directory; raises InputError where it cannot be read."""
-    return _config(run_config(run)["model"], run / "config.yaml")
-
-
-def find_file(path: Path) -> Path:
-    """Find the file of weights at `path`: of a run, the newest; averaged weights (EMA) where there are some."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
-    for place in ("", "checkpoints/step-*/"):
-        for name in ("average.safetensors", "model.safetensors", "pytorch_model.bin"):
-            if found := sorted(path.glob(place + name)):
-                return found[-1]
-    raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
+    return _parse_config(run_config(run)["model"], run / "config.yaml")
 
 
 def trained_stride(path: Path) -> int:
@@ -128,51 +119,45 @@ def trained_stride(path: Path) -> int:
     return stride
 
 
-def convert_external(state_dict: StateDict) -> StateDict:
-    """Convert weights of another project to our layout."""
-    if any(name.startswith("videomae.") for name in state_dict):
-        return from_huggingface(state_dict)
-    if "mask_token" in state_dict and "encoder.pos_embed_probs" not in state_dict:
-        return from_videomae(state_dict)
-    return from_adamae(state_dict)
+def top1_of(file: Path) -> float:
+    """Read the top-1 accuracy at which a run's best classifier was saved; raises InputError where it is not there."""
+    scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
+    if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
+        raise InputError(f"{file} has no scores: remove it and re-run the command")
+    return scores["top1"]
 
 
-def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
-    """Make the metadata that `load` reads from a file of weights."""
-    known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
-    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
+def assumed_fields(path: Path, config: ModelConfig) -> list[str]:
+    """List the settings that `load` assumed, because neither the file nor what lies beside it says them."""
+    file = find_file(path)
+    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
+        return []
+    names = ["masking", "mask_ratio"]
+    if not (file.parent / "config.json").is_file():
+        names += ["num_frames", "image_size", "positions"]
+    return [f"{name} {getattr(config, name)}" for name in names]
 
 
-def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
-    """Write weights and metadata as one safetensors file, atomically."""
-    with atomic_write(path) as aside:
-        save_tensors(aside, state_dict, metadata)
+def _described_config(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
+    """Read the configuration in a file of weights or beside it, if there is one."""
+    if CONFIG_KEY in metadata:
+        return _parse_config(read_json(metadata[CONFIG_KEY], file), file)
+    if (run := run_of(file)) is not None:
+        return config_of_run(run)
+    beside = file.parent / "config.json"
+    if not beside.is_file():
+        return None
+    described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
+    if not isinstance(described, dict) or described.get("model_type") != "videomae":
+        return None
+    described.setdefault("num_channels", 3)
+    if missing := [name for name in HUGGINGFACE_KEYS.values() if name not in described]:
+        raise InputError(f"{beside} does not say {', '.join(missing)}")
+    values = {ours: described[theirs] for ours, theirs in HUGGINGFACE_KEYS.items()}
+    return _parse_config({**values, "masking": "tube", "mask_ratio": 0.9}, beside)
 
 
-def _huggingface_config(described: dict[str, Any], where: Path) -> ModelConfig:
-    theirs = {
-        "encoder_width": "hidden_size",
-        "encoder_depth": "num_hidden_layers",
-        "encoder_heads": "num_attention_heads",
-        "decoder_width": "decoder_hidden_size",
-        "decoder_depth": "decoder_num_hidden_layers",
-        "decoder_heads": "decoder_num_attention_heads",
-        "normalize_target": "norm_pix_loss",
-    }
-    same = ("image_size", "patch_size", "num_frames", "tubelet_size")
-    try:
-        values = {ours: described[name] for ours, name in theirs.items()} | {name: described[name] for name in same}
-    except KeyError as error:
-        raise InputError(f"{where} does not say {error}") from error
-    values["in_channels"] = described.get("num_channels", 3)
-    return _config({**values, "masking": "tube", "mask_ratio": 0.9}, where)
-
-
-def _is_ours(state_dict: StateDict) -> bool:
-    return any(name.startswith("tokenizer.") for name in state_dict)
-
-
-def _config(values: Any, where: Path) -> ModelConfig:
+def _parse_config(values: Any, where: Path) -> ModelConfig:
     """Check key by key, as a configuration from the command line."""
     from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
 

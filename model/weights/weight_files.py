@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import InputError
+from model.weights.loading import StateDict
 
-StateDict = dict[str, Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_JSON = 2**20  # characters
 MAX_TENSORS = 10_000
 MAX_LEGACY_PICKLE = 2**24  # bytes at a file's start, before the numbers, in what PyTorch wrote before 1.6
-PREFIXES = ("_orig_mod.", "module.")  # which torch.compile and DistributedDataParallel put in front of every name
+PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")  # of torch.compile and DistributedDataParallel, on every name
 
 
 def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
@@ -34,13 +34,31 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
 
     Raises InputError where the file is damaged, or holds anything else than weights.
     """
-    raw, metadata = _read(file)
+    metadata: dict[str, str] = {}
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                metadata, names = opened.metadata() or {}, opened.keys()
+                if len(names) > MAX_TENSORS:
+                    raise ValueError(f"it holds {len(names)} tensors, and {MAX_TENSORS} are the most")
+                raw: Any = {name: opened.get_tensor(name) for name in names}
+        else:
+            raw = _read_pytorch(file)
+    except UnpicklingError as error:  # whose own text explains how to run the code in it
+        reason = "it is damaged, or holds objects besides tensors, which might be code"
+        raise InputError(f"{file} cannot be read as weights: {reason}") from error
+    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
+        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
+    for wrapper in ("model", "module", "state_dict"):
+        if isinstance(raw, dict) and isinstance(raw.get(wrapper), dict):
+            raw = raw[wrapper]
+    if not isinstance(raw, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in raw.items()):
+        raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
     state: StateDict = {}
-    for name, value in _unwrap(raw, file).items():
+    for name, value in raw.items():
         if fault := _describe_fault(value):
             raise InputError(f"{file} cannot be used: {name} {fault}")
-        for prefix in PREFIXES:
-            name = name.removeprefix(prefix)
+        name = PREFIXES.sub("", name)
         if name in state:
             raise InputError(f"{file} cannot be used: it holds {name} twice, with and without a prefix")
         state[name] = value
@@ -78,14 +96,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     except SafetensorError as error:
         if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number), str(path)) from error
-    _sort_metadata(path)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata, whose order safetensors varies from process to process."""
-    with path.open("r+b") as file:
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+    with path.open("r+b") as file:  # safetensors varies the order of the metadata from process to process: sort it
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -95,27 +107,8 @@ def _sort_metadata(path: Path) -> None:
         file.write(text.ljust(length))
 
 
-def _read(file: Path) -> tuple[Any, dict[str, str]]:
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                names = opened.keys()
-                if len(names) > MAX_TENSORS:
-                    raise ValueError(f"it holds {len(names)} tensors, and {MAX_TENSORS} are the most")
-                return {name: opened.get_tensor(name) for name in names}, opened.metadata() or {}
-        _refuse_growing(file)
-        # The authors' files also hold the command line they were made with; nothing else than tensors and that.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(file, map_location="cpu", weights_only=True), {}
-    except UnpicklingError as error:  # whose own text explains how to run the code in it
-        reason = "it is damaged, or holds objects besides tensors, which might be code"
-        raise InputError(f"{file} cannot be read as weights: {reason}") from error
-    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
-        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
-
-
-def _refuse_growing(file: Path) -> None:
-    """Refuse files that grow when they are read.
+def _read_pytorch(file: Path) -> Any:
+    """Unpickle tensors, and the command line that the authors' files hold, but nothing that grows when it is read.
 
     PyTorch neither compresses its zip files nor puts a bytearray into them, which torch.load makes as large as it is
     told to, 3 GiB from 400 bytes.
@@ -130,17 +123,8 @@ def _refuse_growing(file: Path) -> None:
             pickles = [legacy.read(MAX_LEGACY_PICKLE)]
     if any(b"bytearray" in pickled for pickled in pickles):
         raise ValueError("it holds objects besides tensors")
-
-
-def _unwrap(raw: Any, file: Path) -> StateDict:
-    for wrapper in ("model", "module", "state_dict"):
-        if isinstance(raw, dict) and isinstance(raw.get(wrapper), dict):
-            raw = raw[wrapper]
-    if isinstance(raw, dict) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in raw.items()
-    ):
-        return raw
-    raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _describe_fault(value: Tensor) -> str:

@@ -44,3 +44,7 @@ def randomize(module: nn.Module, seed: int = 0) -> None:
     with torch.no_grad():
         for value in module.parameters():
             value.add_(torch.randn(value.shape, generator=generator) * 0.1)
+
+
+def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)

@@ -6,7 +6,7 @@ from torch import Tensor
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import to_adamae
+from model.weights.layouts import to_external
 from training.compiling import compile_in_place
 
 MASKINGS = ["adaptive", "random", "tube", "frame"]
@@ -290,7 +290,7 @@ def test_classifier_starts_from_a_pretrained_encoder() -> None:
     head = classifier.head.weight.clone()
     assert head.abs().max() <= 0.001 * (6 / (48 + 5)) ** 0.5
     classifier.load_encoder(pretrained.state_dict())
-    state = to_adamae(pretrained.state_dict())
+    state = to_external(pretrained.state_dict(), "adamae")
     assert torch.equal(classifier.encoder.blocks[1].attn.q_bias, state["encoder.blocks.1.attn.q_bias"])
     assert torch.equal(classifier.tokenizer.projection.bias, state["encoder.patch_embed.proj.bias"])
     assert torch.equal(classifier.head.weight, head)

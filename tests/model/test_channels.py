@@ -18,7 +18,7 @@ from model.adamae import AdaMAE
 from model.channels import adapt_channels
 from model.encoder import VideoEncoder
 from model.weights import pretrained
-from model.weights.layouts import from_huggingface, to_huggingface
+from model.weights.layouts import from_external, to_external
 from model.weights.warm_start import warm_start
 from train import train
 from training.config import parse
@@ -117,7 +117,7 @@ def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     model = AdaMAE(small(in_channels=1, masking="tube", mask_ratio=0.5))
     randomize(model)
     state = model.state_dict()
-    back = from_huggingface(to_huggingface(state, in_channels=1))
+    back = from_external(to_external(state, "huggingface", in_channels=1))
     assert all(torch.equal(back[name], value) for name, value in state.items())
     save_file(state, tmp_path / "gray.safetensors", pretrained.make_metadata(model.config))
     export.main(

@@ -1,4 +1,4 @@
-"""Values computed with the authors' published code are reproduced to 1e-5, through `from_adamae`."""
+"""Values computed with the authors' published code are reproduced to 1e-5, through `from_external`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import from_adamae, to_adamae
+from model.weights.layouts import from_external, to_external
 
 CONFIG = ModelConfig(
     encoder_width=64, encoder_depth=2, encoder_heads=4, decoder_width=32, decoder_depth=2, decoder_heads=2,
@@ -38,7 +38,7 @@ def test_golden(golden, given_ids) -> None:
 
 def pretraining(golden, published, given_ids) -> None:
     model = AdaMAE(CONFIG).eval()
-    model.load_state_dict(from_adamae(published))
+    model.load_state_dict(from_external(published))
     given_ids(golden["visible_ids"], golden["masked_ids"])
     output = model(golden["clip"], 0, 0)
 
@@ -54,7 +54,7 @@ def pretraining(golden, published, given_ids) -> None:
             name: torch.zeros_like(value) if value.grad is None else value.grad
             for name, value in model.named_parameters()
         }
-        for name, gradient in to_adamae(gradients).items():
+        for name, gradient in to_external(gradients, "adamae").items():
             if f"grad_{kind}.{name}" in golden:
                 close(gradient, golden[f"grad_{kind}.{name}"])
     # The target only shows in the loss: predicted exactly, it leaves none.
@@ -63,13 +63,13 @@ def pretraining(golden, published, given_ids) -> None:
 
 def classifier(golden, published, given_ids) -> None:
     model = VideoClassifier(CONFIG, num_classes=7).eval()
-    model.load_state_dict(from_adamae(published))
+    model.load_state_dict(from_external(published))
     close(model.features(golden["clip"]), golden["features"])
     close(model(golden["clip"]), golden["logits"])
 
 
 def test_the_published_layout_survives_the_way_through_ours(golden) -> None:
     _, _, published = golden
-    again = to_adamae(from_adamae(published))
+    again = to_external(from_external(published), "adamae")
     assert again.keys() == published.keys()
     assert all(torch.equal(again[name], published[name]) for name in published)

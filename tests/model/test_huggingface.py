@@ -11,7 +11,7 @@ from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVide
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.weights.layouts import from_huggingface, to_huggingface
+from model.weights.layouts import from_external, to_external
 
 CONFIG = small(masking="random")
 MEAN, STD = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -57,7 +57,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def test_pretraining(pretraining, given_ids) -> None:
     ours = AdaMAE(CONFIG)
-    ours.load_state_dict(from_huggingface(pretraining.state_dict()))
+    ours.load_state_dict(from_external(pretraining.state_dict()))
     clip, (visible_ids, masked_ids) = random_clip(CONFIG), random_ids(CONFIG)
     given_ids(visible_ids, masked_ids)
     is_masked = torch.ones(2, CONFIG.num_tokens, dtype=torch.bool).scatter(1, visible_ids, False)
@@ -69,14 +69,14 @@ def test_pretraining(pretraining, given_ids) -> None:
 
     expected.loss.backward()
     output.loss.backward()
-    theirs = from_huggingface(gradients(pretraining))
+    theirs = from_external(gradients(pretraining))
     for name, gradient in gradients(ours).items():
         close(gradient, theirs[name], name)
 
 
 def test_classification(classification) -> None:
     ours = VideoClassifier(CONFIG, num_classes=7)
-    ours.load_state_dict(from_huggingface(classification.state_dict()))
+    ours.load_state_dict(from_external(classification.state_dict()))
     clip, labels = random_clip(CONFIG), torch.tensor([3, 5])
     expected = classification(pixel_values(clip), labels=labels)
     logits = ours(clip)
@@ -86,7 +86,7 @@ def test_classification(classification) -> None:
 
     expected.loss.backward()
     loss.backward()
-    theirs = from_huggingface(gradients(classification))
+    theirs = from_external(gradients(classification))
     for name, gradient in gradients(ours).items():
         close(gradient, theirs[name], name)
 
@@ -95,7 +95,7 @@ def test_classification(classification) -> None:
 def test_their_library_loads_what_we_save(kind: str, request, tmp_path: Path) -> None:
     theirs = request.getfixturevalue(kind)
     theirs.config.save_pretrained(tmp_path)
-    save_file(to_huggingface(from_huggingface(theirs.state_dict())), tmp_path / "model.safetensors")
+    save_file(to_external(from_external(theirs.state_dict()), "huggingface"), tmp_path / "model.safetensors")
     again, report = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, value in theirs.state_dict().items():

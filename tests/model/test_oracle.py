@@ -7,7 +7,7 @@ from material import random_clip, random_ids, randomize, small
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.weights.layouts import to_adamae, to_videomae
+from model.weights.layouts import to_external
 
 VARIANTS = [
     {},
@@ -34,8 +34,10 @@ def test_values_and_gradients(changes, given_ids) -> None:
     output.loss.backward()
 
     named = dict(model.named_parameters())
-    to_published = to_adamae if config.masking == "adaptive" else to_videomae
-    state = {name: value.double() for name, value in to_published(model.state_dict(), config.tubelet_size).items()}
+    layout = "adamae" if config.masking == "adaptive" else "videomae"
+    state = {
+        name: value.double() for name, value in to_external(model.state_dict(), layout, config.tubelet_size).items()
+    }
     for value in state.values():
         value.requires_grad_()
     shape = oracle.Shape(config.tubelet_size, 8, 3, 2, config.loss, config.normalize_target)
@@ -50,7 +52,7 @@ def test_values_and_gradients(changes, given_ids) -> None:
         close(output.sampling_loss, expected.sampling_loss)
         loss = loss + 1e-4 * expected.sampling_loss
     loss.backward()
-    gradients = to_published({name: value.grad for name, value in named.items()}, config.tubelet_size)
+    gradients = to_external({name: value.grad for name, value in named.items()}, layout, config.tubelet_size)
     assert gradients.keys() == state.keys()
     for name, gradient in gradients.items():
         close(gradient, state[name].grad, name)
@@ -65,14 +67,14 @@ def test_encoder_output(given_ids) -> None:
     outputs = []
     model.encoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     model(random_clip(config), 0, 0)
-    state = {name: value.double() for name, value in to_adamae(model.state_dict()).items()}
+    state = {name: value.double() for name, value in to_external(model.state_dict(), "adamae").items()}
     close(outputs[0], oracle.adamae(state, random_clip(config), *ids, oracle.Shape(2, 8, 3, 2)).encoded)
 
 
 def test_classifier() -> None:
     model = VideoClassifier(small(), num_classes=5).eval()
     randomize(model)
-    state = {name: value.double() for name, value in to_adamae(model.state_dict()).items()}
+    state = {name: value.double() for name, value in to_external(model.state_dict(), "adamae").items()}
     clip = random_clip(small())
     close(model(clip), oracle.classifier(state, clip, oracle.Shape(2, 8, 3, 2)))
 

@@ -8,7 +8,7 @@ import yaml
 from material import random_clip
 
 from model.adamae import AdaMAE
-from model.weights.layouts import from_adamae, from_videomae, to_adamae, to_videomae
+from model.weights.layouts import from_external, to_external
 from training.config import parse
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +38,9 @@ def test_a_row_trains_and_travels(overrides: tuple[str, ...]) -> None:
     assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
     state = model.state_dict()
     if "token_sampler.logit.weight" in state and config.sampler_width is None:
-        again = from_adamae(to_adamae(state))
+        again = from_external(to_external(state, "adamae"))
     else:
-        again = from_videomae(to_videomae(state))
+        again = from_external(to_external(state, "videomae"))
         state = {name: value for name, value in state.items() if not name.startswith("token_sampler.")}
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], state[name]) for name in state)

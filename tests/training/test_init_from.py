@@ -13,7 +13,7 @@ from torch import Tensor
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.weights.layouts import to_adamae
+from model.weights.layouts import to_external
 from model.weights.pretrained import make_metadata, run_config, save
 from train import train
 from training import remote_run
@@ -168,7 +168,7 @@ def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path
 
 def test_published_weights_give_what_they_know(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
-    torch.save({"model": to_adamae(AdaMAE(shape).state_dict())}, tmp_path / "theirs.pth")
+    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "theirs.pth")
     config = load_config(labeled(new, tmp_path / "theirs.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]

@@ -1,0 +1,121 @@
+"""Infers a model's configuration from the names and shapes of its weights, in our layout."""
+
+import math
+from dataclasses import replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from model.config import MAX_CHANNELS, SIZES, ModelConfig
+from model.weights.loading import StateDict
+
+TOKENIZER = "tokenizer.projection.weight"
+LEARNED_POSITIONS = "token_sampler.positions"
+TUBELETS = (2, 4, 1, 3, 8)  # the usual ones first
+
+
+def is_pretraining(state_dict: StateDict) -> bool:
+    """Return whether it has a decoder, in any layout."""
+    return any("decoder." in name or name.endswith("mask_token") for name in state_dict)
+
+
+def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
+    """Infer the configuration; the clip shape is not in the weights and must be known.
+
+    It is that of `like` if that makes as many tokens of it, else `num_frames` square frames.
+    """
+    config = ModelConfig(**read_architecture(state_dict, like) | {"num_frames": num_frames})
+    num_tokens = len(state_dict[LEARNED_POSITIONS]) if LEARNED_POSITIONS in state_dict else None
+    if like is not None and like.patch_values == config.patch_values and num_tokens in (None, like.num_tokens):
+        patches = ("tubelet_size", "patch_size", "in_channels")
+        names = ("num_frames", "image_size", *patches, "positions", "masking", "mask_ratio")
+        return replace(config, **{name: getattr(like, name) for name in names})
+    if num_tokens is None:
+        return config
+    time = config.grid[0]
+    side = math.isqrt(num_tokens // time)
+    if time * side**2 != num_tokens:
+        raise InputError(
+            f"these weights are for {num_tokens} tokens, which are not {time} square token frames:"
+            f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
+            " into a file of ours"
+        )
+    return replace(config, image_size=side * config.patch_size)
+
+
+def check_config(state_dict: StateDict, config: ModelConfig, where: Path) -> None:
+    """Raise InputError where `config` does not describe the tensors' model."""
+    names = ["encoder_width", "encoder_depth", "patch_values"]
+    if is_pretraining(state_dict):
+        names += ["decoder_width", "decoder_depth"]
+        if config.masking == "adaptive":
+            names += ["sampler_depth", "sampler_width"]
+    read = read_architecture(state_dict)
+    read["patch_values"] = read["tubelet_size"] * read["patch_size"] ** 2 * read["in_channels"]
+    described = {
+        **vars(config),
+        **config.dimensions._asdict(),
+        "sampler_width": config.sampler_dimension,
+        "patch_values": config.patch_values,
+    }
+    for name in names:
+        if described[name] != read[name]:
+            raise InputError(
+                f"{where} does not fit its own description: {name} is {read[name]}, and {described[name]} is said"
+            )
+
+
+def read_architecture(state_dict: StateDict, like: ModelConfig | None = None) -> dict[str, Any]:
+    """Read ModelConfig's values off names and shapes; defaults where a tensor is missing.
+
+    Numbers of heads are not in the weights: they are those of the size with these widths, else of `like` with these
+    widths, else one for 64 channels.
+    """
+
+    def rows(name: str, default: int) -> int:
+        return state_dict[name].shape[0] if name in state_dict else default
+
+    def count(prefix: str) -> int:
+        return max(1, len({name[len(prefix) :].split(".")[0] for name in state_dict if name.startswith(prefix)}))
+
+    sizes = [*([] if like is None else [like.dimensions]), *SIZES.values()]
+    encoder_width = rows("encoder.blocks.0.norm1.weight", 768)
+    encoder_heads = {size.encoder_width: size.encoder_heads for size in sizes}
+    decoder_width = rows("decoder.blocks.0.norm1.weight", 384)
+    decoder_heads = {size.decoder_width: size.decoder_heads for size in sizes}
+    adaptive = any(name.startswith("token_sampler.") for name in state_dict)
+    tubelet_size, patch_size, in_channels = _factor_patch(
+        state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
+    )
+    return {
+        "encoder_width": encoder_width,
+        "encoder_depth": count("encoder.blocks."),
+        "encoder_heads": encoder_heads.get(encoder_width, max(1, encoder_width // 64)),
+        "decoder_width": decoder_width,
+        "decoder_depth": count("decoder.blocks."),
+        "decoder_heads": decoder_heads.get(decoder_width, max(1, decoder_width // 64)),
+        "tubelet_size": tubelet_size,
+        "patch_size": patch_size,
+        "in_channels": in_channels,
+        "num_frames": 8 * tubelet_size,
+        "image_size": 14 * patch_size,
+        "masking": "adaptive" if adaptive else "tube",
+        "mask_ratio": 0.95 if adaptive else 0.9,
+        "sampler": "mlp" if "token_sampler.body.0.weight" in state_dict else "mha",
+        "sampler_depth": count("token_sampler.body."),
+        "sampler_width": rows("token_sampler.projection.weight", encoder_width),
+    }
+
+
+def _factor_patch(num_values: int) -> tuple[int, int, int]:
+    """Find tubelet size, patch size and channels of `num_values`; RGB, grayscale and the usual tubelets first."""
+    others = (2, *range(4, MAX_CHANNELS + 1))
+    for channels, tubelet_size in chain(product((3, 1), TUBELETS), product(others, TUBELETS)):
+        side = math.isqrt(num_values // (channels * tubelet_size))
+        if side and channels * tubelet_size * side**2 == num_values:
+            return tubelet_size, side, channels
+    raise InputError(
+        f"these weights are for patches of {num_values} values: those are not square patches of up to"
+        f" {MAX_CHANNELS} channels"
+    )

@@ -1,0 +1,81 @@
+"""Layouts of other projects: exact round trips, one sentence on all that does not fit, configurations read off them."""
+
+import pytest
+import torch
+from material import randomize, same, small
+
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import SIZES, ModelConfig
+from model.weights.infer_config import infer_config
+from model.weights.layouts import from_external, to_external
+
+LAYOUTS = ["adamae", "videomae", "huggingface"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"sampler": "mlp"}, {"sampler_depth": 2}, {"tubelet_size": 4}, {"tubelet_size": 1}], ids=str
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_round_trip_leaves_out_at_most_the_sampler(layout, changes) -> None:
+    config = small(**changes)
+    state = AdaMAE(config).state_dict()
+    again = from_external(to_external(state, layout, config.tubelet_size))
+    kept = {name: value for name, value in state.items() if not name.startswith("token_sampler.")}
+    assert same(again, state if layout == "adamae" else kept)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_round_trip_of_a_classifier(layout) -> None:
+    model = VideoClassifier(small(), num_classes=5)
+    randomize(model)
+    assert same(from_external(to_external(model.state_dict(), layout)), model.state_dict())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_error_lists_all_that_is_wrong(layout) -> None:
+    state = to_external(AdaMAE(small()).state_dict(), layout)
+    del state["encoder_to_decoder.weight"]
+    state["decoder.norm.bias"] = torch.zeros(5)
+    state["what.is.this"] = torch.zeros(1)
+    with pytest.raises(InputError) as error:
+        from_external(state)
+    message = str(error.value)
+    assert "missing keys: decoder.embed.weight" in message
+    assert "unexpected keys: what.is.this" in message
+    assert "of another shape: decoder.norm.bias (5,) instead of (32,)" in message
+
+
+def test_a_sampler_is_whole_or_not_there() -> None:
+    state = to_external(AdaMAE(small()).state_dict(), "adamae")
+    del state["encoder.pos_embed_probs"]
+    with pytest.raises(InputError, match=r"missing keys: token_sampler\.positions$"):
+        from_external(state)
+
+
+def test_what_the_authors_layout_has_no_place_for() -> None:
+    with pytest.raises(InputError, match="width of its own"):
+        to_external(AdaMAE(small(sampler_width=24)).state_dict(), "adamae")
+    with pytest.raises(InputError, match="no token sampler"):
+        to_external(AdaMAE(small(masking="tube")).state_dict(), "adamae")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_config_is_read_off_the_weights(size) -> None:
+    config = ModelConfig(size=size)
+    with torch.device("meta"):
+        state = AdaMAE(config).state_dict()
+    inferred = infer_config(state)
+    assert inferred.dimensions == config.dimensions
+    for name in ("grid", "patch_values", "num_visible", "masking", "sampler", "sampler_dimension", "sampler_depth"):
+        assert getattr(inferred, name) == getattr(config, name), name
+
+
+def test_config_of_another_clip_shape() -> None:
+    with torch.device("meta"):
+        state = AdaMAE(ModelConfig(num_frames=32, image_size=112)).state_dict()
+    inferred = infer_config(state, num_frames=32)
+    assert (inferred.num_frames, inferred.image_size) == (32, 112)
+    with pytest.raises(InputError, match=r"784 tokens.*number of frames"):
+        infer_config(state, num_frames=16)
