@@ -39,7 +39,7 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
-from figures.clips import Clip, read_clips
+from figures.clips import read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.config import TrainConfig, parse, to_yaml
@@ -131,22 +131,19 @@ def train_and_evaluate(config: TrainConfig, videos: Path) -> Row:
     run_training(recipe)
     shape = config.model.num_frames, config.model.image_size
     clips = list(read_clips([videos], *shape, config.data.frame_stride, limit=10**9))
-    return {f"trained_{name}": value for name, value in evaluate_model(AdaMAE.from_pretrained(run), clips).items()}
+    with torch.no_grad():
+        model = AdaMAE.from_pretrained(run)
+        if model.token_sampler.learns:
+            report: dict[str, Any] = motion_report.measure(model, clips)
+            names = ("reconstruction_loss", "correlation", "moving_fraction_visible", "moving_fraction_all")
+            return {f"trained_{name}": round(report[name], 3) for name in names}
+        losses = [model(clip.frames[None], seed=0, offset=i).reconstruction_loss for i, clip in enumerate(clips)]
+        return {"trained_reconstruction_loss": round(torch.stack(losses).mean().item(), 3)}
 
 
 def run_training(recipe: Path) -> None:
     if subprocess.run([sys.executable, str(ROOT / "train.py"), "--config", str(recipe)]).returncode:
         raise InputError(f"the training run of {recipe} failed, see above; re-run the same command to resume")
-
-
-@torch.no_grad()
-def evaluate_model(model: AdaMAE, clips: list[Clip]) -> Row:
-    if model.token_sampler.learns:
-        report: dict[str, Any] = motion_report.measure(model, clips)
-        names = ("reconstruction_loss", "correlation", "moving_fraction_visible", "moving_fraction_all")
-        return {name: round(report[name], 3) for name in names}
-    losses = [model(clip.frames[None], seed=0, offset=i).reconstruction_loss for i, clip in enumerate(clips)]
-    return {"reconstruction_loss": round(torch.stack(losses).mean().item(), 3)}
 
 
 if __name__ == "__main__":

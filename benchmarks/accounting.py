@@ -110,7 +110,7 @@ def account(
         launches = live.launches  # so far: the last gradient ends the backward pass
 
     live.label = "tokenizer"
-    live.forget_peak()
+    live.at_peak = live.now.copy()
     live.launches = 0
     with ExitStack() as hooks:
         for parameter in model.parameters():
@@ -118,7 +118,7 @@ def account(
         mark_copy = partial(live.relabel, label="weight_copies")
         with (
             flops if with_flops and not in_another else nullcontext(),
-            track_parts(model, live.set_label),
+            track_parts(model, partial(setattr, live, "label")),
             saved_bytes(model, (clip,), mark_copy) as saved,
         ):
             step(clip)
@@ -215,12 +215,6 @@ class LiveBytes(TorchDispatchMode):
         self.launches = 0
         self._labels: dict[int, str] = {}
 
-    def set_label(self, label: str) -> None:
-        self.label = label
-
-    def forget_peak(self) -> None:
-        self.at_peak = self.now.copy()
-
     def relabel(self, tensor: Tensor | None, label: str) -> None:
         if tensor is not None:
             storage = tensor.untyped_storage()
@@ -235,14 +229,11 @@ class LiveBytes(TorchDispatchMode):
                 self._count(tensor.untyped_storage())
         self.launches += not func.is_view and not func.name().startswith(IDLE)
         if self.on_gpu and _is_attention_backward(func.name()):
-            self._count_momentary(attention_workspace(args[1]))
+            size = attention_workspace(args[1])  # alive for a moment beside all that is now
+            if self.now.total() + size > self.at_peak.total():
+                self.at_peak = self.now.copy()
+                self.at_peak["temporaries"] += size
         return out
-
-    def _count_momentary(self, size: int) -> None:
-        """Count bytes that are alive for a moment beside all that is now."""
-        if self.now.total() + size > self.at_peak.total():
-            self.at_peak = self.now.copy()
-            self.at_peak["temporaries"] += size
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, _allocated(storage)

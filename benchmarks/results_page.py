@@ -39,21 +39,20 @@ def make_table(file: str, columns: str, filters: str) -> str:
     for pair in filter(None, map(str.strip, filters.split(","))):
         key, _, values = pair.partition("=")
         rows = [row for row in rows if str(row.get(key)) in values.split("|")]
-    heads, cells = [], []
+    heads: list[str] = []
+    cells: list[list[str]] = []
     for column in columns.split(","):
         name, _, heading = (part.strip() for part in column.partition(":"))
         mean, _, deviation = (part.strip() for part in name.partition("±"))
         if mean not in known:
             raise InputError(f"{PAGE} names the column {mean}, which {path} does not have")
         heads.append(heading or name)
-        cells.append([_cell(row, mean, deviation) for row in rows])
+        cells.append([])
+        for row in rows:
+            spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
+            cells[-1].append(format_cell(row.get(mean)) + spread)
     lines = [heads, ["---"] * len(heads), *zip(*cells, strict=True)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(row: Row, mean: str, deviation: str) -> str:
-    spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
-    return format_cell(row.get(mean)) + spread
 
 
 if __name__ == "__main__":
