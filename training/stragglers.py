@@ -58,7 +58,7 @@ class StragglerDetector:
         this rank's loader, since its start."""
         if self._dist.world_size == 1:
             return dict(means), {}
-        own = self._measure(steps, seconds, counters)
+        own = self.measure(steps, seconds, counters)
         row = torch.tensor([*means.values(), *own.values()])
         table = torch.zeros(self._dist.world_size, len(row))
         table[self._dist.rank] = row
@@ -70,6 +70,21 @@ class StragglerDetector:
             median = statistics.median_low(column)
             spreads[name] = Spread(min(column), median, max(column), worst, self._hosts[worst])
         return averaged, spreads
+
+    def measure(self, steps: int, seconds: float, counters: Mapping[str, float]) -> dict[str, float]:
+        """Return what each of `steps` steps in `seconds` has taken in this rank."""
+        since = {name: count - self._before.get(name, 0) for name, count in counters.items()}
+        self._before = dict(counters)
+        finished, self._passes = [(start, end) for start, end in self._passes if end is not None], []
+        forward = sum(start.elapsed_time(end) if self._on_cuda else 1000 * (end - start) for start, end in finished)
+        own = {"step_ms": 1000 * seconds / steps, "forward_ms": forward / steps}
+        for name, amount in since.items():
+            if name.endswith("_seconds"):
+                own[name.removesuffix("_seconds") + "_ms"] = 1000 * amount / steps
+        own |= {name: since[name] / steps for name in COUNTED if name in since}
+        if self._on_cuda:
+            own["device_memory_gib"] = torch.cuda.max_memory_allocated(self._dist.device) / 2**30
+        return own | {"host_memory_gib": host_memory_gib()}
 
     def find_stragglers(self, spreads: Mapping[str, Spread]) -> list[str]:
         """Return a sentence on each rank that slows down the others, once."""
@@ -85,20 +100,6 @@ class StragglerDetector:
                     f" {cause.format(spread.max)} (median of {self._dist.world_size} ranks: {spread.median:.3g} ms)"
                 )
         return sentences
-
-    def _measure(self, steps: int, seconds: float, counters: Mapping[str, float]) -> dict[str, float]:
-        since = {name: count - self._before.get(name, 0) for name, count in counters.items()}
-        self._before = dict(counters)
-        finished, self._passes = [(start, end) for start, end in self._passes if end is not None], []
-        forward = sum(start.elapsed_time(end) if self._on_cuda else 1000 * (end - start) for start, end in finished)
-        own = {"step_ms": 1000 * seconds / steps, "forward_ms": forward / steps}
-        for name, amount in since.items():
-            if name.endswith("_seconds"):
-                own[name.removesuffix("_seconds") + "_ms"] = 1000 * amount / steps
-        own |= {name: since[name] / steps for name in COUNTED if name in since}
-        if self._on_cuda:
-            own["device_memory_gib"] = torch.cuda.max_memory_allocated(self._dist.device) / 2**30
-        return own | {"host_memory_gib": host_memory_gib()}
 
     def _now(self) -> Any:
         if not self._on_cuda:

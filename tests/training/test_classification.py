@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import is_same, load_weights, read_rows
 from safetensors.torch import load_file
 from tiny import TINY
 
@@ -63,14 +64,10 @@ def make_batch(first: int = 0) -> Batch:
     return Batch(clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4)))
 
 
-def read_rows(config: TrainConfig) -> list[dict]:
-    return [json.loads(line) for line in (Path(config.run) / "metrics.jsonl").read_text().splitlines()]
-
-
 def read_metrics(config: TrainConfig) -> dict[tuple[int, str], float]:
     """By step and name; fails if one is there twice."""
     metrics: dict[tuple[int, str], float] = {}
-    for row in read_rows(config):
+    for row in read_rows(Path(config.run)):
         for name in ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"):
             if name in row:
                 assert (row["step"], name) not in metrics
@@ -82,7 +79,7 @@ def test_a_small_dataset_is_learned(config):
     made = config(*PLAIN, "steps=60", "batch_size=16", "optimizer.base_lr=0.03", "log_every=20", "data.crop=multiscale",
                   "checkpoint_every=60")  # fmt: skip
     train(made)
-    rows = read_rows(made)
+    rows = read_rows(Path(made.run))
     assert rows[-1]["loss"] < 0.3
     assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]  # means of the last and the first 20 steps
     assert rows[-1]["accuracy"] > 0.9
@@ -94,16 +91,14 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
         f"task={task}", "finetune.ema_decay=0.5", "evaluation.every=3", f"evaluation.shards={synthetic_shards}"
     )
     train(made)
-    last = Path(made.run) / "checkpoints/step-00000006"
-    whole = [load_file(last / file) for file in ("model.safetensors", "average.safetensors")]
+    run = Path(made.run)
+    whole = [load_weights(run, name=name) for name in ("model", "average")]
     metrics = read_metrics(made)
-    shutil.rmtree(last)
+    shutil.rmtree(run / "checkpoints/step-00000006")
     train(made)
-    for before, file in zip(whole, ("model.safetensors", "average.safetensors"), strict=True):
-        after = load_file(last / file)
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-    assert any(not torch.equal(whole[0][name], whole[1][name]) for name in whole[0])
+    for before, name in zip(whole, ("model", "average"), strict=True):
+        assert is_same(load_weights(run, name=name), before)
+    assert not is_same(*whole)
     assert read_metrics(made) == metrics
 
 
@@ -239,7 +234,7 @@ def test_the_best_weights_are_kept_with_all_that_an_evaluation_needs(config, syn
     made = config(f"evaluation.shards={synthetic_shards}", "evaluation.every=2")
     train(made)
     metadata = read_state_dict(Path(made.run) / "checkpoints/best/model.safetensors")[1]
-    by_step = {row["step"]: row["evaluation/top1"] for row in read_rows(made) if "evaluation/top1" in row}
+    by_step = {row["step"]: row["evaluation/top1"] for row in read_rows(Path(made.run)) if "evaluation/top1" in row}
     scores = json.loads(metadata["scores"])
     assert scores["top1"] == max(by_step.values())
     assert scores["step"] == min(step for step, top1 in by_step.items() if top1 == scores["top1"])

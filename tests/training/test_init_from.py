@@ -1,14 +1,12 @@
 """Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from runs import is_same, load_weights, read_losses
 from tiny import TINY
-from torch import Tensor
 
 from common.errors import InputError
 from model.adamae import AdaMAE
@@ -32,19 +30,6 @@ def run(*arguments: str) -> TrainConfig:
     return config
 
 
-def weights(folder: Path, step: int) -> dict[str, Tensor]:
-    return load_file(folder / f"checkpoints/step-{step:08d}/model.safetensors")
-
-
-def losses(folder: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["reconstruction_loss"] for row in rows}
-
-
-def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def fork(source: Path, new_run: Path, *more: str, checkpoint: str = "") -> TrainConfig:
     settings = ["--config", str(source / "config.yaml"), f"run={new_run}", "init_optimizer=true"]
     return run(*settings, f"init_from={source}{checkpoint}", *more)
@@ -52,26 +37,26 @@ def fork(source: Path, new_run: Path, *more: str, checkpoint: str = "") -> Train
 
 def test_a_fork_with_nothing_changed_ends_as_its_source(tiny_run, tmp_path):
     fork(tiny_run, tmp_path / "run", checkpoint="/checkpoints/step-3")
-    assert same(weights(tmp_path / "run", 6), weights(tiny_run, 6))
-    assert losses(tmp_path / "run") == {step: loss for step, loss in losses(tiny_run).items() if step > 3}
+    assert is_same(load_weights(tmp_path / "run", 6), load_weights(tiny_run, 6))
+    assert read_losses(tmp_path / "run") == {step: loss for step, loss in read_losses(tiny_run).items() if step > 3}
 
 
 def test_a_fork_may_be_longer_and_have_other_settings_and_resumes_without_its_source(tiny_run, tmp_path):
     source, new_run = Path(shutil.copytree(tiny_run, tmp_path / "source")), tmp_path / "run"
     longer = ["steps=9", "checkpoint_every=1", "keep_checkpoints=9", "optimizer.weight_decay=0.5"]
     fork(source, new_run, *longer)
-    assert list(losses(new_run)) == [7, 8, 9]
+    assert list(read_losses(new_run)) == [7, 8, 9]
     state = torch.load(new_run / "checkpoints/step-00000009/optimizer.pt", weights_only=True)
     assert {int(moments["step"]) for moments in state["state"].values()} == {9}
     assert {group["weight_decay"] for group in state["param_groups"]} == {0, 0.5}
-    whole = weights(new_run, 9)
+    whole = load_weights(new_run, 9)
     for step in (8, 9):
         shutil.rmtree(new_run / f"checkpoints/step-{step:08d}")
     config = tmp_path / "config.yaml"
     shutil.copy(source / "config.yaml", config)
     shutil.rmtree(source)
     run("--config", str(config), f"run={new_run}", "init_optimizer=true", f"init_from={source}", *longer)
-    assert same(weights(new_run, 9), whole)
+    assert is_same(load_weights(new_run, 9), whole)
 
 
 @pytest.mark.parametrize("forks", [False, True])
@@ -85,12 +70,12 @@ def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
     run(*new)
     bucket = tmp_path / "bucket/run"
-    whole = weights(bucket, 8)
+    whole = load_weights(bucket, 8)
     shutil.rmtree(bucket / "checkpoints/step-00000008")
     shutil.rmtree(source)
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "second")
     run(*new)
-    assert same(weights(bucket, 8), whole)
+    assert is_same(load_weights(bucket, 8), whole)
 
 
 def test_what_cannot_be_forked_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path):
@@ -124,8 +109,8 @@ def test_pretraining_starts_from_weights(tiny_run, new, tmp_path, capsys):
     """Its first loss is the source's next one, of other clips; not that of fresh weights."""
     run(*new, f"init_from={tiny_run}", "steps=1", "seed=1")
     assert f"weights of {tiny_run}: tokenizer, encoder's blocks" in capsys.readouterr().err
-    before = losses(tiny_run)
-    assert losses(tmp_path / "run")[1] < (before[1] + before[6]) / 2
+    before = read_losses(tiny_run)
+    assert read_losses(tmp_path / "run")[1] < (before[1] + before[6]) / 2
 
 
 def labeled(new: list[str], checkpoint: Path, *overrides: str) -> list[str]:
@@ -147,11 +132,11 @@ def test_a_probe_resumes_without_the_weights_that_it_started_from(tiny_run, new,
     source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
     steps = ["steps=3", "checkpoint_every=2"]
     run(*labeled(new, source, *steps))
-    whole = weights(tmp_path / "run", 3)
+    whole = load_weights(tmp_path / "run", 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000003")
     shutil.rmtree(source)
     run(*labeled(new, source, *steps))
-    assert same(weights(tmp_path / "run", 3), whole)
+    assert is_same(load_weights(tmp_path / "run", 3), whole)
 
 
 def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path):
@@ -180,17 +165,16 @@ def test_an_average_continues_in_a_fork(new, tmp_path):
     averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
     run(*labeled(new, tmp_path / "theirs.safetensors", *averaged))
     fork(tmp_path / "run", tmp_path / "again", checkpoint="/checkpoints/step-1")
-    whole, again = (tmp_path / name / "checkpoints/step-00000002" for name in ("run", "again"))
     for name in ("model", "average"):
-        assert same(load_file(whole / f"{name}.safetensors"), load_file(again / f"{name}.safetensors"))
+        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "again", 2, name))
 
 
 def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
     """From weights of square ones."""
     wide = ["model.image_size=[16,48]", f"init_from={tiny_run}", "steps=2", "checkpoint_every=1"]
     run(*new, *wide, "data.crop=random_resized")
-    whole = weights(tmp_path / "run", 2)
+    whole = load_weights(tmp_path / "run", 2)
     assert whole["token_sampler.positions"].shape == (2 * 2 * 6, 96)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000002")
     run(*new, *wide, "data.crop=random_resized")
-    assert same(weights(tmp_path / "run", 2), whole)
+    assert is_same(load_weights(tmp_path / "run", 2), whole)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from runs import is_same, load_weights
 from tiny import TINY
 
 from benchmarks.gpu import resume_check
@@ -72,16 +72,16 @@ def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
 
 def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: Path, synthetic_shards: Path) -> None:
     arguments = [*TINY, "deterministic=true", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    last = tmp_path / "run/checkpoints/step-00000006"
+    run = tmp_path / "run"
     train(parse(arguments))
-    whole = load_file(last / "model.safetensors")
-    shutil.rmtree(last)
+    whole = load_weights(run)
+    shutil.rmtree(run / "checkpoints/step-00000006")
     with pytest.raises(InputError, match=r"is deterministic and was computed on .*compile False.* on .*compile True"):
         train(parse([*arguments, "compile=true"]))
     with pytest.raises(InputError, match="deterministic: True -> False"):
         train(parse([*arguments, "deterministic=false"]))
     train(parse(arguments))
-    assert all(torch.equal(whole[name], value) for name, value in load_file(last / "model.safetensors").items())
+    assert is_same(load_weights(run), whole)
 
 
 @pytest.mark.gpu

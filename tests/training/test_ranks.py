@@ -1,6 +1,5 @@
 """Runs of several ranks, and what happens to those on a cluster: signals, frozen and lost ranks."""
 
-import json
 import os
 import random
 import shutil
@@ -11,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import torchrun
-from safetensors.torch import load_file
+from runs import is_same, load_weights, read_rows, saved_steps
 from tiny import TINY
 
 from train import train
@@ -33,11 +31,6 @@ def log(tmp_path) -> Path:
     return tmp_path / "log"
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    file = run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def wait_until(happens: Callable[[], bool], seconds: float) -> None:
     started = time.monotonic()
     while not happens():
@@ -45,64 +38,53 @@ def wait_until(happens: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.01)
 
 
-def saved(run: Path) -> list[int]:
-    return sorted(int(folder.name.removeprefix("step-")) for folder in (run / "checkpoints").glob("step-*"))
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints/step-00000006/model.safetensors")
-
-
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
     run = tmp_path / "run"
     torchrun.run(arguments, log)
-    whole = weights(run)
+    whole = load_weights(run)
     shutil.rmtree(run)
     with torchrun.started([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
-        wait_until(lambda: len(rows(run)) > 1, 120)
+        wait_until(lambda: len(read_rows(run)) > 1, 120)
         os.kill(job.workers()[1], signal.SIGTERM)  # one of them alone
         assert job.gone(20), job.said()
-    assert saved(run) == [len(rows(run))]
-    assert 2 <= len(rows(run)) < 6, "too late to prove anything"
+    assert saved_steps(run) == [len(read_rows(run))]
+    assert 2 <= len(read_rows(run)) < 6, "too late to prove anything"
     torchrun.run(arguments, log)
-    assert_same(weights(run), whole)
+    assert is_same(load_weights(run), whole)
 
 
 @pytest.mark.slow
 def test_four_ranks_resume_bit_by_bit_however_they_are_spread_over_nodes(arguments, log, tmp_path):
     run = tmp_path / "run"
     torchrun.run(arguments, log, per_node=4)
-    whole = weights(run)
+    whole = load_weights(run)
     shutil.rmtree(run / "checkpoints/step-00000006")
     torchrun.run(arguments, log, nodes=2, per_node=2)
-    assert_same(weights(run), whole)
+    assert is_same(load_weights(run), whole)
 
 
 @pytest.mark.slow
 def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(arguments, log, tmp_path):
     run, dice = tmp_path / "run", random.Random(0)
     torchrun.run(arguments, log)
-    whole = weights(run)
+    whole = load_weights(run)
     shutil.rmtree(run)
     kills = 0
     for _ in range(20):
         with torchrun.started([*arguments, "checkpoint_every=1"], log) as job:
-            steps = len(rows(run))
-            wait_until(lambda steps=steps: len(rows(run)) > steps or not any(a.is_alive() for a in job.agents), 120)
+            steps = len(read_rows(run))
+            wait_until(
+                lambda steps=steps: len(read_rows(run)) > steps or not any(a.is_alive() for a in job.agents), 120
+            )
             time.sleep(dice.uniform(0, 0.3))
-            if not any(agent.is_alive() for agent in job.agents):
+            if job.is_over():
                 break
             for pid in job.workers().values():
                 os.kill(pid, signal.SIGKILL)
             kills += 1
     assert kills > 1
     torchrun.run(arguments, log)
-    assert_same(weights(run), whole)
+    assert is_same(load_weights(run), whole)
 
 
 @pytest.mark.slow
@@ -113,13 +95,13 @@ def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks,
     arguments = [*arguments, "model.masking=random", "checkpoint_every=2"]
     alone = parse([*arguments, "global_batch=null", "batch_size=4"])
     train(alone)
-    of_one = rows(tmp_path / "run")
+    of_one = read_rows(tmp_path / "run")
     for step in (4, 6):
         shutil.rmtree(checkpoints / f"step-{step:08d}")
     torchrun.run([*arguments, *overrides], log, per_node=ranks)
     shutil.rmtree(checkpoints / "step-00000006")
     train(alone)
-    for one, several in zip(of_one, rows(tmp_path / "run"), strict=True):
+    for one, several in zip(of_one, read_rows(tmp_path / "run"), strict=True):
         for name in ("loss", "grad_norm"):  # of the same four clips
             assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
 
@@ -146,26 +128,26 @@ def signal_agent(job: torchrun.Job, number: int) -> None:
 )
 def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, send, number):
     with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
-        wait_until(lambda: len(rows(tmp_path / "run")) > 1, 120)
+        wait_until(lambda: len(read_rows(tmp_path / "run")) > 1, 120)
         send(job, number)
         assert job.gone(20), job.said()
-        assert saved(tmp_path / "run")[-1] == len(rows(tmp_path / "run")), job.said()
+        assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
 
 
 @pytest.mark.slow
 def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments, log, tmp_path):
     arguments = [*arguments, "steps=1000", "log_every=1", "batch_size=2"]
     with torchrun.started(arguments, log, before=partial(torchrun.slow_down, 4.0)) as job:
-        wait_until(lambda: len(rows(tmp_path / "run")) > 0, 120)  # the next step has just begun
+        wait_until(lambda: len(read_rows(tmp_path / "run")) > 0, 120)  # the next step has just begun
         signal_all(job, signal.SIGTERM)
-        wait_until(lambda: bool(saved(tmp_path / "run")), 10)
+        wait_until(lambda: bool(saved_steps(tmp_path / "run")), 10)
         assert job.gone(10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
     with torchrun.started([*arguments, "steps=1000", "distributed.timeout_s=5"], log) as job:
-        wait_until(lambda: len(rows(tmp_path / "run")) > 1, 120)
+        wait_until(lambda: len(read_rows(tmp_path / "run")) > 1, 120)
         os.kill(job.workers()[1], number)
         wait_until(lambda: not torchrun.is_alive(job.workers()[0]), 30)
         assert f"error: rank 1 on {os.uname().nodename} does not answer" in job.said()
@@ -186,4 +168,4 @@ def test_nodes_that_do_not_share_the_run_directory_are_noticed(arguments, log, t
     with torchrun.started(arguments, log, before=partial(torchrun.enter_own_folder, tmp_path)) as job:
         assert job.wait() == [1]
         assert "error: the ranks of this run find different checkpoints in run" in job.said()
-    assert saved(tmp_path / "0/run") == [3], "it went on"
+    assert saved_steps(tmp_path / "0/run") == [3], "it went on"

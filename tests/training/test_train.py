@@ -10,7 +10,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from safetensors.torch import load_file
+from runs import is_same, load_weights, read_rows
 from tiny import TINY
 
 from common.errors import InputError
@@ -30,40 +30,26 @@ def start(arguments: list[str], folder: Path):
     return forked.start([sys.executable, ROOT / "train.py", *arguments], folder / "out", folder / "err")
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    file = run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def weights(run: Path, step: int = 6) -> dict[str, torch.Tensor]:
-    return load_file(run / f"checkpoints/step-{step:08d}/model.safetensors")
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_run_directory_holds_config_checkpoints_and_metrics(tiny_run):
     assert [p.name for p in sorted((tiny_run / "checkpoints").iterdir())] == ["step-00000003", "step-00000006"]
     assert (tiny_run / "config.yaml").is_file()
     assert (tiny_run / "report.html").is_file()
     assert list((tiny_run / "tensorboard").glob("events*"))
-    assert [row["step"] for row in rows(tiny_run)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_rows(tiny_run)] == [1, 2, 3, 4, 5, 6]
     names = ("reconstruction_loss", "sampling_loss", "sampler_entropy", "lr", "grad_norm", "clips_per_second")
-    assert all(torch.tensor([row[name] for name in names]).isfinite().all() for row in rows(tiny_run))
-    assert rows(tiny_run)[-1]["reconstruction_loss"] < rows(tiny_run)[0]["reconstruction_loss"]
+    assert all(torch.tensor([row[name] for name in names]).isfinite().all() for row in read_rows(tiny_run))
+    assert read_rows(tiny_run)[-1]["reconstruction_loss"] < read_rows(tiny_run)[0]["reconstruction_loss"]
     schedule = Schedule(parse([f"--config={tiny_run / 'config.yaml'}"]), clips_per_epoch=16)
-    assert [row["lr"] for row in rows(tiny_run)] == [pytest.approx(schedule.lr(step)) for step in range(6)]
+    assert [row["lr"] for row in read_rows(tiny_run)] == [pytest.approx(schedule.lr(step)) for step in range(6)]
 
 
 def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny_run, arguments, tmp_path):
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     shutil.rmtree(run / "checkpoints/step-00000006")
     assert train(parse(arguments))
-    assert_same(weights(run), weights(tiny_run))
-    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5, 6]
-    assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(tiny_run)]
+    assert is_same(load_weights(run), load_weights(tiny_run))
+    assert [row["step"] for row in read_rows(run)] == [1, 2, 3, 4, 5, 6]
+    assert [row["loss"] for row in read_rows(run)] == [row["loss"] for row in read_rows(tiny_run)]
     before = (run / "checkpoints/step-00000006/optimizer.pt").stat().st_mtime_ns
     assert train(parse(arguments)), "it is complete"
     assert (run / "checkpoints/step-00000006/optimizer.pt").stat().st_mtime_ns == before
@@ -72,7 +58,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny_run, argument
 def test_sigterm_saves_and_stops_with_exit_code_130(tiny_run, arguments, tmp_path):
     process = start([*arguments, "steps=1000"], tmp_path)
     deadline = time.monotonic() + 120
-    while not rows(tmp_path / "run"):
+    while not read_rows(tmp_path / "run"):
         assert time.monotonic() < deadline, (tmp_path / "err").read_text()
         time.sleep(0.002)
     process.terminate()
@@ -80,7 +66,7 @@ def test_sigterm_saves_and_stops_with_exit_code_130(tiny_run, arguments, tmp_pat
     assert code == 130, said
     assert said.splitlines()[-1] == "Stopped; checkpoint saved. Re-run the same command to resume."
     last = max(path.name for path in (tmp_path / "run/checkpoints").iterdir())
-    assert last == f"step-{len(rows(tmp_path / 'run')):08d}"
+    assert last == f"step-{len(read_rows(tmp_path / 'run')):08d}"
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
@@ -88,29 +74,29 @@ def test_after_kills_at_random_moments_a_run_ends_with_the_same_weights(tiny_run
     run, dice = tmp_path / "run", random.Random(kills)
     for _ in range(kills):
         process = start([*arguments, "checkpoint_every=1"], tmp_path)
-        steps, deadline = len(rows(run)), time.monotonic() + 120
-        while process.is_alive() and len(rows(run)) <= steps:
+        steps, deadline = len(read_rows(run)), time.monotonic() + 120
+        while process.is_alive() and len(read_rows(run)) <= steps:
             assert time.monotonic() < deadline, (tmp_path / "err").read_text()
             time.sleep(0.002)
         time.sleep(dice.uniform(0, 0.1))  # a step and its checkpoint take about so long
         process.kill()
         process.join()
     assert train(parse([*arguments, "checkpoint_every=1"]))
-    assert_same(weights(run), weights(tiny_run))
-    assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(tiny_run)]
+    assert is_same(load_weights(run), load_weights(tiny_run))
+    assert [row["loss"] for row in read_rows(run)] == [row["loss"] for row in read_rows(tiny_run)]
 
 
 def test_every_step_is_in_one_row_of_the_log_also_after_a_resume(tiny_run, arguments, tmp_path):
     run, arguments = tmp_path / "run", [*arguments, "log_every=4"]
     train(parse(arguments))
-    whole = {row["step"]: row["loss"] for row in rows(run)}
-    by_step = [row["loss"] for row in rows(tiny_run)]
+    whole = {row["step"]: row["loss"] for row in read_rows(run)}
+    by_step = [row["loss"] for row in read_rows(tiny_run)]
     assert whole == {
         3: pytest.approx(sum(by_step[:3]) / 3), 4: pytest.approx(by_step[3]), 6: pytest.approx(sum(by_step[4:]) / 2)
     }  # fmt: skip
     shutil.rmtree(run / "checkpoints/step-00000006")
     train(parse(arguments))
-    assert {row["step"]: row["loss"] for row in rows(run)} == whole
+    assert {row["step"]: row["loss"] for row in read_rows(run)} == whole
 
 
 def test_another_configuration_in_the_same_directory_is_refused(tiny_run, arguments):
@@ -138,7 +124,7 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(arguments, tmp_pa
         run = tmp_path / f"{batch_size}x{accumulate}"
         split = [f"batch_size={batch_size}", f"accumulate={accumulate}", f"run={run}"]
         train(parse([*arguments, *split, "steps=1", "model.masking=random"]))
-        found.append((rows(run)[0]["loss"], rows(run)[0]["grad_norm"]))
+        found.append((read_rows(run)[0]["loss"], read_rows(run)[0]["grad_norm"]))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert found[2] == pytest.approx(found[0], rel=1e-5)
 
@@ -161,7 +147,7 @@ def test_a_run_whose_gradients_are_never_finite_ends(arguments, tmp_path):
     said = r"no gradient of steps 1 to 6 is finite; all checkpoints are finite: .* resumes from step-00000004$"
     with pytest.raises(InputError, match=said):
         train(parse([*arguments, *overrides]))
-    assert [row["skipped_updates"] for row in rows(tmp_path / "run")] == [1.0, 1.0]
+    assert [row["skipped_updates"] for row in read_rows(tmp_path / "run")] == [1.0, 1.0]
 
 
 def test_shards_may_move_but_not_change(tiny_run, arguments, synthetic_shards, tmp_path):
