@@ -15,43 +15,24 @@ class Machine:
     enter: list[str] = field(default_factory=list)  # what stands before a command that is to run there
 
 
-class Loopback:
-    """All nodes on one address; nothing can be cut. A context manager, as `Namespaces` is."""
-
-    can_cut = False
-    outside = "127.0.0.1"  # the address of what runs on none of the machines
-
-    def __init__(self, count: int) -> None:
-        self.machines = [Machine("127.0.0.1", "lo") for _ in range(count)]
-
-    def __enter__(self) -> "Loopback":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def mend(self) -> None:
-        pass
-
-
-class Namespaces:
-    """Every node with an address and a cable of its own. Needs the right to make namespaces, as root mostly has."""
-
-    can_cut = True
+class Network:
+    """Machines with an address and a cable each; all on the loopback, where nothing can be cut, if no namespaces may be
+    made, which root mostly may. A context manager."""
 
     def __init__(self, count: int) -> None:
         number = os.getpid() % 60_000  # several clusters on one machine do not meet
+        subnet = f"10.{200 + number // 250 % 50}.{number % 250}"
+        self.can_cut = True
+        self.outside = f"{subnet}.254"  # the address of what runs on none of the machines
         self._bridge = f"ab{number}"
         self._names = [f"adamae-{number}-{node}" for node in range(count)]
         self._cables = [f"a{number}n{node}" for node in range(count)]
-        subnet = f"10.{200 + number // 250 % 50}.{number % 250}"
-        self.outside = f"{subnet}.254"
         self.machines = [
             Machine(f"{subnet}.{node + 1}", "eth0", ["ip", "netns", "exec", name])
             for node, name in enumerate(self._names)
         ]
 
-    def __enter__(self) -> "Namespaces":
+    def __enter__(self) -> "Network":
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("addr", "add", f"{self.outside}/24", "dev", self._bridge)
@@ -63,17 +44,16 @@ class Namespaces:
                 _ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", "eth0")
                 _ip("-n", name, "link", "set", "eth0", "up")
                 _ip("-n", name, "link", "set", "lo", "up")
-        except BaseException:
+        except (OSError, subprocess.CalledProcessError):
             self.__exit__()
-            raise
+            self.can_cut, self.outside = False, "127.0.0.1"
+            self.machines = [Machine("127.0.0.1", "lo") for _ in self.machines]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._names:
+        for command in (*(["netns", "del", name] for name in self._names), ["link", "del", self._bridge]):
             with suppress(OSError, subprocess.CalledProcessError):
-                _ip("netns", "del", name)
-        with suppress(OSError, subprocess.CalledProcessError):
-            _ip("link", "del", self._bridge)
+                _ip(*command)
 
     def cut(self, node: int) -> None:
         """Pull a node's cable: nothing arrives, and nobody is told."""
@@ -82,15 +62,6 @@ class Namespaces:
     def mend(self) -> None:
         for cable in self._cables:
             _ip("link", "set", cable, "up")
-
-
-def network(count: int) -> Loopback | Namespaces:
-    """Namespaces where they may be made, else the loopback."""
-    try:
-        with Namespaces(1):
-            return Namespaces(count)
-    except (OSError, subprocess.CalledProcessError):
-        return Loopback(count)
 
 
 def _ip(*arguments: str) -> None:
