@@ -47,15 +47,13 @@ class Classification(Task):
                     f"batch_size is {config.batch_size}, and mixup and cutmix mix clips in pairs: set an even number,"
                     " or finetune.mixup=0 finetune.cutmix=0"
                 )
-        self.model: VideoClassifier | Probe = self._make_model().to(dist.device)
+        if config.task == "finetune":
+            model: VideoClassifier | Probe = VideoClassifier(config.model, len(self.classes), config.finetune.drop_path)
+        else:
+            model = Probe(config.model, len(self.classes), "linear" if config.task == "linear_probe" else "attentive")
+        self.model: VideoClassifier | Probe = model.to(dist.device)
         self.average = deepcopy(self.model) if config.finetune.ema_decay else None
         self.metadata = pretrained.make_metadata(config.model, self.classes)
-
-    def _make_model(self) -> VideoClassifier | Probe:
-        config, num_classes = self.config, len(self.classes)
-        if config.task == "finetune":
-            return VideoClassifier(config.model, num_classes, config.finetune.drop_path)
-        return Probe(config.model, num_classes, "linear" if config.task == "linear_probe" else "attentive")
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -133,24 +131,20 @@ class Classification(Task):
                     mean.copy_(value)
 
     def evaluate(self, step: int, log: Logger) -> None:
-        """Log accuracy on the validation videos, one clip each, and keep the best weights so far."""
+        """Log accuracy on the validation videos, one clip each; write checkpoints/best/model.safetensors, which has all
+        that evaluate.py needs, if no better one is there."""
         if self.validation is None:
             return
         model, config = self.model if self.average is None else self.average, self.config
         views = Views(batch_size=config.batch_size)
         shards, shape = self.validation, config.model
         found = predict(model, shards, config.data, shape, views, self.dist, config.precision).scores()
-        if self.dist.is_main:
-            self.keep_if_best(model, log, step, found)
+        best = log.run.best
+        if self.dist.is_main and not (best.exists() and pretrained.top1_of(best) >= found["top1"]):
+            best.parent.mkdir(parents=True, exist_ok=True)
+            pretrained.save(
+                best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
+            )
         if self.held_out is not None:
             found |= self.held_out.evaluate(model, self.dist)
         log.scalars(step, {f"evaluation/{name}": value for name, value in found.items()})
-
-    def keep_if_best(self, model: VideoClassifier | Probe, log: Logger, step: int, found: dict[str, float]) -> None:
-        """Write checkpoints/best/model.safetensors, which has all that evaluate.py needs, if no better one is there."""
-        file = log.run.best
-        if file.exists() and pretrained.top1_of(file) >= found["top1"]:
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        metadata = self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
-        pretrained.save(file, model.state_dict(), metadata)
