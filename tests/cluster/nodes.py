@@ -72,7 +72,8 @@ class Run:
 
     def wait_until_over(self, seconds: float) -> bool:
         """Whether nothing of the run is left within so many seconds."""
-        return self.wait_for(lambda: not self.everyone(), seconds)
+        # A process that is ending has lost its arguments before it has an exit code.
+        return self.wait_for(lambda: not self.everyone() and None not in self.exit_codes(), seconds)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
