@@ -51,7 +51,7 @@ class DecoderPolicy:
         found = self._dataset.samples[sample]
         if found.codec not in self._codecs or found.width % self._side_step or found.height % self._side_step:
             return False
-        if not self._dataset.holds_copies or self._dataset.gops(sample) is not None:
+        if not self._dataset.holds_copies or self._dataset.gops[sample] is not None:
             return True  # re-encoded for training: decoders agree about it
         if sample not in self._is_plain:
             self._is_plain[sample] = is_plain(video.data, video.num_frames)

@@ -3,8 +3,7 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +52,7 @@ class Reader:
                 raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
             return data
 
-        return self._read_checked(sample, read_whole)
+        return self._read_checked(sample, video, read_whole)
 
     def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
         """Read the GOPs of a video that hold these frames, or all of it where it has no closed GOPs.
@@ -76,10 +75,10 @@ class Reader:
             self._ahead.close()
 
     def _read_clip(self, sample: int, frames: tuple[int, ...]) -> VideoSlice:
-        video, gops = self._usable(sample), self._dataset.gops(sample)
+        video, gops = self._usable(sample), self._dataset.gops[sample]
         if gops is None:
             return VideoSlice(self.read(sample), frames, video.num_frames)
-        return self._read_checked(sample, lambda read: gops.slice_video(frames, read))
+        return self._read_checked(sample, video, lambda read: gops.slice_video(frames, read))
 
     def _usable(self, sample: int) -> Sample:
         video = self._dataset.samples[sample]
@@ -87,53 +86,36 @@ class Reader:
             raise VideoError(video.problem)
         return video
 
-    def _read_checked(self, sample: int, parse: Callable[[ReadRange], T]) -> T:
+    def _read_checked(self, sample: int, video: Sample, parse: Callable[[ReadRange], T]) -> T:
         """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
-        try:
-            with self._open(sample) as read:
-                return parse(read)
-        except VideoError:
-            place = self._place(sample)
-            if not is_remote(place):
-                raise
-            if copy := self._copy(sample)[0]:
-                copy.unlink(missing_ok=True)
-            return parse(self._remote_range(sample))
-
-    @contextmanager
-    def _open(self, sample: int) -> Iterator[ReadRange]:
-        place, start = self._place(sample), self._dataset.samples[sample].offset
-        copy: Path | None = Path(place)
+        place = self._place(sample)
+        copy, start = self._copy(sample, video) if is_remote(place) else (Path(place), video.offset)
         if is_remote(place):
-            copy, start = self._copy(sample)
             self._dataset.cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
-        try:
-            descriptor = os.open(copy, os.O_RDONLY) if copy else -1
-        except FileNotFoundError as error:
-            if not is_remote(place):
-                raise InputError(
-                    f"{place} is missing: run `python shard_tools/check_shards.py` on its folder"
-                ) from error
-            descriptor = -1  # another process has made room of it
-        if descriptor < 0:
-            yield self._remote_range(sample)
-            return
-        try:
-            yield lambda offset, size: os.pread(descriptor, size, start + offset)
-        finally:
-            os.close(descriptor)
-
-    def _remote_range(self, sample: int) -> ReadRange:
-        store, name = self._dataset.cache.store(self._place(sample))
-        start = self._dataset.samples[sample].offset
-        return lambda offset, size: store.read_range(name, start + offset, start + offset + size, self._stop)
+        if copy:
+            try:
+                with open(copy, "rb", buffering=0) as file:
+                    return parse(lambda offset, size: os.pread(file.fileno(), size, start + offset))
+            except FileNotFoundError as error:
+                if not is_remote(place):  # else another process has made room of it
+                    raise InputError(
+                        f"{place} is missing: run `python shard_tools/check_shards.py` on its folder"
+                    ) from error
+            except VideoError:
+                if not is_remote(place):
+                    raise
+                copy.unlink(missing_ok=True)
+        store, name = self._dataset.cache.store(place)
+        return parse(
+            lambda offset, size: store.read_range(name, first := video.offset + offset, first + size, self._stop)
+        )
 
     def _place(self, sample: int) -> str:
         return self._dataset.shards[int(self._dataset.shard_of[sample])]
 
-    def _copy(self, sample: int) -> tuple[Path | None, int]:
+    def _copy(self, sample: int, video: Sample) -> tuple[Path | None, int]:
         """The local copy of what holds a sample, None if the cache is full; and the byte at which the video begins."""
-        shard, video = int(self._dataset.shard_of[sample]), self._dataset.samples[sample]
+        shard = int(self._dataset.shard_of[sample])
         info = self._dataset.info.shards[shard]
         is_whole = self._comes_whole(shard)
         size, start = (info.num_bytes, None) if is_whole else (video.size, video.offset)
@@ -142,7 +124,7 @@ class Reader:
 
     def _download(self, sample: int) -> bool:
         video = self._dataset.samples[sample]
-        return bool(video.problem) or not is_remote(self._place(sample)) or self._copy(sample)[0] is not None
+        return bool(video.problem) or not is_remote(self._place(sample)) or self._copy(sample, video)[0] is not None
 
     def _unit(self, sample: int) -> int:
         """A number for what is downloaded at once: the shard, or where few of its samples are read, the sample."""

@@ -5,10 +5,10 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -30,7 +30,10 @@ from pipeline.shards.format import (
 )
 from pipeline.shards.gops import GopIndex
 from pipeline.shards.index import Tables
-from pipeline.shards.rows import merged_sides
+from pipeline.shards.rows import merge_sides
+
+RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,51 +42,26 @@ class Part:
 
     place: str  # folder or URL
     tables: Tables
-    labels: tuple[int, ...] | None  # of the mix, by those of this dataset; None: they are the same
+    labels: tuple[int, ...] | None = None  # of the mix, by those of this dataset; None: they are the same
 
+    def sample(self, number: int) -> Sample:
+        """Look up a sample, with its label in the mix."""
+        sample = self.tables.sample(number)
+        if self.labels is None or sample.label is None:
+            return sample
+        return replace(sample, label=self.labels[sample.label])
 
-class Samples(Sequence[Sample]):
-    """The samples of all parts, one behind the other; nothing is copied."""
+    def column(self, name: str, most: int | None) -> Shaped[np.ndarray, " samples"]:
+        """Copy a column of the first `most` rows, with labels of the mix."""
+        column = self.tables.rows[name][:most]
+        if name != "label" or self.labels is None:
+            return column
+        known = (column >= 0) & (column < len(self.labels))  # broken rows are for Tables to report
+        return np.where(known, np.array([*self.labels, -1], column.dtype)[np.where(known, column, -1)], -1)
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(len(part.tables) for part in parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        part, number = self._place(index)
-        sample = part.tables.sample(number)
-        if part.labels is not None and sample.label is not None:
-            sample.__dict__["label"] = part.labels[sample.label]  # it has just been made, and nobody else has it
-        return sample
-
-    def gops(self, index: int) -> GopIndex | None:
-        """The groups of pictures of a sample, None if it can only be read whole."""
-        part, number = self._place(index)
-        return part.tables.gops(number)
-
-    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
-        """A copy of one column of the rows, of all parts, or of the first `most` of each; labels are those of the
-        mix."""
-        columns = [part.tables.rows[name][:most] for part in self._parts]
-        if name == "label":
-            columns = [_relabeled(column, part.labels) for column, part in zip(columns, self._parts, strict=True)]
-        return np.concatenate(columns)
-
-    def _place(self, index: int) -> tuple[Part, int]:
-        place = int(index) + len(self) if index < 0 else int(index)
-        if not 0 <= place < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        part = bisect_right(self._ends, place)
-        return self._parts[part], place - (self._ends[part - 1] if part else 0)
+    def tar(self, number: int) -> str:
+        """Path or URL of a shard."""
+        return f"{self.place.rstrip('/')}/{self.tables.info.shards[number].name}"
 
 
 class ShardOf:
@@ -96,9 +74,6 @@ class ShardOf:
     def counts(self) -> Int[np.ndarray, " shards"]:
         """Samples of each shard."""
         return np.diff(self.first_of_shard, append=self._num_samples)
-
-    def __len__(self) -> int:
-        return self._num_samples
 
     def __getitem__(self, samples: Any) -> Any:
         return np.searchsorted(self.first_of_shard, samples, side="right") - 1
@@ -123,6 +98,7 @@ class ShardDataset:
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
     cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
     parts: Sequence[Part] = ()
+    gops: Sequence[GopIndex | None] = ()  # of each sample, None if its video can only be read whole
 
     @classmethod
     def open(
@@ -147,31 +123,30 @@ class ShardDataset:
         classes = sorted({name for _, tables in found for name in tables.info.classes})
         if len(found) == 1:
             classes = found[0][1].info.classes  # their order is the user's own: ids must not change
-        parts = [
-            Part(place, tables, _labels_in(tables.info.classes, classes))
-            for place, (_, tables) in zip(places, found, strict=True)
-        ]
         infos = [tables.info for _, tables in found]
-        num_shards = [len(info.shards) for info in infos]
-        samples = Samples(parts)
-        lengths = [0, *accumulate(len(tables) for _, tables in found)]
-        first_of_shard = [tables.first_of_shard + before for (_, tables), before in zip(found, lengths, strict=False)]
+        labels = [None if info.classes == classes else tuple(map(classes.index, info.classes)) for info in infos]
+        parts = [Part(place, tables, own) for place, (_, tables), own in zip(places, found, labels, strict=True)]
+        starts = np.cumsum([0, *(len(part.tables) for part in parts)])
+        first_of_shard = [part.tables.first_of_shard + start for part, start in zip(parts, starts, strict=False)]
         return cls(
             folder=found[0][0],
-            info=_merged(infos, classes),
-            samples=samples,
-            shard_of=ShardOf(np.concatenate(first_of_shard), len(samples)),
-            shards=_joined([Lazy(len(part.tables.info.shards), partial(_tar, part)) for part in parts]),
-            part_of=np.repeat(np.arange(len(parts)), num_shards),
+            info=_merge_infos(infos, classes),
+            samples=_concatenate([Lazy(len(part.tables), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
+            shard_of=ShardOf(np.concatenate(first_of_shard), int(starts[-1])),
+            shards=_concatenate([Lazy(len(part.tables.info.shards), part.tar) for part in parts]),
+            part_of=np.repeat(np.arange(len(parts)), [len(info.shards) for info in infos]),
             holds_copies=any(info.encode.get("encode") == "copy" for info in infos),
             cache=cache,
             parts=parts,
+            gops=_concatenate([Lazy(len(part.tables), part.tables.gops) for part in parts]),
         )
 
     @property
     def digest(self) -> str:
-        """Hash of which videos there are, in which order, with which classes, labels, frames and sides: datasets of the
-        same digest give the same clips. It is taken of the tables as they are now."""
+        """Hash which videos there are, in which order, with which classes, labels, frames and sides.
+
+        Datasets of the same digest give the same clips. It is computed from the tables as they are now.
+        """
         described = [[part.tables.content, part.tables.info.classes] for part in self.parts]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -185,15 +160,10 @@ class ShardDataset:
         """Of every clip: 3 of videos, an array's own. Raises InputError where a mix has several."""
         return count_channels(self.info.codecs)
 
-    def gops(self, sample: int) -> GopIndex | None:
-        """The groups of pictures of a sample, None if its video can only be read whole."""
-        return self.samples.gops(sample) if isinstance(self.samples, Samples) else None
-
     def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
-        """One column of shards.SAMPLE over all samples, or the first `most` of each dataset, as it stands in the
-        tables, with labels of the mix."""
-        assert isinstance(self.samples, Samples)
-        return self.samples.column(name, most)
+        """Copy a column of format.SAMPLE over all samples, or the first `most` of each dataset, with labels of the
+        mix."""
+        return np.concatenate([part.column(name, most) for part in self.parts])
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""
@@ -229,37 +199,22 @@ def _open_tables(place: str, cache: ShardCache) -> tuple[Path, Tables]:
     return folder, tables
 
 
-def _tar(part: Part, number: int) -> str:
-    return f"{part.place.rstrip('/')}/{part.tables.info.shards[number].name}"
-
-
-def _labels_in(own: list[str], union: list[str]) -> tuple[int, ...] | None:
-    return None if own == union else tuple(map(union.index, own))
-
-
-def _relabeled(column: np.ndarray, labels: tuple[int, ...] | None) -> np.ndarray:
-    if labels is None:
-        return column
-    known = (column >= 0) & (column < len(labels))  # what is not is for Tables to say
-    return np.where(known, np.array([*labels, -1], column.dtype)[np.where(known, column, -1)], -1)
-
-
-def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Sequences one behind the other, without a copy."""
+def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+    """Chain sequences without copying them."""
     ends = list(accumulate(map(len, parts)))
 
-    def item(index: int) -> Any:
+    def item(index: int) -> T:
         part = bisect_right(ends, index)
         return parts[part][index - (ends[part - 1] if part else 0)]
 
     return parts[0] if len(parts) == 1 else Lazy(ends[-1], item)
 
 
-def _merged(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
+def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
     codecs: dict[str, Sides] = {}
     for info in infos:
         for name, sides in info.codecs.items():
-            codecs[name] = merged_sides(codecs[name], sides) if name in codecs else sides
+            codecs[name] = merge_sides(codecs[name], sides) if name in codecs else sides
     return replace(
         infos[0],
         num_samples=sum(info.num_samples for info in infos),
@@ -267,7 +222,7 @@ def _merged(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
         num_bytes=sum(info.num_bytes for info in infos),
         num_rejected=sum(info.num_rejected for info in infos),
         classes=classes,
-        shards=_joined([info.shards for info in infos]),
+        shards=_concatenate([info.shards for info in infos]),
         codecs=codecs,
         containers=list(dict.fromkeys(name for info in infos for name in info.containers)),
         frame_strides=sorted({stride for info in infos for stride in info.frame_strides}),

@@ -20,9 +20,10 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, overload
+from typing import Annotated, Any, TypedDict, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -85,8 +86,6 @@ FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,31}$")]
 class Sample:
     """One video in a shard."""
 
-    problem: ClassVar[str] = ""  # why it cannot be used, where its row is broken: see pipeline/shards/index.py
-
     key: str
     container: Word  # file extension inside the tar: mp4, webm, ...
     codec: Word  # as FFmpeg names it: h264, hevc, vp8, vp9, av1, mjpeg, mpeg4, ...
@@ -103,6 +102,18 @@ class Sample:
     source_sha256: str = ""  # of the input file's bytes
     source_size: Bytes = 0  # their number; 0 where an older version did not say it
     gops: str = ""  # base64 of its rows of the GOP table; empty: it can only be read whole
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used; empty if it can."""
+        return ""
+
+
+@dataclass(frozen=True)
+class BrokenSample(Sample):
+    """Stands in, with harmless values, for one whose row is broken."""
+
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +196,8 @@ class DatasetInfo:
 
     def to_json(self) -> dict[str, Any]:
         """All but the shards, which have a table."""
-        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self) if entry.name != "shards"}
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "shards"}
+        return dict(msgspec.to_builtins(values))
 
 
 T = TypeVar("T")
@@ -271,7 +279,7 @@ def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
         except ValueError as error:
             raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
 
-    return Lazy(len(rows), shard)
+    return Lazy(len(rows), lru_cache(maxsize=4096)(shard))  # they are asked for with every clip
 
 
 # What NumPy's parser of damaged headers raises.

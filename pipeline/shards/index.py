@@ -9,7 +9,6 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from common.errors import InputError
-from pipeline.shards.format import SAMPLE, DatasetInfo, Locate, Sample, read_table
+from pipeline.shards.format import SAMPLE, BrokenSample, DatasetInfo, Locate, Sample, read_table
 from pipeline.shards.gops import GopIndex
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
@@ -27,23 +26,6 @@ HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that ar
 HASHED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
 MAX_NAME = 2**16  # bytes of a line in the table of names
 REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
-LAZY = ("key", "source")  # fields of a Sample that the table of names holds
-
-
-class IndexedSample(Sample):
-    """A sample out of the tables; its key and source are read when they are asked for."""
-
-    def __getattr__(self, name: str) -> Any:  # asked only for what is not there yet
-        if name not in LAZY or "_read_names" not in self.__dict__:
-            raise AttributeError(name)
-        self.__dict__.update(zip(LAZY, self.__dict__["_read_names"](), strict=True))
-        return self.__dict__[name]
-
-    @classmethod
-    def of(cls, read_names: Callable[[], tuple[str, str]], **values: Any) -> "IndexedSample":
-        sample = object.__new__(cls)
-        sample.__dict__.update(values, _read_names=read_names)
-        return sample
 
 
 class Tables:
@@ -85,8 +67,10 @@ class Tables:
         problem = self._problem(number, row)
         if problem:
             return self._stand_in(number, problem)
-        return IndexedSample.of(
-            lambda: self._names_of(number),
+        key, source = self._read_names(number)
+        return Sample(
+            key=key,
+            source=source,
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
             num_frames=row["num_frames"],
@@ -160,24 +144,25 @@ class Tables:
         return ""
 
     def _stand_in(self, number: int, problem: str) -> Sample:
+        key, source = self._read_names(number)
         strides = self.info.frame_strides
-        return IndexedSample.of(
-            lambda: self._names_of(number),
+        return BrokenSample(
+            key=key,
+            source=source,
             problem=problem,
             container="",
             codec="",
             num_frames=1,
             fps=1.0,
-            label=None,
             frame_stride=strides[0] if strides else 1,
             width=64,
             height=64,
+            label=None,
             sha256="",
-            offset=0,
         )
 
-    def _names_of(self, number: int) -> tuple[str, str]:
-        """Key and source. They are for people: where they cannot be read, the number stands in."""
+    def _read_names(self, number: int) -> tuple[str, str]:
+        """Read key and source. They are for people: where they cannot be read, the number stands in."""
         first = min(int(self.rows["name"][number]), len(self._names))
         end = self._names.find(b"\n", first, first + MAX_NAME)
         try:

@@ -84,7 +84,7 @@ class RowWriter:
             if len(chosen):
                 sides = sides_of(chosen["width"], chosen["height"])
                 if codec < len(self._sides):
-                    self._sides[codec] = merged_sides(self._sides[codec], sides)
+                    self._sides[codec] = merge_sides(self._sides[codec], sides)
                 else:
                     self._sides.append(sides)
 
@@ -95,8 +95,8 @@ def sides_of(widths: np.ndarray, heights: np.ndarray) -> Sides:
     return Sides(len(widths), *map(int, numbers))
 
 
-def merged_sides(a: Sides, b: Sides) -> Sides:
-    """Of the videos of both."""
+def merge_sides(a: Sides, b: Sides) -> Sides:
+    """Combine those of two sets of videos."""
     return Sides(
         a.num_samples + b.num_samples,
         min(a.min_width, b.min_width),

@@ -353,7 +353,7 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
     width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
     video, plan = store(codec, 34, width=width, height=height), OneVideoPlan(34, Crop(0, 0, width, height))
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)]))
-    gops = dataset.gops(0)
+    gops = dataset.gops[0]
     assert gops is not None
     with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
         for index, batch in enumerate(loader.batches(0)):
@@ -368,7 +368,7 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
 def test_only_the_gops_of_a_clip_are_checked(tmp_path: Path) -> None:
     """A corrupt GOP costs the clips that it is in, and no others."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", store("h264", 50))]))
-    gops = dataset.gops(0)
+    gops = dataset.gops[0]
     assert gops is not None
     with open(dataset.shard_path(0), "r+b") as shard:
         shard.seek(dataset.samples[0].offset + int(gops.rows["offset"][3]) + 150)  # of frames 16 to 23

@@ -13,10 +13,14 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, strided_frames
 from pipeline.planning.split_step import split_step
-from pipeline.shards.dataset import Part, Samples, ShardDataset, ShardOf
-from pipeline.shards.format import DatasetInfo, Sample, ShardInfo
+from pipeline.shards.dataset import Part, ShardDataset, ShardOf
+from pipeline.shards.format import DatasetInfo, Lazy, Sample, ShardInfo
 from pipeline.shards.index import Tables
 from pipeline.shards.rows import RowWriter
+
+
+class NamelessTables(Tables):
+    _names = b""
 
 
 def make_table(
@@ -34,9 +38,11 @@ def make_table(
     writer, ends = RowWriter(), np.cumsum(counts)
     rows = [writer.rows_of(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
-    part = Part("made", Tables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file)), None)
+    part = Part("made", NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file)))
     shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
-    return ShardDataset(Path("made"), info, Samples([part]), shard_of, names, np.array(parts or [0] * len(counts)))
+    part_of = np.array(parts or [0] * len(counts))
+    found = Lazy(len(samples), part.sample)
+    return ShardDataset(Path("made"), info, found, shard_of, names, part_of, parts=[part])
 
 
 def make_plan(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> TrainingPlan:

@@ -312,8 +312,9 @@ def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     dataset = ShardDataset.open(make_config(bucket, tmp_path))
+    size = dataset.samples[5].size
     monkeypatch.setattr(ObjectStore, "append_range", full)
-    assert len(Reader(dataset).read(5)) == dataset.samples[5].size
+    assert len(Reader(dataset).read(5)) == size
     assert not list(tmp_path.rglob("*.partial"))
 
 
