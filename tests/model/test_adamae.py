@@ -7,7 +7,7 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_external
-from training.compiling import compile_in_place
+from training.parallelize import compile_in_place
 
 MASKINGS = ["adaptive", "random", "tube", "frame"]
 SAMPLER = "token_sampler."
