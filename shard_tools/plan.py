@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -44,6 +44,14 @@ class Entry(NamedTuple):
     piece: int
 
 
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:  # no JSON, or JSON of another shape
+        raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run.
@@ -63,16 +71,16 @@ class Plan:
     def load(cls, path: Path) -> "Plan":
         offsets: dict[str, int] = {}
         offset = 0
-        with path.open("rb") as file:
+        with path.open("rb") as file, _explain_damage(path):
             for line in file:
                 if not line.startswith(b"["):
                     return cls(**json.loads(line), path=path, offsets=offsets)
                 offsets[line[2 : line.index(b'"', 2)].decode()] = offset
                 offset += len(line)
-        raise InputError(f"{path} is damaged: restore it, or start in another folder")
+            raise ValueError("its last line is missing")
 
     def entries(self, shard: str) -> list[Entry]:
-        with self.path.open("rb") as file:
+        with self.path.open("rb") as file, _explain_damage(self.path):
             file.seek(self.offsets[shard])
             _, entries = json.loads(file.readline())
             return [Entry(*entry) for entry in entries]

@@ -116,6 +116,15 @@ def test_damaged_rejects_are_named(tmp_path: Path, line: bytes) -> None:
         read_rejects(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "data", [b"", b'["shard-000000.tar", []]\n', b"{", b'{"settings": {}}', b"[no shard\n", b"\xff\n"]
+)
+def test_a_damaged_plan_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "plan.jsonl").write_bytes(data)
+    with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
+        Plan.load(tmp_path / "plan.jsonl")
+
+
 @pytest.mark.parametrize("table", ["items (source", "files (sha256"])
 def test_a_full_temporary_disk_is_explained_and_nothing_is_lost(
     table: str, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
