@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from common.logging import escape, log
 
-# Import name -> pip name of packages that only some commands need; the others work without them.
-OPTIONAL_PACKAGES = {"av": "av", "nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
+# Import name -> pip name of packages that are imported only where they are used; the rest works without them.
+LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (
     *DISK_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
@@ -68,9 +68,9 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         _exit(f"error: {error}", 2, is_cause=not isinstance(error, PeerLostError))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in OPTIONAL_PACKAGES:
+        if module not in LAZY_PACKAGES:
             raise
-        _exit(f"error: the package {module} is not installed: pip install {OPTIONAL_PACKAGES[module]}", 2)
+        _exit(f"error: the package {module} is not installed: pip install {LAZY_PACKAGES[module]}", 2)
     except KeyboardInterrupt:
         _exit(f"interrupted{'; progress is saved, re-run the same command to resume' if resumable else ''}", 130)
     except BrokenPipeError:

@@ -33,7 +33,7 @@ def test_help_texts_need_no_heavy_package() -> None:
 def test_commands_start_without_optional_packages() -> None:
     program = """
 import runpy, sys
-for name in ("nvidia.dali", "torchao", "av", "wandb", "ray", "s3fs"):
+for name in ("nvidia.dali", "torchao", "wandb", "ray", "s3fs"):
     sys.modules[name] = None
 sys.argv = ["train.py", "data.shards=nowhere"]
 runpy.run_path("train.py", run_name="__main__")
