@@ -35,10 +35,6 @@ class VideoClassifier(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return set()  # its positions are no parameters
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Describe the layers as timm does, for layer-wise decay: the tokenizer, each block, the rest."""
-        return {"stem": r"^tokenizer", "blocks": r"^encoder\.blocks\.(\d+)"}
-
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
         load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))

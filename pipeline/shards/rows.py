@@ -48,10 +48,6 @@ class RowWriter:
         held = [part for part in gops if len(part)]
         return ShardRows(rows, np.concatenate(held) if held else np.empty(0, GOP), b"".join(names))
 
-    def continue_at(self, shard: int, group: int, name_byte: int) -> None:
-        """Make the next rows those of this shard, though the samples before it are not known."""
-        self._num_shards, self.num_gops, self.num_name_bytes = shard, group, name_byte
-
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """`info` with what is known of all samples."""
         return replace(
