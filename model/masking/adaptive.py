@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.blocks import Block
 from model.config import SAMPLER_HEADS, ModelConfig
-from model.masking.mask import Mask, MaskingStrategy
+from model.masking.mask import MaskingStrategy
 
 CLIPS_AT_ONCE = 8  # recomputed together under activation checkpointing: 78 MiB per clip at ViT-Base, while it lasts
 
@@ -36,22 +36,14 @@ class AdaptiveMasking(MaskingStrategy):
             self.body = nn.Sequential(*blocks)
         self.logit = nn.Linear(width, 1)
 
-    def forward(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        tokens: Float[Tensor, "B N D"] | None,
-        seed: int | Tensor,
-        offset: int | Tensor,
-    ) -> Mask:
+    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
         assert tokens is not None
-        if self.activation_checkpointing:
-            parts = tokens.split(CLIPS_AT_ONCE)
-            logits = torch.cat([checkpoint(self.logits, part, use_reentrant=False) for part in parts])
-        else:
-            logits = self.logits(tokens)
-        return self.sample(logits, seed, offset)
+        if not self.activation_checkpointing:
+            return self.predict(tokens)
+        parts = tokens.split(CLIPS_AT_ONCE)
+        return torch.cat([checkpoint(self.predict, part, use_reentrant=False) for part in parts])
 
-    def logits(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N"]:
+    def predict(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N"]:
         # The logits and what follows are always fp32: for most of the training log-probabilities differ little.
         device = tokens.device.type
         with torch.autocast(device, enabled=self.autocast and torch.is_autocast_enabled(device)):

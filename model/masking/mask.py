@@ -19,7 +19,7 @@ class Mask(NamedTuple):
 
 
 class MaskingStrategy(nn.Module):
-    """Base class: a strategy sets these and defines `forward`."""
+    """Base class: a strategy sets these and defines `logits`."""
 
     unit: Unit = "token"  # what is masked as a whole; it decides how many tokens are visible
     needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
@@ -41,6 +41,10 @@ class MaskingStrategy(nn.Module):
 
         `offset` is the global position of the batch's first clip: a clip gets the same noise in any batch or rank.
         """
+        return self.sample(self.logits(clip, tokens), seed, offset)
+
+    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+        """Give each token a sampling probability, of which this is the logarithm up to a constant."""
         raise NotImplementedError
 
     def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:

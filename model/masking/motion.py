@@ -7,7 +7,7 @@ from torch import Tensor
 
 from common.errors import InputError
 from model.config import ModelConfig
-from model.masking.mask import Mask, MaskingStrategy
+from model.masking.mask import MaskingStrategy
 
 
 class MotionMasking(MaskingStrategy):
@@ -22,14 +22,8 @@ class MotionMasking(MaskingStrategy):
                 f" tubelets of {config.tubelet_size} has only one: raise model.num_frames"
             )
 
-    def forward(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        tokens: Float[Tensor, "B N D"] | None,
-        seed: int | Tensor,
-        offset: int | Tensor,
-    ) -> Mask:
-        return self.sample(log_motion(clip, self.tubelet_size, self.patch_size), seed, offset)
+    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+        return log_motion(clip, self.tubelet_size, self.patch_size)
 
 
 def log_motion(clip: UInt8[Tensor, "B T H W C"], tubelet_size: int, patch_size: int) -> Float[Tensor, "B N"]:

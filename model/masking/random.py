@@ -19,14 +19,10 @@ class RandomMasking(MaskingStrategy):
         self.num_units = {"token": time * self.area, "tube": self.area, "frame": time}[self.unit]
         self.num_visible_units = config.num_visible * self.num_units // config.num_tokens
 
-    def forward(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        tokens: Float[Tensor, "B N D"] | None,
-        seed: int | Tensor,
-        offset: int | Tensor,
-    ) -> Mask:
-        logits = torch.zeros(len(clip), self.num_units, device=clip.device)
+    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B U"]:
+        return torch.zeros(len(clip), self.num_units, device=clip.device)
+
+    def sample(self, logits: Float[Tensor, "B U"], seed: int | Tensor, offset: int | Tensor) -> Mask:
         visible, masked, _ = gumbel_topk(logits, self.num_visible_units, seed, offset)
         return Mask(self.token_ids(visible), self.token_ids(masked), None)
 
