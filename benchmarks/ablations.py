@@ -24,17 +24,10 @@ import torch
 
 from benchmarks import motion_report
 from benchmarks.accounting import predict
-from benchmarks.harness import (
-    ROOT,
-    Row,
-    describe_machine,
-    in_fresh_process,
-    print_table,
-    results_folder,
-    write_results,
-)
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
 from benchmarks.memory_vs_ratio import CPU_BATCH
-from benchmarks.step import measure_step
+from benchmarks.step import measure_config
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
@@ -59,36 +52,35 @@ def main(arguments: list[str] | None = None) -> None:
     options, extra = parse_arguments(arguments)
     table: dict[str, Any] = read_yaml(ROOT / "benchmarks/ablations.yaml")[options.table]
     device = choose_device()
-    folder = options.output or results_folder(device)
-    about = describe_machine(device) | {"title": table["title"], "batch_size": options.batch_size}
+    title, batch_size = table["title"], options.batch_size
+    report = Report(f"table_1{options.table}", options.output, device, NOTES, title=title, batch_size=batch_size)
     rows: list[Row] = []
-    for entry in progress_bar(table["rows"], unit="row", desc=table["title"]):
+    for entry in progress_bar(table["rows"], unit="row", desc=title):
         name = " ".join(text.removeprefix("model.") for text in entry["overrides"])
         config = make_config(entry["overrides"], options, extra)
         row: Row = {"row": name, **{f"paper_{name}": entry.get(name) for name in ("top1", "top5", "memory_gb")}}
-        row |= count_cost(config.model, options.batch_size)
+        row |= count_cost(config.model, batch_size)
         if device.type == "cuda" or options.measure:
-            batch_size, repetitions = (options.batch_size, 20) if device.type == "cuda" else (CPU_BATCH, 3)
-            timing, columns = in_fresh_process(measure_step, config.model, batch_size, repetitions, device)
+            size, repetitions = (batch_size, 20) if device.type == "cuda" else (CPU_BATCH, 3)
+            timing, columns = in_fresh_process(measure_config, config.model, size, repetitions, device)
             row |= {"step_ms": round(timing.median_ms), **columns}
         if options.train:
-            run = folder / "runs" / f"{options.table}-{name.replace('=', '_').replace(' ', '-')}"
+            run = report.folder / "runs" / f"{options.table}-{name.replace('=', '_').replace(' ', '-')}"
             row |= train_and_evaluate(replace(config, run=str(run)), options.videos)
         rows.append(row)
-        write_results(folder, f"table_1{options.table}", rows, about, NOTES)
+        report.write(rows)
     print_table(rows)
 
 
 def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("--table", choices=list("abcdefg"), required=True)
     parser.add_argument("--config", type=Path, default=ROOT / "configs/ssv2_pretrain.yaml", help="recipe of every run")
-    parser.add_argument("--batch-size", type=int, default=16, help="clips to predict memory for (default: 16)")
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="clips to predict memory for (default: 16)")
     parser.add_argument("--measure", action="store_true", help="time steps on a CPU too; a GPU is always measured")
-    parser.add_argument("--train", type=int, metavar="STEPS", help="also pre-train every row")
+    parser.add_argument("--train", type=at_least(1), metavar="STEPS", help="also pre-train every row")
     parser.add_argument("--shards", help="shards to train on")
     parser.add_argument("--videos", type=Path, help="videos to evaluate the trained models on")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
     options, extra = parser.parse_known_args(arguments)
     if options.train and not (options.shards and options.videos):
         raise InputError("--train needs --shards to train on and --videos to evaluate the trained models on")

@@ -15,25 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
 
 import common.openmp  # noqa: F401
 
 import torch
 
-from benchmarks.harness import (
-    Row,
-    describe_machine,
-    in_fresh_process,
-    print_table,
-    require,
-    results_folder,
-    write_results,
-)
-from benchmarks.pipeline_throughput import PACKAGES, cpu_seconds, open_loader, prepare_shards, shards_folder
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import Report, Row, in_fresh_process, print_table, require
+from benchmarks.pipeline_throughput import PACKAGES, cpu_seconds, open_loader, prepare_shards
 from benchmarks.step import noise_clip
 from common.devices import choose_device, choose_precision, explain_out_of_memory
-from common.errors import InputError, run_command
+from common.errors import run_command
 from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
@@ -48,6 +40,11 @@ from training.parallelize import parallelize
 from training.tasks.pretraining import Pretraining
 
 WARM_UP_STEPS = 3
+NOTES = [
+    f"A round: {WARM_UP_STEPS} warm-up steps, then steps_per_round by the wall clock, synchronized with the device at"
+    " both ends. clips_per_second: of the median round; lower and upper: of the slowest and the fastest.",
+    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process.",
+]
 
 
 @dataclass(frozen=True)
@@ -65,62 +62,39 @@ class Source:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
-    work = options.work or shards_folder(options.videos)
-    for encode in options.encodes:
-        prepare_shards(options.videos, work / encode, encode)
+    work = prepare_shards(options.videos, options.work, options.encodes)
     batch_size = options.batch_size or (64 if on_gpu else 2)
     steps = options.steps or (100 if on_gpu else 4)
     sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
-    about = describe_machine(device, PACKAGES)
-    about |= {"model": options.size, "batch_size": batch_size, "compiled": options.compile}
-    about["precision"] = choose_precision(device, TrainConfig.precision)
-    about |= {"steps_per_round": steps, "videos": len(ShardDataset.open(work / options.encodes[0]).samples)}
-    folder = options.output or results_folder(device)
+    report = Report(
+        "end_to_end", options.output, device, NOTES, PACKAGES, model=options.size, batch_size=batch_size,
+        compiled=options.compile, precision=choose_precision(device, TrainConfig.precision), steps_per_round=steps,
+        videos=len(ShardDataset.open(work / options.encodes[0]).samples),
+    )  # fmt: skip
     found: dict[Source, list[Row]] = {source: [] for source in sources}
-    for _ in progress_bar(range(options.rounds), unit="round"):
+    for number in progress_bar(range(options.rounds), unit="round"):
         for source in sources:
             config = make_config(source, work, options.size, batch_size, options.compile)
             found[source].append(in_fresh_process(measure, source, config, steps))
-        report(found, about, folder)
+        rows = [summarize(source, measured) for source, measured in found.items()]
+        for row in rows:
+            row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
+        report.about["rounds"] = number + 1
+        report.write(rows)
+        print_table(rows)
 
 
-def report(found: dict[Source, list[Row]], about: dict[str, Any], folder: Path) -> None:
-    """Write the results of the rounds so far."""
-    rows = [summarize(source, measured) for source, measured in found.items()]
-    for row in rows:
-        row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
-    about = about | {"rounds": len(found[Source(None)])}
-    write_results(folder, "end_to_end", rows, about, NOTES)
-    print_table(rows)
-
-
-NOTES = [
-    f"A round: {WARM_UP_STEPS} warm-up steps, then steps_per_round by the wall clock, synchronized with the device at"
-    " both ends. clips_per_second: of the median round; lower and upper: of the slowest and the fastest.",
-    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process.",
-]
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("videos", type=Path, help="folder of videos")
-    parser.add_argument("--encodes", nargs="+", default=["h264", "mjpeg"], help="of make_shards.py")
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = ArgumentParser(__doc__)
+    parser.add_videos()
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=int, help="default: 64 on a GPU, 2 on a CPU")
-    parser.add_argument("--steps", type=int, help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=at_least(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--work", type=Path, help="folder that keeps the shards")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
-    options = parser.parse_args(arguments)
-    if not options.videos.is_dir():
-        raise InputError(f"{options.videos} is no folder of videos")
-    if min(number for number in (options.batch_size, options.steps, options.rounds) if number is not None) < 1:
-        raise InputError("--batch-size, --steps and --rounds must be whole numbers of at least 1")
-    return options
+    return parser.parse_args(arguments)
 
 
 def make_config(source: Source, work: Path, size: str, batch_size: int, compiled: bool) -> TrainConfig:

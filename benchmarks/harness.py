@@ -3,14 +3,13 @@
 import multiprocessing
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from multiprocessing.connection import wait
@@ -26,6 +25,7 @@ from common.progress import progress_bar
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]
 Case = TypeVar("Case")
@@ -33,31 +33,32 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: median and quartiles over `repetitions` calls, each timed on its own."""
+    """Milliseconds of calls, each timed on its own."""
 
-    median_ms: float
-    lower_ms: float
-    upper_ms: float
-    repetitions: int
+    milliseconds: list[float]
 
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> "Timing":
-        if len(milliseconds) < 2:
-            return cls(milliseconds[0], milliseconds[0], milliseconds[0], 1)
-        lower, median, upper = statistics.quantiles(milliseconds, n=4, method="inclusive")
-        return cls(median, lower, upper, len(milliseconds))
+    @property
+    def quartiles(self) -> list[float]:
+        at = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+        return torch.tensor(self.milliseconds, dtype=torch.float64).quantile(at).tolist()
+
+    @property
+    def median_ms(self) -> float:
+        return self.quartiles[1]
 
     def columns(self, batch_size: int) -> Row:
-        fields = {f"step_{key}": round(value, 3) for key, value in asdict(self).items() if key.endswith("_ms")}
-        return {**fields, "repetitions": self.repetitions, "clips_per_second": batch_size / self.median_ms * 1e3}
+        lower, median, upper = (round(value, 3) for value in self.quartiles)
+        return {
+            "step_median_ms": median,
+            "step_lower_ms": lower,
+            "step_upper_ms": upper,
+            "repetitions": len(self.milliseconds),
+            "clips_per_second": batch_size / self.median_ms * 1e3,
+        }
 
 
 def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> Timing:
-    return Timing.of(call_times(call, device, warmup, repetitions))
-
-
-def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
-    """Return the milliseconds of each of `repetitions` calls, after `warmup` untimed ones.
+    """Time each of `repetitions` calls, after `warmup` untimed ones.
 
     On CUDA they are timed by events, so that calls queue up as they do in training.
     """
@@ -69,7 +70,7 @@ def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repet
             start = time.perf_counter()
             call()
             milliseconds.append((time.perf_counter() - start) * 1e3)
-        return milliseconds
+        return Timing(milliseconds)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
     torch.cuda.synchronize(device)
     events[0].record()
@@ -77,7 +78,15 @@ def call_times(call: Callable[[], Any], device: torch.device, warmup: int, repet
         call()
         event.record()
     torch.cuda.synchronize(device)
-    return [start.elapsed_time(end) for start, end in pairwise(events)]
+    return Timing([start.elapsed_time(end) for start, end in pairwise(events)])
+
+
+def copy_gb_per_second(device: torch.device) -> float:
+    """Measure a copy on the device; reading and writing both count."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    timing = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
+    return 2 * source.nbytes / timing.median_ms / 1e6
 
 
 def matmul_tflops(device: torch.device, precision: Precision) -> float:
@@ -89,13 +98,13 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
     return 2 * side**3 / timing.median_ms / 1e9
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_fresh_process(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call `function` in a new process, forked from a server that has imported the running script and nothing more.
 
     Its memory and caches are those of a new process, without the seconds of the imports.
     """
     with _processes(1) as pool:
-        return pool.submit(function, *arguments).result()
+        return pool.submit(function, *arguments, **options).result()
 
 
 def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
@@ -147,29 +156,51 @@ def require(claim: str, holds: bool, found: str) -> None:
         raise InputError(f"no results written, because a check failed: {claim} ({found})")
 
 
-def describe_machine(device: torch.device, packages: Sequence[str] = ("timm", "transformers")) -> dict[str, Any]:
-    """Return what a result depends on: command, device, versions of `packages` besides PyTorch and Triton, commit."""
-    return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "device": get_device_name(device),
-        "cpu_threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "packages": {name: find_version(name) for name in ("torch", "triton", *packages)},
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "commit": _commit(),
-    }
+def utilization(gflop: float, repeated_gflop: float, clips_per_second: float, matmul: float) -> Row:
+    """Return TFLOP/s and MFU from the arithmetic of a clip: what checkpointing recomputes is time, not work.
+
+    `mfu_once` is without the scores that attention computes again in its backward pass.
+    """
+    tflops, repeated = gflop * clips_per_second / 1e3, repeated_gflop * clips_per_second / 1e3
+    found = {"tflops": tflops, "mfu": tflops / matmul, "mfu_once": (tflops - repeated) / matmul}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def results_folder(device: torch.device) -> Path:
     """Return `benchmarks/results/<gpu>` or `.../cpu`."""
-    name = get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
-    return RESULTS / name
+    return RESULTS / (get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu")
 
 
-def write_results(folder: Path, name: str, rows: list[Row], about: dict[str, Any], notes: Sequence[str]) -> None:
-    """Write `name`.json with the rows, what they depend on, and notes on the columns."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", {"about": about, "notes": list(notes), "rows": rows})
+class Report:
+    """The result file of a benchmark: rows, what they depend on, and notes on the columns."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path | None,
+        device: torch.device,
+        notes: Sequence[str] = (),
+        packages: Sequence[str] = ("timm", "transformers"),
+        **about: Any,
+    ) -> None:
+        """Describe the machine, versions of `packages` besides PyTorch and Triton, and the commit; `about` is added."""
+        self.name, self.folder, self.notes = name, folder or results_folder(device), list(notes)
+        self.about: dict[str, Any] = {
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "device": get_device_name(device),
+            "cpu_threads": torch.get_num_threads(),
+            "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+            "packages": {name: find_version(name) for name in ("torch", "triton", *packages)},
+            "cuda": torch.version.cuda if device.type == "cuda" else None,
+            "commit": _commit(),
+            **about,
+        }
+
+    def write(self, rows: list[Row], name: str | None = None) -> None:
+        """Write the rows into the report's folder, under its own name or another."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        table = {"about": self.about, "notes": self.notes, "rows": rows}
+        write_json(self.folder / f"{name or self.name}.json", table)
 
 
 def print_table(rows: list[Row]) -> None:

@@ -7,34 +7,23 @@ On a GPU or a CPU. The values and gradients of every op are first compared with 
 relative to the bandwidth of a large copy on the same machine, counted in the same way.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from typing import NamedTuple
+from importlib import import_module
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import benchmarks.peers.token_path as published
-from benchmarks.harness import Row, describe_machine, print_table, require, results_folder, time_calls, write_results
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import Report, Row, copy_gb_per_second, print_table, require, time_calls
 from benchmarks.step import noise_clip
 from common.devices import choose_device
-from common.errors import InputError, run_command
-from kernels import gather_tokens, gumbel_topk, masked_patch_loss, patchify, sampling_loss, scatter_tokens
-from kernels.gather_tokens import gather_tokens_ref
-from kernels.gather_tokens import num_bytes as gather_bytes
-from kernels.gumbel_topk import gumbel_topk_ref
-from kernels.gumbel_topk import num_bytes as gumbel_bytes
-from kernels.masked_patch_loss import masked_patch_loss_ref
-from kernels.masked_patch_loss import num_bytes as patch_loss_bytes
-from kernels.patchify import num_bytes as patchify_bytes
-from kernels.patchify import patchify_ref
-from kernels.sampling_loss import num_bytes as sampling_bytes
-from kernels.sampling_loss import sampling_loss_ref
-from kernels.scatter_tokens import num_bytes as scatter_bytes
-from kernels.scatter_tokens import scatter_tokens_ref
+from common.errors import run_command
+from kernels import gumbel_topk
 from model.config import ModelConfig
 
 NOTES = [
@@ -54,7 +43,7 @@ class Implementation(NamedTuple):
 class Case(NamedTuple):
     ours: Implementation
     published: Implementation
-    reference: Callable[[], Tensor | tuple[Tensor, ...]]  # all outputs, so that a compiler drops none; `ours` last
+    reference: Callable[[], Any]  # returns all outputs, so that a compiler drops none; `ours` is the last one
     num_bytes: tuple[int, int]  # that forward and backward must move
     tolerance: float
     same_gradients: bool = True
@@ -83,6 +72,26 @@ class Inputs:
         return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)
 
 
+def make_case(
+    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], theirs: Implementation, sizes: tuple[int, ...],
+    tolerance: float, backward_bytes: int = 0, **options: Any,
+) -> Case:  # fmt: skip
+    """Make the case of kernels/<op>.py from the arguments of the op and its reference, and those of its num_bytes."""
+    module = import_module(f"kernels.{op}")
+    ours, reference = (partial(getattr(module, name), *arguments) for name in (op, f"{op}_ref"))
+    moved = module.num_bytes(*sizes)
+    num_bytes = moved if isinstance(moved, tuple) else (moved, backward_bytes)
+    return Case(Implementation(last_output(ours), wrt), theirs, reference, num_bytes, tolerance, **options)
+
+
+def last_output(call: Callable[[], Any]) -> Callable[[], Tensor]:
+    def call_once() -> Tensor:
+        result = call()
+        return result if isinstance(result, Tensor) else result[-1]
+
+    return call_once
+
+
 def sample_case(inputs: Inputs) -> Case:
     tokens, k = inputs.config.num_tokens, inputs.config.num_visible
     logits = torch.randn(inputs.batch, tokens, device=inputs.device, requires_grad=True)
@@ -92,28 +101,20 @@ def sample_case(inputs: Inputs) -> Case:
     complete = bool((together == torch.arange(tokens, device=inputs.device)).all())
     ascending = all(bool((ids.diff(dim=1) > 0).all()) for ids in (visible, masked))
     require("visible and masked ids ascend and are all tokens", complete and ascending, f"{visible[0]}, {masked[0]}")
-    return Case(
-        Implementation(lambda: gumbel_topk(logits, k, seed, offset)[2], [logits]),
-        Implementation(lambda: published.sample_mask(logits, k)[1], [logits]),
-        partial(gumbel_topk_ref, logits, k, seed, offset),
-        (gumbel_bytes(inputs.batch, tokens, 4), inputs.batch * tokens * 12),
-        1e-5,
-        same_gradients=False,  # ours are those of log-probabilities
-        as_published=torch.exp,
-    )
+    theirs = Implementation(lambda: published.sample_mask(logits, k)[1], [logits])
+    sizes, moved = (inputs.batch, tokens, 4), inputs.batch * tokens * 12
+    # The gradients of ours are those of log-probabilities.
+    options = {"same_gradients": False, "as_published": torch.exp}
+    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], theirs, sizes, 1e-5, moved, **options)
 
 
 def gather_case(inputs: Inputs) -> Case:
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.encoder_width
     visible, _, mask = inputs.mask
     x, table = inputs.random(inputs.batch, tokens, width), torch.randn(tokens, width, device=inputs.device)
-    return Case(
-        Implementation(partial(gather_tokens, x, visible, table), [x]),
-        Implementation(partial(published.gather, x, mask, table), [x]),
-        partial(gather_tokens_ref, x, visible, table),
-        gather_bytes(inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize),
-        3e-2,
-    )
+    theirs = Implementation(partial(published.gather, x, mask, table), [x])
+    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
+    return make_case("gather_tokens", (x, visible, table), [x], theirs, sizes, 3e-2)
 
 
 def scatter_case(inputs: Inputs) -> Case:
@@ -122,40 +123,27 @@ def scatter_case(inputs: Inputs) -> Case:
     features = inputs.random(inputs.batch, visible.shape[1], width)
     table = torch.randn(tokens, width, device=inputs.device)
     mask_token = torch.randn(width, device=inputs.device, requires_grad=True)
-    ours = partial(scatter_tokens, features, mask_token, table, visible, masked)
-    return Case(
-        Implementation(ours, [features, mask_token]),
-        Implementation(partial(published.scatter, features, mask_token, table, mask), [features, mask_token]),
-        partial(scatter_tokens_ref, features, mask_token, table, visible, masked),
-        scatter_bytes(inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize),
-        3e-2,
-    )
+    wrt = [features, mask_token]
+    theirs = Implementation(partial(published.scatter, features, mask_token, table, mask), wrt)
+    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
+    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, theirs, sizes, 3e-2)
 
 
 def patchify_case(inputs: Inputs) -> Case:
     config, dtype = inputs.config, inputs.dtype
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
-    return Case(
-        Implementation(partial(patchify, clip, None, *patch, dtype), []),
-        Implementation(partial(published.patches, clip, *patch, dtype), []),
-        partial(patchify_ref, clip, None, *patch, dtype),
-        (patchify_bytes(inputs.batch, config.num_tokens, config.patch_values, dtype.itemsize), 0),
-        2e-2,
-        same_gradients=False,  # there are none
-    )
+    theirs = Implementation(partial(published.patches, clip, *patch, dtype), [])
+    sizes = (inputs.batch, config.num_tokens, config.patch_values, dtype.itemsize)
+    return make_case("patchify", (clip, None, *patch, dtype), [], theirs, sizes, 2e-2, same_gradients=False)
 
 
 def patch_loss_case(inputs: Inputs) -> Case:
     config, (_, masked, mask) = inputs.config, inputs.mask
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
     pred, pixels = inputs.random(*masked.shape, config.patch_values), published.normalized_clip(clip)
-    return Case(
-        Implementation(partial(masked_patch_loss, pred, clip, masked, *patch), [pred]),
-        Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred]),
-        partial(masked_patch_loss_ref, pred, clip, masked, *patch, "mse", True),
-        patch_loss_bytes(inputs.batch, masked.shape[1], config.patch_values, inputs.dtype.itemsize),
-        1e-2,
-    )
+    theirs = Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred])
+    sizes = (inputs.batch, masked.shape[1], config.patch_values, inputs.dtype.itemsize)
+    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], theirs, sizes, 1e-2)
 
 
 def sampling_loss_case(inputs: Inputs) -> Case:
@@ -164,14 +152,10 @@ def sampling_loss_case(inputs: Inputs) -> Case:
     losses = torch.rand(masked.shape, device=inputs.device)
     probabilities = log_probs.exp().requires_grad_()
     log_probs.requires_grad_()
-    return Case(
-        Implementation(partial(sampling_loss, log_probs, masked, losses), [log_probs]),
-        Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities]),
-        partial(sampling_loss_ref, log_probs, masked, losses),
-        sampling_bytes(inputs.batch, tokens, masked.shape[1]),
-        1e-4,
-        same_gradients=False,  # ours are those of log-probabilities
-    )
+    theirs = Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities])
+    sizes = (inputs.batch, tokens, masked.shape[1])
+    arguments = (log_probs, masked, losses)  # of whose logarithm the gradients are
+    return make_case("sampling_loss", arguments, [log_probs], theirs, sizes, 1e-4, same_gradients=False)
 
 
 CASES: dict[str, Callable[[Inputs], Case]] = {
@@ -185,29 +169,28 @@ CASES: dict[str, Callable[[Inputs], Case]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, nargs="+", help="default: 32 to 256 on a GPU, 2 and 8 on a CPU")
+    parser = ArgumentParser(__doc__)
+    parser.add_argument(
+        "--batch-size", type=at_least(1), nargs="+", help="default: 32 to 256 on a GPU, 2 and 8 on a CPU"
+    )
     parser.add_argument("--mask-ratio", type=float, nargs="+", help="default: .80 to .98 on a GPU, .95 on a CPU")
     parser.add_argument("--op", choices=list(CASES), nargs="+", default=list(CASES))
-    parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    parser.add_argument("--repetitions", type=at_least(1), default=20)
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
     batches = options.batch_size or ([32, 64, 128, 256] if on_gpu else [2, 8])
     ratios = options.mask_ratio or ([0.8, 0.9, 0.95, 0.98] if on_gpu else [0.95])
-    if min(batches) < 1 or options.repetitions < 1:
-        raise InputError("--batch-size and --repetitions must be whole numbers of at least 1")
     copy = copy_gb_per_second(device)
-    about = describe_machine(device) | {"copy_gb_per_second": copy, "model": "base, N = 1568"}
+    model = "base, N = 1568"
+    report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model=model)
     rows: list[Row] = []
-    for batch in batches:
-        for ratio in ratios:
-            inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
-            compiled = on_gpu and batch == max(batches) and ratio == 0.95
-            for name in options.op:
-                rows += measure(CASES[name](inputs), name, inputs, compiled, options.repetitions, copy)
-    write_results(options.output or results_folder(device), "kernel_speed", rows, about, NOTES)
+    for batch, ratio in product(batches, ratios):
+        inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
+        compiled = on_gpu and batch == max(batches) and ratio == 0.95
+        for name in options.op:
+            rows += measure(CASES[name](inputs), name, inputs, compiled, options.repetitions, copy)
+    report.write(rows)
     print_table(rows)
 
 
@@ -216,16 +199,15 @@ def measure(case: Case, name: str, inputs: Inputs, compiled: bool, repetitions: 
     implementations = {"ours": case.ours, "published": case.published}
     if compiled:
         implementations["compiled"] = Implementation(compile_reference(case), case.ours.inputs)
+    moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
     rows: list[Row] = []
     for implementation, (call, wrt) in implementations.items():
-        moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
         for phase, run in phases(call, wrt).items():
-            timing = time_calls(run, inputs.device, warmup=3, repetitions=repetitions)
-            rate = moved[phase] / timing.median_ms / 1e6
+            lower, median, upper = time_calls(run, inputs.device, warmup=3, repetitions=repetitions).quartiles
+            rate = moved[phase] / median / 1e6
             row = {"op": name, "batch": inputs.batch, "mask_ratio": inputs.config.mask_ratio, "phase": phase}
-            row |= {"implementation": implementation, "ms": timing.median_ms}
-            row |= {"ms_lower": timing.lower_ms, "ms_upper": timing.upper_ms, "gb_per_second": rate}
-            row |= {"fraction_of_copy": rate / copy, "extra_mib": extra_mib(run, inputs.device)}
+            row |= {"implementation": implementation, "ms": median, "ms_lower": lower, "ms_upper": upper}
+            row |= {"gb_per_second": rate, "fraction_of_copy": rate / copy, "extra_mib": extra_mib(run, inputs.device)}
             rows.append(row)
     for row in rows:
         ours = next(r for r in rows if r["implementation"] == "ours" and r["phase"] == row["phase"])
@@ -252,13 +234,7 @@ def check(case: Case, name: str) -> None:
 
 
 def compile_reference(case: Case) -> Callable[[], Tensor]:
-    reference = torch.compile(case.reference, fullgraph=True, dynamic=False)
-
-    def call() -> Tensor:
-        result = reference()
-        return result if isinstance(result, Tensor) else result[-1]
-
-    return call
+    return last_output(torch.compile(case.reference, fullgraph=True, dynamic=False))
 
 
 def phases(call: Callable[[], Tensor], inputs: list[Tensor]) -> dict[str, Callable[[], object]]:
@@ -280,14 +256,6 @@ def extra_mib(call: Callable[[], object], device: torch.device) -> float | None:
     before = torch.cuda.memory_allocated(device)
     call()
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-
-
-def copy_gb_per_second(device: torch.device) -> float:
-    """Measure a copy on the device; reading and writing both count."""
-    source = torch.zeros(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    timing = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
-    return 2 * source.nbytes / timing.median_ms / 1e6
 
 
 if __name__ == "__main__":

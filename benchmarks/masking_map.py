@@ -9,29 +9,27 @@ the command resumes. Rows also hold what may explain a gain: how much harder mov
 static ones (error_ratio), and which fraction of the visible tokens moves.
 """
 
-import argparse
 from itertools import product
-from pathlib import Path
 
 import common.openmp  # noqa: F401
 
 from benchmarks import masking_study
-from benchmarks.harness import Row, describe_machine, print_table, results_folder, write_results
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import Report, Row, print_table, results_folder
 from common.devices import choose_device
 from common.errors import InputError, run_command
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__, "benchmarks/results/<gpu or cpu>/masking_map")
     parser.add_argument("--object-sizes", nargs="+", type=float, default=[0.35, 0.5, 0.7])
-    parser.add_argument("--distractors", nargs="+", type=int, default=[0, 2, 4])
+    parser.add_argument("--distractors", nargs="+", type=at_least(0), default=[0, 2, 4])
     parser.add_argument(
         "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE", help="more of synthetic_videos.py"
     )
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_map")
     options, study = parser.parse_known_args(arguments)
-    if not all(0 < size <= 1 for size in options.object_sizes) or min(options.distractors) < 0:
-        raise InputError("--object-sizes must be above 0 and at most 1, --distractors at least 0")
+    if not all(0 < size <= 1 for size in options.object_sizes):
+        raise InputError("--object-sizes must be above 0 and at most 1")
     device = choose_device()
     folder = options.output or results_folder(device) / "masking_map"
     rows: list[Row] = []
@@ -43,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
             rows.append({"object_size": size, "distractors": distractors} | row)
             if "error_moving" in row:  # not from scratch
                 rows[-1]["error_ratio"] = round(row["error_moving"] / row["error_static"], 4)
-    write_results(folder, "masking_map", rows, describe_machine(device), masking_study.NOTES)
+    Report("masking_map", folder, device, masking_study.NOTES).write(rows)
     print_table(rows)
 
 

@@ -22,11 +22,10 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import common.openmp  # noqa: F401
@@ -34,7 +33,8 @@ import common.openmp  # noqa: F401
 import torch
 
 from benchmarks import motion_report
-from benchmarks.harness import ROOT, Row, describe_machine, print_table, results_folder, write_results
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
 from common.atomic_io import write_json, write_text
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -91,13 +91,13 @@ def run_study(options: argparse.Namespace) -> list[Row]:
     study.run()
     rows = [row for file in sorted(study.folder.glob("points/*/result.json")) for row in read_json(file)["rows"]]
     summary = summarize(rows, options.baseline)
-    write_results(study.folder, "points", rows, study.about, NOTES)
-    write_results(study.folder, "masking_study", summary, study.about, NOTES)
+    study.report.write(rows, "points")
+    study.report.write(summary)
     return summary
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__, "benchmarks/results/<gpu or cpu>/masking_study")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--shards", help="labeled training shards (default: synthetic ones)")
@@ -106,16 +106,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--baseline", default="random", help="strategy the others are compared with (default: random)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--pretrain-steps", type=int, help="optimizer steps of pre-training (default: the preset's)")
-    parser.add_argument("--labels", type=int, help="labeled videos to learn from (default: the preset's, or all)")
-    parser.add_argument("--label-sets", type=int, default=1, help="number of label sets for each model")
+    count = at_least(1)
+    parser.add_argument("--pretrain-steps", type=count, help="optimizer steps of pre-training (default: the preset's)")
+    parser.add_argument("--labels", type=count, help="labeled videos to learn from (default: the preset's, or all)")
+    parser.add_argument("--label-sets", type=count, default=1, help="number of label sets for each model")
     parser.add_argument(
         "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE",
         help="options of shard_tools/synthetic_videos.py, such as num-frames=32 distractors=3 object-size=0.4",
     )  # fmt: skip
-    parser.add_argument("--num-videos", type=int, default=3200, help="synthetic training videos (default: 3200)")
-    parser.add_argument("--parallel", type=int, default=1, help="points run in parallel without a GPU")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu or cpu>/masking_study")
+    parser.add_argument("--num-videos", type=count, default=3200, help="synthetic training videos (default: 3200)")
+    parser.add_argument("--parallel", type=count, default=1, help="points run in parallel without a GPU")
     options = parser.parse_args(arguments)
     if bool(options.shards) != bool(options.validation):
         raise InputError("give --shards and --validation together, or neither for synthetic videos")
@@ -123,9 +123,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         raise InputError(f"--preset {options.preset} has no synthetic videos: give --shards and --validation")
     if options.synthetic and options.shards is not None:
         raise InputError("--synthetic and --shards exclude each other")
-    for name in ("parallel", "num_videos", "label_sets", "labels", "pretrain_steps"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}: give a whole number of at least 1")
     if options.label_sets > 1 and options.shards is not None and options.labels is None:
         raise InputError("--label-sets needs --labels: all labels of --shards are one set")
     return options
@@ -135,7 +132,7 @@ class Study:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         """Check all configurations first, so that no error comes after hours."""
         self.preset, self.options, self.folder = PRESETS[options.preset], options, folder
-        self.about = describe_machine(choose_device())
+        self.report = Report("masking_study", folder, choose_device(), NOTES)
         pairs = make_grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
         self.shards, self.validation, self.num_labels = options.shards, options.validation, options.labels
@@ -144,9 +141,8 @@ class Study:
             # When an option is given twice, the last one counts.
             given = [f"--{option}" for option in options.synthetic]
             self.synthetic = " ".join([self.preset["synthetic"], *given, f"--num-videos={options.num_videos}"])
-            self.num_labels = self.num_labels or min(
-                self.preset.get("synthetic_labels", options.num_videos), options.num_videos
-            )
+            all_labels = min(self.preset.get("synthetic_labels", options.num_videos), options.num_videos)
+            self.num_labels = self.num_labels or all_labels
             self.shards, self.validation = (str(folder / "data" / name) for name in ("train", "validation"))
         for point in self.points:
             for task, label_set in self.stages(point):
@@ -178,29 +174,25 @@ class Study:
         """Run all points that have no result yet, as many in parallel as there are GPUs."""
         if self.synthetic:
             make_motion_shards(self.folder / "data", self.synthetic, self.options.num_videos)
-        count = torch.cuda.device_count() or self.options.parallel
-        slots = make_slots(count)
-        failures: list[BaseException] = []
+        environments = divide_machine(torch.cuda.device_count() or self.options.parallel)
+        waiting = iter(self.points)
 
-        def run(point: Point) -> None:
-            if failures:
-                raise failures[0]  # no point starts after one that failed
-            slot = slots.get()
+        def work(environment: dict[str, str]) -> None:
             try:
-                self.run_point(point, slot)
-            except BaseException as failure:
-                failures.append(failure)
+                for point in waiting:
+                    self.run_point(point, environment)
+                    bar.update()
+            except BaseException:
+                list(waiting)  # no point starts after one that failed
                 raise
-            finally:
-                slots.put(slot)
 
-        with ThreadPoolExecutor(count) as pool:
-            try:
-                list(progress_bar(pool.map(run, self.points), unit="point", total=len(self.points)))
-            finally:
-                pool.shutdown(cancel_futures=True)
+        with (
+            progress_bar(unit="point", total=len(self.points)) as bar,
+            ThreadPoolExecutor(len(environments)) as pool,
+        ):
+            list(pool.map(work, environments))
 
-    def run_point(self, point: Point, slot: dict[str, str]) -> None:
+    def run_point(self, point: Point, environment: dict[str, str]) -> None:
         """Train and evaluate a point, and write its result; refuse a result that was made with other settings."""
         runs = self.folder / "points" / point.name
         settings = [self.overrides(point, *stage) for stage in self.stages(point)] + [[self.synthetic]]
@@ -215,16 +207,17 @@ class Study:
             run = runs / (task if label_set is None else f"{task}-labels{label_set}")
             start = [f"init_from={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
             command = ["train.py", *self.overrides(point, task, label_set), *start, f"run={run}"]
-            run_script(command, slot, log := run.with_suffix(".log"))
+            run_script(command, environment, log := run.with_suffix(".log"))
             if label_set is None:
                 shared |= self.measure_reconstruction(run)
             else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest = max((run / "checkpoints").glob("step-*"))
                 output = run / "evaluation"
-                run_script(["evaluate.py", str(newest), self.validation, *views, f"--output={output}"], slot, log)
+                command = ["evaluate.py", str(newest), self.validation, *views, f"--output={output}"]
+                run_script(command, environment, log)
                 rows[label_set][f"{task}_top1"] = float(read_json(output / "results.json")["top1"])
-        made_by = {name: self.about[name] for name in ("device", "commit")}
+        made_by = {name: self.report.about[name] for name in ("device", "commit")}
         write_json(runs / "result.json", {"settings": settings, "rows": [shared | row | made_by for row in rows]})
 
     @torch.no_grad()
@@ -256,16 +249,13 @@ def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[
     return list(dict.fromkeys(pairs))
 
 
-def make_slots(count: int) -> SimpleQueue[dict[str, str]]:
+def divide_machine(count: int) -> list[dict[str, str]]:
     """Divide cores and GPUs among `count` points: an environment for each."""
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     gpus = [str(number) for number in range(count)]
     if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    slots: SimpleQueue[dict[str, str]] = SimpleQueue()
-    for gpu in gpus[:count]:
-        slots.put({"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpu})
-    return slots
+    return [{"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]]
 
 
 def run_script(command: list[str], environment: dict[str, str], log: Path) -> None:
@@ -291,17 +281,8 @@ def make_motion_shards(folder: Path, options: str, num_videos: int) -> None:
     for name, count, seed in (("train", num_videos, 0), ("validation", max(1, num_videos // 5), 1)):
         videos, output = str(folder / f"{name}_videos"), str(folder / name)
         if not (folder / name / "dataset.json").is_file():
-            generate = [
-                "synthetic_videos.py",
-                videos,
-                "--dataset",
-                "motion",
-                *options.split(),
-                "--num-videos",
-                str(count),
-                "--seed",
-                str(seed),
-            ]
+            counts = [f"--num-videos={count}", f"--seed={seed}"]
+            generate = ["synthetic_videos.py", videos, "--dataset=motion", *options.split(), *counts]
             for script, *arguments in (generate, ["make_shards.py", videos, output, "--frame-stride", "1"]):
                 subprocess.run([sys.executable, str(ROOT / "shard_tools" / script), *arguments], check=True)
 
@@ -316,16 +297,17 @@ def summarize(rows: Sequence[Row], baseline: str) -> list[Row]:
         line: Row = {"strategy": strategy, "mask_ratio": ratio, "seeds": len({row["seed"] for row in group})}
         numbers = [name for name, value in group[0].items() if name not in KEYS and isinstance(value, float)]
         for name in sorted(numbers, key=lambda name: name not in MEASURES):
-            means = group_means(group, "seed", lambda row: row[name])  # noqa: B023
+            means = group_means([(row["seed"], row[name]) for row in group])
             line[name] = round(statistics.mean(means), 4)
             if name not in MEASURES:
                 continue
             if len(means) > 1:
                 line[f"{name}_std"] = round(statistics.stdev(means), 4)
             if strategy not in (baseline, SCRATCH):
-                gain, error = paired_gain(group, groups.get((baseline, ratio), []), name)
-                line |= {} if gain is None else {f"{name}_gain": round(gain, 4)}
-                line |= {} if error is None else {f"{name}_gain_error": round(error, 4)}
+                found = zip(
+                    ("gain", "gain_error"), paired_gain(group, groups.get((baseline, ratio), []), name), strict=True
+                )
+                line |= {f"{name}_{what}": round(value, 4) for what, value in found if value is not None}
         summary.append(line)
     return sorted(summary, key=lambda line: -line["finetune_top1"])
 
@@ -336,23 +318,21 @@ def paired_gain(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[f
     Rows of one seed share a pre-training and rows of one label set their videos: neither are independent.
     """
     others = {(row["seed"], row["label_set"]): row[name] for row in base}
-    matched = [row for row in group if (row["seed"], row["label_set"]) in others]
-    if not matched:
+    keys = [(row["seed"], row["label_set"]) for row in group]
+    gains = {key: row[name] - others[key] for key, row in zip(keys, group, strict=True) if key in others}
+    if not gains:
         return None, None
-
-    def difference(row: Row) -> float:
-        return float(row[name] - others[row["seed"], row["label_set"]])
-
-    both = [group_means(matched, key, difference) for key in ("seed", "label_set")]
+    both = [group_means([(key[place], gain) for key, gain in gains.items()]) for place in (0, 1)]
     errors = [statistics.stdev(means) / len(means) ** 0.5 for means in both if len(means) > 1]
-    return statistics.mean(map(difference, matched)), max(errors, default=None)
+    return statistics.mean(gains.values()), max(errors, default=None)
 
 
-def group_means(rows: Sequence[Row], key: str, value: Callable[[Row], float]) -> list[float]:
+def group_means(values: Sequence[tuple[object, float]]) -> list[float]:
+    """Return the mean of the values of each key."""
     groups: dict[object, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).append(value(row))
-    return [statistics.mean(values) for values in groups.values()]
+    for key, value in values:
+        groups.setdefault(key, []).append(value)
+    return [statistics.mean(group) for group in groups.values()]
 
 
 def read_json(file: Path) -> Any:

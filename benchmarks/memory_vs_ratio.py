@@ -13,21 +13,21 @@ its own. Decoder depths and samplers are in benchmarks/ablations.py.
 import argparse
 from pathlib import Path
 
+from benchmarks.arguments import ArgumentParser, at_least
 from common.errors import InputError, parse_early, run_command
 from model.config import SIZES, ModelConfig
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=int, default=16, help="clips to predict memory for")
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="clips to predict memory for")
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    parser.add_argument("--repetitions", type=int, help="timed steps per point; default: 20 on a GPU, 2 on a CPU")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    parser.add_argument(
+        "--repetitions", type=at_least(1), help="timed steps per point; default: 20 on a GPU, 2 on a CPU"
+    )
     options = parser.parse_args(arguments)
-    if options.batch_size < 1:
-        raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
     if options.overrides and options.config is None:
         raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
     return options
@@ -48,17 +48,16 @@ import triton
 from benchmarks.accounting import RESERVE_GPU, Account, predict, saved_bytes
 from benchmarks.harness import (
     ROOT,
+    Report,
     Row,
-    describe_machine,
     in_fresh_process,
     matmul_tflops,
     print_table,
     require,
-    results_folder,
     side_by_side,
-    write_results,
+    utilization,
 )
-from benchmarks.step import PretrainingStep, measure_step, noise_clip
+from benchmarks.step import PretrainingStep, measure_config, noise_clip
 from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
@@ -94,16 +93,15 @@ def main(options: argparse.Namespace) -> None:
         return
     device = choose_device()
     on_gpu = device.type == "cuda"
-    about = describe_machine(device)
-    about["precision"] = choose_precision(device, "bf16")
-    about["matmul_tflops"] = matmul = round(matmul_tflops(device, about["precision"]), 2)
-    folder = options.output or results_folder(device)
+    precision = choose_precision(device, "bf16")
+    matmul = round(matmul_tflops(device, precision), 2)
+    report = Report("memory_vs_ratio", options.output, device, NOTES, precision=precision, matmul_tflops=matmul)
     points = list_points(options.size)
     rows: list[Row] = []
     predicted = side_by_side(partial(predict_row, batch_size=options.batch_size), points)
     for row in progress_bar(predicted, unit="point", desc="predict", total=len(points)):
         rows.append(row)
-        write_results(folder, "memory_vs_ratio", rows, about, NOTES)
+        report.write(rows)
     for config, row in progress_bar(list(zip(points, rows, strict=True)), unit="point", desc="measure"):
         if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
             peak = in_fresh_process(predict_compiled, config, options.batch_size)
@@ -112,7 +110,7 @@ def main(options: argparse.Namespace) -> None:
             row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
         elif is_default(config):
             row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
-        write_results(folder, "memory_vs_ratio", rows, about, NOTES)
+        report.write(rows)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
 
@@ -161,10 +159,11 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     if is_default(config):
         in_buckets = predict(config, batch_size, in_buckets=True, with_flops=False)
         row["ddp_predicted_peak_gib"] = round(in_buckets.peak_bytes / 2**30, 3)
-    row |= {f"saved_{part}_mib": round(size / 2**20, 1) for part, size in account.saved.items()}
-    row["saved_mib"] = round(sum(account.saved.values()) / 2**20, 1)
-    row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
-    row["loaded_mib"] = round(batch_size * loaded_per_clip(config) / 2**20, 1)
+    sizes = {f"saved_{part}_mib": size for part, size in account.saved.items()}
+    sizes["saved_mib"] = sum(account.saved.values())
+    sizes |= {f"at_peak_{label}_mib": size for label, size in account.at_peak.items()}
+    sizes["loaded_mib"] = batch_size * loaded_per_clip(config)
+    row |= {name: round(size / 2**20, 1) for name, size in sizes.items()}
     ample = predict(config, AMPLE_BATCH, with_flops=False)
     row |= {f"largest_batch_{size}gb": largest_batch(config, ample, size * 1e9) for size in CAPACITIES_GB}
     row["gflop_per_clip"] = round(own.flops / batch_size / 1e9, 1)
@@ -215,11 +214,8 @@ def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
 def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: float) -> Row:
     found: Row = {}
     for compiled in (False, True) if is_default(config) else (False,):
-        timing, columns = in_fresh_process(
-            measure_step, config, row["batch_size"], repetitions, torch.device("cuda"), compiled
-        )
+        columns = measure(config, row, row["batch_size"], repetitions, matmul, compiled)
         prefix = "compiled_" if compiled else ""
-        columns |= timing.columns(row["batch_size"]) | utilization(row, row["batch_size"], timing.median_ms, matmul)
         columns["prediction_error"] = round(row[f"{prefix}predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)
         found |= {f"{prefix}{name}": value for name, value in columns.items()}
     return found
@@ -233,9 +229,16 @@ def measure_on_cpu(config: ModelConfig, row: Row, repetitions: int, matmul: floa
         max(abs(counted[part] - predicted[part]) for part in counted) <= 0.01 * sum(predicted.values()),
         f"{config.masking} {config.mask_ratio}: counted {counted}, predicted {predicted}",
     )
-    timing, columns = in_fresh_process(measure_step, config, CPU_BATCH, repetitions, torch.device("cpu"))
-    speed = timing.columns(CPU_BATCH) | utilization(row, CPU_BATCH, timing.median_ms, matmul)
-    return {"timed_batch_size": CPU_BATCH, **speed, **columns}
+    return {"timed_batch_size": CPU_BATCH, **measure(config, row, CPU_BATCH, repetitions, matmul)}
+
+
+def measure(
+    config: ModelConfig, row: Row, batch_size: int, repetitions: int, matmul: float, compiled: bool = False
+) -> Row:
+    timing, columns = in_fresh_process(measure_config, config, batch_size, repetitions, choose_device(), compiled)
+    speed = timing.columns(batch_size)
+    gflop, repeated = row["gflop_per_clip"], row["repeated_gflop_per_clip"]
+    return columns | speed | utilization(gflop, repeated, speed["clips_per_second"], matmul)
 
 
 def count_saved(config: ModelConfig) -> dict[str, int]:
@@ -244,13 +247,6 @@ def count_saved(config: ModelConfig) -> dict[str, int]:
     with saved_bytes(step.model, (clip,)) as saved:
         step(clip)
     return saved
-
-
-def utilization(row: Row, batch_size: int, milliseconds: float, matmul: float) -> Row:
-    """Return TFLOP/s and MFU: what checkpointing recomputes counts as time, not as work."""
-    tflops = row["gflop_per_clip"] * batch_size / milliseconds
-    once = tflops - row["repeated_gflop_per_clip"] * batch_size / milliseconds
-    return {"tflops": round(tflops, 3), "mfu": round(tflops / matmul, 3), "mfu_once": round(once / matmul, 3)}
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ Belady's eviction, which knows all later visits; lru evicts what was used least 
 where shards change their node in every epoch.
 """
 
-import argparse
 import math
 from collections import OrderedDict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, describe_machine, print_table, require, results_folder, write_results
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import Report, Row, print_table, require
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.planning.sample_order import SampleOrder
@@ -32,16 +31,14 @@ NOTE = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=400, help="per node")
-    parser.add_argument("--nodes", type=int, default=4, help="canonical nodes")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cpu")
+    parser = ArgumentParser(__doc__, "benchmarks/results/cpu")
+    parser.add_argument("--shards", type=at_least(20), default=400, help="per node")
+    parser.add_argument("--nodes", type=at_least(1), default=4, help="canonical nodes")
     options = parser.parse_args(arguments)
-    if options.shards < 20 or not 1 <= options.nodes <= STEP or STEP % options.nodes:
-        raise InputError(f"give at least 20 --shards, and a divisor of {STEP} for --nodes")
+    if STEP % options.nodes:
+        raise InputError(f"--nodes is {options.nodes}: give a divisor of {STEP}")
     rows = simulate(options.shards, options.nodes)
-    cpu = torch.device("cpu")
-    write_results(options.output or results_folder(cpu), "node_cache", rows, describe_machine(cpu, ("numpy",)), [NOTE])
+    Report("node_cache", options.output, torch.device("cpu"), [NOTE], ("numpy",)).write(rows)
     print_table(rows)
 
 

@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.harness import ROOT, Row, describe_machine, print_table, write_results
+from benchmarks.arguments import ArgumentParser, existing_folder
+from benchmarks.harness import ROOT, Report, Row, print_table
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
@@ -54,24 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended[name] = run_stage(commands, folder / f"{name}.log")
         print(f"== {name}: {ended[name]}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     rows = rate_goals(folder)
-    about = describe_machine(choose_device()) | {f"stage {name}": how for name, how in ended.items()}
-    write_results(folder, "goals", rows, about, [])
+    stages = {f"stage {name}": how for name, how in ended.items()}
+    Report("goals", folder, choose_device(), **stages).write(rows)
     print_table(rows)
     return 0 if set(ended.values()) == {"done"} else 1
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__, output=None)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
-    parser.add_argument("--output", type=Path, required=True, help="folder for everything")
-    parser.add_argument("--videos", type=Path, help="folder of videos (default: synthetic ones)")
+    parser.add_argument("--videos", type=existing_folder, help="folder of videos (default: synthetic ones)")
     parser.add_argument("--small", action="store_true", help="a dry run at sizes that a CPU takes")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.stages if name not in STAGES]
     if unknown:
         raise InputError(f"there is no stage {unknown[0]}: choose among {', '.join(STAGES)}")
-    if options.videos is not None and not options.videos.is_dir():
-        raise InputError(f"{options.videos} is no folder of videos")
     if not options.small and choose_device().type != "cuda":
         raise InputError("PyTorch finds no GPU here: --small makes a dry run on the CPU")
     options.stages = [name for name in STAGES if name in options.stages or not options.stages]

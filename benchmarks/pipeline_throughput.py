@@ -16,30 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.harness import (
-    ROOT,
-    Row,
-    describe_machine,
-    in_fresh_process,
-    measure_cases,
-    print_table,
-    require,
-    results_folder,
-    write_results,
-)
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import ROOT, Report, Row, in_fresh_process, measure_cases, print_table, require
 from benchmarks.peers.loaders import DECODERS, NUM_FRAMES, SIDE, file_batches, tar_batches
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -69,58 +59,47 @@ class Case:
     repeats: int = 1  # clips per decoded video
     batch_size: int = BASELINE_BATCH
     threads: int = 1
-    prefetch: int = DataConfig.prefetch
+    prefetch: int | None = None  # batches, of ours
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     device = choose_device()
-    work = options.work or shards_folder(options.videos)
-    for encode in {*options.encodes, "copy"}:
-        prepare_shards(options.videos, work / encode, encode)
-    cases = list_cases(options, device)
-    about = describe_machine(device, PACKAGES) | {"videos": len(ShardDataset.open(work / "copy").samples)}
+    work = prepare_shards(options.videos, options.work, {*options.encodes, "copy"})
     note = (
         f"Clips of {NUM_FRAMES} frames, {SIDE}², every {FRAME_STRIDE}th source frame. {options.seconds:g} s per loader"
         f" after {WARM_UP_BATCHES} batches. relative_to_reference: clips per CPU-second, relative to decord on the"
         " original files, or the first row without it."
     )
-    folder = options.output or results_folder(device)
-    report = partial(write_table, folder=folder, about=about, note=note)
+    videos = len(ShardDataset.open(work / "copy").samples)
+    report = Report("pipeline_throughput", options.output, device, [note], PACKAGES, videos=videos)
 
-    def measure_case(case: Case) -> Row:
-        row: Row = in_fresh_process(measure, case, work, options.seconds, device.type)
-        return row
+    def write_table(rows: list[Row]) -> None:
+        add_relative_speed(rows)
+        report.write(rows)
+        print_table(rows[-1:])
 
-    measure_cases(cases, measure_case, report, unit="loader")
+    measure_case = partial(in_fresh_process, measure, work=work, seconds=options.seconds, device=device.type)
+    measure_cases(list_cases(options, device), measure_case, write_table, unit="loader")
 
 
-def write_table(rows: list[Row], folder: Path, about: dict[str, Any], note: str) -> None:
+def add_relative_speed(rows: list[Row]) -> None:
     reference = next((row for row in rows if row["loader"] == "decord" and row["encode"] == "original"), rows[0])
     for row in rows:
         row["relative_to_reference"] = row["clips_per_cpu_second"] / reference["clips_per_cpu_second"]
-    write_results(folder, "pipeline_throughput", rows, about, [note])
-    print_table(rows[-1:])
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("videos", type=Path, help="folder of videos")
-    parser.add_argument("--encodes", nargs="+", default=["h264", "mjpeg", "copy"], help="of make_shards.py")
+    parser = ArgumentParser(__doc__)
+    parser.add_videos()
+    parser.set_defaults(encodes=["h264", "mjpeg", "copy"])
     parser.add_argument("--loaders", nargs="+", choices=["ours", "webdataset", *DECODERS], help="default: all")
     parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
-    parser.add_argument("--batch-size", type=int, help="clips; default: 64 on a GPU, 8 on a CPU")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, nargs="+", default=[cores], help="threads or worker processes")
-    parser.add_argument("--prefetch", type=int, nargs="+", default=[DataConfig.prefetch], help="batches, of ours")
-    parser.add_argument("--work", type=Path, help="folder that keeps the shards")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
-    options = parser.parse_args(arguments)
-    if not options.videos.is_dir():
-        raise InputError(f"{options.videos} is no folder of videos")
-    if options.batch_size is not None and options.batch_size < 1:
-        raise InputError(f"--batch-size is {options.batch_size}: give a whole number of at least 1")
-    return options
+    parser.add_argument("--threads", type=at_least(1), nargs="+", default=[cores], help="threads or worker processes")
+    prefetch = [DataConfig.prefetch]
+    parser.add_argument("--prefetch", type=at_least(1), nargs="+", default=prefetch, help="batches, of ours")
+    return parser.parse_args(arguments)
 
 
 def list_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
@@ -161,24 +140,26 @@ def can_import(decoder: str) -> bool:
     return tried.returncode == 0
 
 
-def shards_folder(videos: Path) -> Path:
-    return Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(str(videos.resolve()))
+def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> Path:
+    """Make shards of the videos with every encode, each in a folder of the one that is returned.
 
-
-def prepare_shards(videos: Path, folder: Path, encode: str) -> None:
-    """Make shards of the videos, and write their samples beside them as files for the loaders that need files."""
-    command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(folder)]
-    if subprocess.run([*command, "--encode", encode, "--unlabeled"], stdout=subprocess.DEVNULL).returncode:
-        raise InputError(f"making shards of {videos} failed, see above")
-    dataset = ShardDataset.open(folder)
-    reader = Reader(dataset)
-    files = folder / "files"
-    files.mkdir(exist_ok=True)
-    for index, sample in enumerate(dataset.samples):
-        path = files / f"{sample.key.replace('/', '_')}.{sample.container}"
-        if not path.exists():
-            data = reader.read(index)
-            path.write_bytes(remux(data) if sample.container == "mp4" else data)
+    Their samples are written beside them as files, for the loaders that need files.
+    """
+    work = work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(str(videos.resolve()))
+    for encode in encodes:
+        command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(work / encode)]
+        if subprocess.run([*command, "--encode", encode, "--unlabeled"], stdout=subprocess.DEVNULL).returncode:
+            raise InputError(f"making shards of {videos} failed, see above")
+        dataset = ShardDataset.open(work / encode)
+        reader = Reader(dataset)
+        files = work / encode / "files"
+        files.mkdir(exist_ok=True)
+        for index, sample in enumerate(dataset.samples):
+            path = files / f"{sample.key.replace('/', '_')}.{sample.container}"
+            if not path.exists():
+                data = reader.read(index)
+                path.write_bytes(remux(data) if sample.container == "mp4" else data)
+    return work
 
 
 def remux(data: bytes) -> bytes:
@@ -209,13 +190,7 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
         memory = memory_mib()
     decoded = after.get("frames_decoded", 0) - before.get("frames_decoded", 0)
     return {
-        "loader": case.loader,
-        "decoder": case.decoder,
-        "encode": case.encode,
-        "repeats": case.repeats,
-        "batch_size": case.batch_size,
-        "threads": case.threads,
-        "prefetch": case.prefetch if case.loader == "ours" else None,
+        **asdict(case),
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
@@ -231,7 +206,7 @@ Batches = tuple[Iterator[int], Callable[[], dict[str, float]]]  # sizes of the b
 def our_batches(case: Case, folder: Path, device: torch.device) -> Iterator[Batches]:
     config = DataConfig(
         frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-        num_threads=case.threads, prefetch=case.prefetch,
+        num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch,
     )  # fmt: skip
     with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
         yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters

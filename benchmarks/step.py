@@ -1,6 +1,7 @@
 """One pre-training step as `train.py` takes it, on a clip that is already on the device, and its speed and memory."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -49,19 +50,29 @@ class PretrainingStep:
         return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)
 
 
-def measure_step(
+def measure_config(
     config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
 ) -> tuple[Timing, Row]:
-    """Time a step, for a process of its own, and measure its GPU memory or on a CPU its CPU time."""
+    """Measure our own step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
+    return measure_step(step, batch_size, repetitions, device)
+
+
+def measure_step(
+    step: Callable[[], object], batch_size: int, repetitions: int, device: torch.device, warmup: int = 4
+) -> tuple[Timing, Row]:
+    """Time a step, and measure its GPU memory or on a CPU its CPU time, over all threads.
+
+    warmup: steps on a GPU, of which the first compile and tune and the next ones bring it to its usual clock.
+    """
     if device.type != "cuda":
         step()
         start = time.process_time()
         timing = time_calls(step, device, warmup=0, repetitions=repetitions)
         cpu_ms = (time.process_time() - start) * 1e3 / repetitions / batch_size
         return timing, {"cpu_ms_per_clip": round(cpu_ms, 1)}
-    time_calls(step, device, warmup=3, repetitions=1)
-    torch.cuda.reset_peak_memory_stats(device)
+    time_calls(step, device, warmup=warmup - 1, repetitions=1)
+    torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
     timing = time_calls(step, device, warmup=0, repetitions=repetitions)
     free, total = torch.cuda.mem_get_info(device)
     sizes = {

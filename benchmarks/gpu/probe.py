@@ -5,44 +5,30 @@
 Needs nothing but PyTorch and this repository's own plain modules; also runs, and says what is missing, without a GPU.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from benchmarks.harness import (
-    Row,
-    describe_machine,
-    matmul_tflops,
-    print_table,
-    results_folder,
-    time_calls,
-    write_results,
-)
+from benchmarks.arguments import ArgumentParser
+from benchmarks.harness import Report, Row, copy_gb_per_second, matmul_tflops, print_table, time_calls
 from common.devices import choose_device, choose_precision
 from common.errors import run_command
 from training.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
-COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 HEADS = {"decoder": (6, 64), "sampler": (8, 96)}  # and their width, of ViT-Base's parts that see all tokens
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
-    options = parser.parse_args(arguments)
+    options = ArgumentParser(__doc__).parse_args(arguments)
     device = choose_device()
     rows = [*driver(), *rates(device), *attention(device)]
-    folder = options.output or results_folder(device)
-    about = describe_machine(device, PACKAGES) | {"cores": len(os.sched_getaffinity(0))}
-    write_results(folder, "gpu_probe", rows, about, [])
+    Report("gpu_probe", options.output, device, (), PACKAGES, cores=len(os.sched_getaffinity(0))).write(rows)
     print_table(rows)
 
 
@@ -63,14 +49,10 @@ def driver() -> list[Row]:
 
 
 def rates(device: torch.device) -> list[Row]:
-    """Both directions of a copy count, as reading and writing do."""
-    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    inside = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
-    found = [row("copy on the device", round(2 * source.nbytes / inside.median_ms / 1e6, 1), "GB/s")]
+    found = [row("copy on the device", round(copy_gb_per_second(device), 1), "GB/s")]
     if device.type == "cuda":
         pinned = torch.zeros(2**28, dtype=torch.uint8, pin_memory=True)
-        place = target[: len(pinned)]
+        place = torch.empty_like(pinned, device=device)
         up = time_calls(lambda: place.copy_(pinned, non_blocking=True), device, warmup=3, repetitions=20)
         found.append(row("copy from pinned memory", round(pinned.nbytes / up.median_ms / 1e6, 1), "GB/s"))
     precision = choose_precision(device, "bf16")

@@ -7,7 +7,6 @@ again. Compared are the weights at the end. With deterministic=true they must be
 a GPU both are tried, and the difference without it is told.
 """
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.harness import ROOT, Row, describe_machine, print_table, require, results_folder, write_results
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import ROOT, Report, Row, print_table, require
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
@@ -34,14 +34,11 @@ NOTES = ["`equal`: bit by bit. `largest_difference`: of any weight, `largest_wei
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", type=Path, help="folder of shards, thinned to every frame or every second one")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="given to train.py")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/<gpu> or .../cpu")
+    parser.add_argument("--steps", type=at_least(6), default=60, help="at least 6, so that there is a middle")
     options = parser.parse_args(arguments)
-    if options.steps < 6:
-        raise InputError(f"--steps is {options.steps}: give at least 6, so that there is a middle")
     device, steps = choose_device(), options.steps
     common = [f"data.shards={options.shards}", f"steps={steps}", f"checkpoint_every={max(1, steps // 6)}"]
     common = [sys.executable, str(ROOT / "train.py"), *SMALL, *common, *options.overrides]
@@ -64,8 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row | {"largest_weight": max(value.abs().max().item() for value in theirs.values())})
         if deterministic or device.type == "cpu":
             require("a resumed run is the undisturbed one", all(row["equal"] for row in rows), str(rows))
-    about = {**describe_machine(device), "steps": steps, "overrides": " ".join([*SMALL, *options.overrides])}
-    write_results(options.output or results_folder(device), "resume_check", rows, about, NOTES)
+    overrides = " ".join([*SMALL, *options.overrides])
+    Report("resume_check", options.output, device, NOTES, steps=steps, overrides=overrides).write(rows)
     print_table(rows)
 
 

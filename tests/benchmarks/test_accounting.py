@@ -21,7 +21,7 @@ from benchmarks.accounting import (
     saved_bytes,
 )
 from benchmarks.harness import ROOT
-from benchmarks.step import PretrainingStep, measure_step, noise_clip
+from benchmarks.step import PretrainingStep, measure_config, noise_clip
 from model.config import ModelConfig
 from training.numerics import deterministic
 
@@ -138,7 +138,7 @@ print(account.peak_bytes / 2**30, account.flops, account.launches)
 @pytest.mark.parametrize("changes", [{}, {"masking": "tube"}, {"activation_checkpointing": True}])
 def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
-    _, measured = measure_step(config, 16, 2, torch.device("cuda"))
+    _, measured = measure_config(config, 16, 2, torch.device("cuda"))
     predicted = predict(config, 16).peak_bytes / 2**30
     assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.05)  # what kernels allocate is counted
     assert measured["measured_peak_gib"] < measured["driver_used_gib"]

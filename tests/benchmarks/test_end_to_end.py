@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import end_to_end
-from benchmarks.end_to_end import Source, make_config, open_batches, parse, summarize
+from benchmarks.end_to_end import Source, make_config, open_batches, parse_arguments, summarize
 from common.errors import InputError
 
 
@@ -64,4 +64,4 @@ def test_the_middle_round_counts() -> None:
 @pytest.mark.parametrize("arguments", [["/nowhere"], ["VIDEOS", "--steps", "0"], ["VIDEOS", "--rounds", "0"]])
 def test_bad_arguments_are_one_sentence(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(InputError):
-        parse([str(tmp_path) if argument == "VIDEOS" else argument for argument in arguments])
+        parse_arguments([str(tmp_path) if argument == "VIDEOS" else argument for argument in arguments])

@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import ROOT, Timing, describe_machine, measure_cases, require, time_calls, write_results
+from benchmarks.harness import ROOT, Report, Timing, measure_cases, require, time_calls, utilization
 from common.errors import InputError
 
 CPU = torch.device("cpu")
 
 
 def test_timing_is_the_median_and_the_quartiles() -> None:
-    assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Timing(3.0, 2.0, 4.0, 5)
-    assert Timing.of([7.0]) == Timing(7.0, 7.0, 7.0, 1)
+    assert Timing([5.0, 1.0, 2.0, 4.0, 3.0]).quartiles == [2.0, 3.0, 4.0]
+    columns = {"step_median_ms": 7.0, "step_lower_ms": 7.0, "step_upper_ms": 7.0, "repetitions": 1}
+    assert Timing([7.0]).columns(14) == {**columns, "clips_per_second": 2000.0}
 
 
 def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:
     pauses = iter([0.2, 0.01, 0.01, 0.01])
     timing = time_calls(lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3)
     assert 10 <= timing.median_ms < 100
-    assert timing.repetitions == 3
+    assert len(timing.milliseconds) == 3
 
 
 def test_no_benchmark_asks_for_a_gpu_when_it_is_imported() -> None:
@@ -39,6 +40,10 @@ for name in (*names, "train_throughput"):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_step_of_two_clips_of_250_gflop_in_a_second_is_half_a_teraflop_per_second() -> None:
+    assert utilization(250, 50, clips_per_second=2, matmul=2.0) == {"tflops": 0.5, "mfu": 0.25, "mfu_once": 0.2}
+
+
 def test_a_red_check_stops_the_report() -> None:
     require("two and two are four", 2 + 2 == 4, "")
     with pytest.raises(InputError, match=r"no results written.*the losses are equal \(1 and 2\)"):
@@ -47,10 +52,11 @@ def test_a_red_check_stops_the_report() -> None:
 
 def test_results_state_rows_and_provenance(tmp_path: Path) -> None:
     rows = [{"name": "ours", "ms": 1.5}, {"name": "theirs", "ms": 3.0, "remark": "a, b"}]
-    write_results(tmp_path / "new", "speed", rows, describe_machine(CPU), ["A note."])
+    Report("speed", tmp_path / "new", CPU, ["A note."], videos=3).write(rows)
     stored = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert stored["rows"] == rows
     assert stored["about"]["commit"]
+    assert (stored["about"]["videos"], stored["notes"]) == (3, ["A note."])
     assert stored["about"]["packages"]["torch"] == torch.__version__.split("+")[0]
 
 

@@ -98,7 +98,7 @@ def test_scratch_is_trained_once_whatever_the_ratios() -> None:
 def test_after_a_point_that_failed_none_starts(tmp_path: Path, monkeypatch) -> None:
     started: list[Point] = []
 
-    def fail(_: Study, point: Point, slot: dict[str, str]) -> None:
+    def fail(_: Study, point: Point, environment: dict[str, str]) -> None:
         started.append(point)
         raise InputError("it died")
 
@@ -135,7 +135,7 @@ def test_presets_are_valid(preset: str, tmp_path: Path) -> None:
         (["--preset", "cpu_clips"], "has no synthetic videos"),
         (["--strategies", "tube"], "give --ratios with --strategies that mask"),
         (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
-        (["--parallel", "0"], "--parallel is 0: give a whole number of at least 1"),
+        (["--parallel", "0"], "--parallel: it is 0, give a whole number of at least 1"),
         ([*GIVEN, "--label-sets", "2"], "--label-sets needs --labels"),
         ([*GIVEN, "--synthetic", "size=64"], "exclude each other"),
         (["--strategies", "adaptive:foo=1", "--ratios", ".9", *GIVEN], "model.foo"),

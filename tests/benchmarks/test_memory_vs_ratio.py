@@ -65,11 +65,6 @@ def test_the_largest_batch_fits_with_what_dali_holds() -> None:
     assert largest_batch(TINY, ample, capacity) == 10
 
 
-def test_a_step_of_two_clips_of_250_gflop_in_a_second_is_half_a_teraflop_per_second() -> None:
-    row = {"gflop_per_clip": 250, "repeated_gflop_per_clip": 50}
-    assert memory_vs_ratio.utilization(row, 2, 1000.0, 2.0) == {"tflops": 0.5, "mfu": 0.25, "mfu_once": 0.2}
-
-
 def test_a_runs_step_is_predicted_by_part(capsys) -> None:
     config = ["--config", str(memory_vs_ratio.ROOT / "configs/demo.yaml"), "--batch-size", "2", "device=cpu"]
     torch.manual_seed(0)

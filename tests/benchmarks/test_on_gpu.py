@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import on_gpu
+from benchmarks import harness, on_gpu
 from benchmarks.gpu import probe, resume_check
 from benchmarks.on_gpu import STAGES, list_commands, run_stage
 from benchmarks.pipeline_throughput import parse_arguments
@@ -91,7 +91,7 @@ def test_a_rehearsal_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return 0
 
     monkeypatch.setattr(on_gpu, "run", here)
-    monkeypatch.setattr(probe, "COPY_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr(harness, "COPY_BYTES", {"cpu": 2**16})
     monkeypatch.setattr(probe, "matmul_tflops", lambda device, precision: 1.0)
     assert on_gpu.main(["kernels", "probe", "--small", "--output", str(tmp_path)]) == 0
     probed = {row["what"]: row["figure"] for row in json.loads((tmp_path / "gpu_probe.json").read_text())["rows"]}
@@ -105,5 +105,5 @@ def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:
     for arguments in (["nowhere", "--small"], ["--small", "--videos", "/nowhere"], ["probe"]):
         with pytest.raises(InputError):
             on_gpu.parse([*arguments, "--output", str(tmp_path)])
-    with pytest.raises(InputError, match="a middle"):
+    with pytest.raises(InputError, match="at least 6"):
         resume_check.main([str(tmp_path), "--steps", "3"])

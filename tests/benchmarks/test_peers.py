@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import train_throughput
+from benchmarks.harness import Timing
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
 from benchmarks.peers.token_path import normalized_clip
@@ -93,7 +94,7 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
         if len(measured) == 3:
             raise KeyboardInterrupt
         measured.append((contender, batch_size))
-        return train_throughput.Measurement([10.0], 10.0, 2.0, 3.0)
+        return Timing([10.0]), {"measured_peak_gib": 2.0, "driver_used_gib": 3.0}
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
     # Under Triton's interpreter, attention is not predicted as on a GPU, and nothing would be repeated.

@@ -33,7 +33,7 @@ from object_store import Proxy, environment, s3_server, upload
 from safetensors.torch import load_file
 from tiny import TINY
 
-from benchmarks.harness import Row, describe_machine, results_folder, write_results
+from benchmarks.harness import RESULTS, Report, Row
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 
@@ -249,7 +249,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="only of this kind; may be repeated")
     parser.add_argument("--ranks", type=int, default=1, help="per node")
-    parser.add_argument("--output", type=Path, default=results_folder(torch.device("cpu")) / "faults")
+    parser.add_argument("--output", type=Path, default=RESULTS / "cpu/faults")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix=SCRATCH) as name:
         folder = Path(name)
@@ -261,7 +261,6 @@ def main() -> int:
             rows, differs = inject_all(site, names, options.seed, options.ranks)
     only = "".join(f" {shlex.quote(f'--only={fault}')}" for fault in options.only or ())
     about: dict[str, Any] = {
-        **describe_machine(torch.device("cpu"), ("fsspec", "s3fs", "moto")),
         "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}{only}",
         "nodes": f"{NODES} × {options.ranks} ranks, {'network namespaces' if site.net.can_cut else 'loopback'}",
         "faults": len(rows),
@@ -269,7 +268,8 @@ def main() -> int:
         "differs_from_an_undisturbed_run": differs or "nothing: losses of all steps and weights, bit by bit",
     }
     name = f"{options.count}_random_seed_{options.seed}" if options.count else "each_kind"
-    write_results(options.output, name, rows, about, [])
+    packages = ("fsspec", "s3fs", "moto")
+    Report(name, options.output, torch.device("cpu"), packages=packages, **about).write(rows)
     print(f"{len(rows)} faults; differs: {differs or 'nothing'}")
     return 1 if differs or about["left_running"] else 0
 

@@ -1,0 +1,44 @@
+"""What the benchmarks' command lines share. Imports nothing heavy: memory_vs_ratio.py answers --help at once."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from common.errors import InputError
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser whose help is a module's docstring, and whose errors are one sentence."""
+
+    def __init__(self, doc: str | None, output: str | None = "benchmarks/results/<gpu> or .../cpu") -> None:
+        """output: the default of --output, which is required if there is none."""
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--output", type=Path, required=output is None, help=f"folder (default: {output})")
+
+    def add_videos(self) -> None:
+        """Add the arguments of the benchmarks that make shards of videos first."""
+        self.add_argument("videos", type=existing_folder, help="folder of videos")
+        self.add_argument("--encodes", nargs="+", default=["h264", "mjpeg"], help="of make_shards.py")
+        self.add_argument("--batch-size", type=at_least(1), help="clips; default: 64 on a GPU, a few on a CPU")
+        self.add_argument("--work", type=Path, help="folder that keeps the shards")
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return an argument type: a whole number of at least `minimum`."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"it is {text}, give a whole number of at least {minimum}")
+        return int(text)
+
+    return convert
+
+
+def existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    return Path(text)
