@@ -4,10 +4,13 @@ Attention matrices are materialized, tokens go the way of token_path.py, and gra
 tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
 """
 
+from functools import partial
+from typing import Any
+
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
-from timm.layers import Mlp
+from timm.models.beit import Block
 from torch import Tensor, nn
 
 from benchmarks.peers import token_path
@@ -15,40 +18,13 @@ from model.adamae import AdaMAE
 from model.config import SAMPLER_HEADS, ModelConfig
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, num_heads: int, qv_bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.scale = (width // num_heads) ** -0.5
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.q_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
-        self.v_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
-        self.proj = nn.Linear(width, width)
-        self.proj_drop = nn.Dropout(dropout)
-
-    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        bias = None
-        if self.q_bias is not None and self.v_bias is not None:
-            bias = torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
-        qkv = nn.functional.linear(x, self.qkv.weight, bias)
-        q, k, v = rearrange(qkv, "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
-        attention = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
-        return self.proj_drop(self.proj(rearrange(attention @ v, "b h n d -> b n (h d)")))
-
-
-class Block(nn.Module):
-    def __init__(
-        self, width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = Attention(width, num_heads, qv_bias, dropout)
-        self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, 4 * width, drop=(0.0, dropout))
-
-    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+def make_block(width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6) -> Block:
+    """Make BEiT's block, which the published code has copied, with attention matrices that are materialized."""
+    norm: Any = partial(nn.LayerNorm, eps=eps)
+    block: Any = Block(width, num_heads, qkv_bias=qv_bias, proj_drop=dropout, norm_layer=norm)
+    block.mlp.drop1.p = 0.0  # dropout follows the second layer only
+    block.attn.fused_attn = False
+    return block
 
 
 class TokenSampler(nn.Module):
@@ -57,7 +33,7 @@ class TokenSampler(nn.Module):
         width = config.dimensions.encoder_width
         self.num_visible = config.num_visible
         self.positions = nn.Parameter(torch.zeros(config.num_tokens, width))
-        self.body = nn.Sequential(Block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5))
+        self.body = nn.Sequential(make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5))
         self.logit = nn.Linear(width, 1)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> tuple[Bool[Tensor, "B N"], Float[Tensor, "B N"]]:
@@ -73,7 +49,7 @@ class Transformer(nn.Module):
     def __init__(self, width: int, depth: int, num_heads: int, positions: Float[Tensor, "N D"]) -> None:
         super().__init__()
         self.register_buffer("positions", positions, persistent=False)
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(make_block(width, num_heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
