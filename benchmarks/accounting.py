@@ -139,14 +139,9 @@ def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
     def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
         output.loss.register_hook(lambda _: enter("temporaries"))
 
-    modules = {
-        "tokenizer": model.tokenizer,
-        "sampler": model.token_sampler,
-        "encoder": model.encoder,
-        "decoder": model.decoder,
-    }
+    modules = (model.tokenizer, model.token_sampler, model.encoder, model.decoder)
     with ExitStack() as hooks:
-        for part, module in modules.items():
+        for part, module in zip(PARTS, modules, strict=False):
             hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)
         hooks.callback(model.decoder.register_forward_hook(lambda *_: enter("loss")).remove)
         hooks.callback(model.register_forward_hook(await_backward).remove)
@@ -274,23 +269,11 @@ def _gpu_code_paths() -> Iterator[None]:
 
     They are not CUDA tensors because PyTorch's backward would then ask for a real device.
     """
-    runs_triton = not triton.knobs.runtime.interpret  # an interpreter would read memory that does not exist
-    with (
-        replace_attribute(Tensor, "is_cuda", runs_triton),
-        replace_attribute(devices, "choose_precision", lambda _, wanted: wanted),
-    ):
-        yield
-
-
-@contextmanager
-def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Give a module or class another attribute inside this block."""
-    own, inherited = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
+    choose_precision = devices.choose_precision
+    Tensor.is_cuda = not triton.knobs.runtime.interpret
+    devices.choose_precision = lambda device, wanted: wanted
     try:
         yield
     finally:
-        if own:
-            setattr(owner, name, inherited)
-        else:
-            delattr(owner, name)
+        del Tensor.is_cuda  # which hides that of its base class
+        devices.choose_precision = choose_precision

@@ -6,7 +6,6 @@ Only the tables are written; no video is read. Each size is opened in a process 
 (--clips 100000000) take 15 GB in FOLDER, which are removed again.
 """
 
-import argparse
 import hashlib
 import shutil
 import statistics
@@ -14,20 +13,13 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import (
-    Row,
-    describe_machine,
-    in_fresh_process,
-    print_table,
-    require,
-    results_folder,
-    write_results,
-)
+from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.harness import Report, Row, in_fresh_process, print_table, require
 from common.atomic_io import hash_file
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
@@ -52,13 +44,10 @@ NOTE = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=int, nargs="+", default=SIZES, help=f"default: {SIZES}")
+    parser = ArgumentParser(__doc__, "benchmarks/results/cpu")
+    parser.add_argument("--clips", type=at_least(NUM_ROWS), nargs="+", default=SIZES, help=f"default: {SIZES}")
     parser.add_argument("--work", type=Path, help="folder for the tables (default: the system's temporary one)")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cpu")
     options = parser.parse_args(arguments)
-    if min(options.clips) < NUM_ROWS:
-        raise InputError(f"--clips: give at least {NUM_ROWS}")
     needed, free = 180 * max(options.clips), shutil.disk_usage(options.work or tempfile.gettempdir()).free
     if free < needed:
         raise InputError(f"the tables take {needed / 1e9:.1f} GB and {free / 1e9:.1f} are free: choose --work")
@@ -67,10 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory(dir=options.work) as folder:
             write_tables(Path(folder), clips)
             rows.append(in_fresh_process(measure, Path(folder), clips))
-    cpu = torch.device("cpu")
-    write_results(
-        options.output or results_folder(cpu), "index_scale", rows, describe_machine(cpu, ("numpy", "msgspec")), [NOTE]
-    )
+    report = Report("index_scale", options.output, torch.device("cpu"), [NOTE], ("numpy", "msgspec"))
+    report.write(rows)
     print_table(rows)
 
 
@@ -119,29 +106,28 @@ def memory_mib(kind: str = "VmRSS") -> float:
 
 def write_tables(folder: Path, clips: int) -> None:
     """Write the tables of a dataset of copied videos, a million rows at a time, and its description."""
-    with (folder / "samples.npy").open("wb") as samples, (folder / "names.jsonl").open("wb") as names:
-        write_header(samples, SAMPLE, clips)
+    samples = np.lib.format.open_memmap(folder / "samples.npy", "w+", SAMPLE, (clips,))
+    with (folder / "names.jsonl").open("wb") as names:
         for first in range(0, clips, 1_000_000):
             numbers = np.arange(first, min(first + 1_000_000, clips))
-            lines = name_lines(numbers)
-            rows = np.zeros(len(numbers), SAMPLE)
+            lines = [f'["video_{number:09d}", "{number:09d}.mp4"]\n'.encode() for number in numbers.tolist()]
+            names.writelines(lines)
+            rows = samples[first : first + len(numbers)]
             rows["shard"], rows["label"] = numbers // PER_SHARD, numbers % 400
             rows["offset"], rows["size"] = numbers % PER_SHARD * (VIDEO_BYTES + 2048) + 1536, VIDEO_BYTES
             rows["fps"], rows["num_frames"], rows["frame_stride"] = 7.5, 75, 4
             rows["width"], rows["height"] = 342, 256
-            rows["name"] = numbers * lines.shape[1]
+            rows["name"] = numbers * len(lines[0])
             rows["sha256"] = np.frombuffer(np.random.default_rng(first).bytes(32 * len(rows)), "V32")
-            samples.write(rows.tobytes())
-            names.write(lines.tobytes())
     num_shards = -(-clips // PER_SHARD)
-    with (folder / "shards.npy").open("wb") as shards:
-        write_header(shards, SHARD, num_shards)
-        for number in range(num_shards):
-            count = min(PER_SHARD, clips - number * PER_SHARD)
-            digest = hashlib.sha256(number.to_bytes(8, "little")).digest()
-            size = count * (VIDEO_BYTES + 2048) + 10240
-            row = f"shard-{number:06d}.tar".encode(), number * PER_SHARD, count, size, digest, digest, digest
-            shards.write(np.array([row], SHARD).tobytes())
+    shards = np.lib.format.open_memmap(folder / "shards.npy", "w+", SHARD, (num_shards,))
+    for number in range(num_shards):
+        count = min(PER_SHARD, clips - number * PER_SHARD)
+        digest = hashlib.sha256(number.to_bytes(8, "little")).digest()
+        size = count * (VIDEO_BYTES + 2048) + 10240
+        shards[number] = f"shard-{number:06d}.tar".encode(), number * PER_SHARD, count, size, digest, digest, digest
+    samples.flush()
+    shards.flush()
     np.save(folder / "gops.npy", np.empty(0, GOP))
     tables = {}
     for name, rows_of_table in {"shards": num_shards, "samples": clips, "gops": 0, "names": clips}.items():
@@ -156,18 +142,6 @@ def write_tables(folder: Path, clips: int) -> None:
     info = replace(read_dataset_info(folder), content="")
     content = Tables.open(info, folder, lambda table: folder / table.file).content
     write_description(folder, replace(info, content=content))
-
-
-def name_lines(numbers: np.ndarray) -> np.ndarray:
-    """Return the lines `["key", "source"]` of the table of names, as rows of bytes of one length."""
-    digits = (numbers[:, None] // 10 ** np.arange(9)[::-1] % 10 + ord("0")).astype(np.uint8)
-    parts = [np.tile(np.frombuffer(text, np.uint8), (len(numbers), 1)) for text in (b'["video_', b'", "', b'.mp4"]\n')]
-    return np.concatenate([parts[0], digits, parts[1], digits, parts[2]], axis=1)
-
-
-def write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 if __name__ == "__main__":
