@@ -35,7 +35,7 @@ from pipeline.shards.format import (
     read_samples,
 )
 from pipeline.shards.gops import index_gops
-from pipeline.shards.rows import encode_gops
+from pipeline.shards.index import encode_gops
 from pipeline.video_error import VideoError
 from shard_tools.build import lock_folder
 from shard_tools.encoding.picture import Pose, UnusableError

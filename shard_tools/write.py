@@ -33,8 +33,7 @@ from pipeline.shards.format import (
     sample_line,
 )
 from pipeline.shards.gops import GOP, index_gops
-from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowWriter, encode_gops
+from pipeline.shards.index import RowWriter, Tables, encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
 PLACE = ("offset", "size", "gops")  # what of a Sample follows from the tar
@@ -179,7 +178,7 @@ def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
         row = shard.name.encode(), maker.num_samples, shard.num_samples, shard.num_bytes, *hashes
         tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
         try:
-            rows = maker.rows_of(samples)
+            rows = maker.make_rows(samples)
         except (ValueError, OverflowError) as error:
             raise InputError(f"{folder / shard.samples_name} is broken ({error}): create the shard again") from error
         tables["samples"].add(rows.samples.tobytes(), len(rows.samples))

@@ -30,59 +30,20 @@ from pipeline.shards.format import (
 )
 from pipeline.shards.gops import GopIndex
 from pipeline.shards.index import Tables
-from pipeline.shards.rows import merge_sides
 
 RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the datasets of a mix."""
-
-    place: str  # folder or URL
-    tables: Tables
-    labels: tuple[int, ...] | None = None  # of the mix, by those of this dataset; None: they are the same
-
-    def sample(self, number: int) -> Sample:
-        """Look up a sample, with its label in the mix."""
-        sample = self.tables.sample(number)
-        if self.labels is None or sample.label is None:
-            return sample
-        return replace(sample, label=self.labels[sample.label])
-
-    def column(self, name: str, most: int | None) -> Shaped[np.ndarray, " samples"]:
-        """Copy a column of the first `most` rows, with labels of the mix."""
-        column = self.tables.rows[name][:most]
-        if name != "label" or self.labels is None:
-            return column
-        known = (column >= 0) & (column < len(self.labels))  # broken rows are for Tables to report
-        return np.where(known, np.array([*self.labels, -1], column.dtype)[np.where(known, column, -1)], -1)
-
-    def tar(self, number: int) -> str:
-        """Path or URL of a shard."""
-        return f"{self.place.rstrip('/')}/{self.tables.info.shards[number].name}"
 
 
 class ShardOf:
     """The shard of every sample, found when it is asked for: `[i]` for a number or an array of such."""
 
     def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
-        self.first_of_shard, self._num_samples = first_of_shard, num_samples
-
-    @property
-    def counts(self) -> Int[np.ndarray, " shards"]:
-        """Samples of each shard."""
-        return np.diff(self.first_of_shard, append=self._num_samples)
+        self.first_of_shard = first_of_shard
+        self.counts = np.diff(first_of_shard, append=num_samples)  # samples of each shard
 
     def __getitem__(self, samples: Any) -> Any:
         return np.searchsorted(self.first_of_shard, samples, side="right") - 1
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Int[np.ndarray, " samples"]:
-        return np.repeat(np.arange(len(self.first_of_shard), dtype=dtype), self.counts)
-
-    def tolist(self) -> list[int]:
-        return np.asarray(self).tolist()
 
 
 @dataclass(frozen=True)
@@ -96,8 +57,9 @@ class ShardDataset:
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
+    is_remote: bool = False  # whether shards lie in an object store
     cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
-    parts: Sequence[Part] = ()
+    parts: Sequence[Tables] = ()
     gops: Sequence[GopIndex | None] = ()  # of each sample, None if its video can only be read whole
 
     @classmethod
@@ -119,26 +81,29 @@ class ShardDataset:
         places = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
         if not places or not all(places):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
-        found = [_open_tables(place, cache) for place in places]
-        classes = sorted({name for _, tables in found for name in tables.info.classes})
-        if len(found) == 1:
-            classes = found[0][1].info.classes  # their order is the user's own: ids must not change
-        infos = [tables.info for _, tables in found]
-        labels = [None if info.classes == classes else tuple(map(classes.index, info.classes)) for info in infos]
-        parts = [Part(place, tables, own) for place, (_, tables), own in zip(places, found, labels, strict=True)]
-        starts = np.cumsum([0, *(len(part.tables) for part in parts)])
-        first_of_shard = [part.tables.first_of_shard + start for part, start in zip(parts, starts, strict=False)]
+        parts = [_open_tables(place, cache) for place in places]
+        infos = [part.info for part in parts]
+        classes = infos[0].classes  # their order is the user's own: ids must not change
+        if len(parts) > 1:
+            classes = sorted({name for info in infos for name in info.classes})
+        for part in parts:
+            part.labels = None if part.info.classes == classes else tuple(map(classes.index, part.info.classes))
+        starts = np.cumsum([0, *map(len, parts)])
+        first_of_shard = [part.first_of_shard + start for part, start in zip(parts, starts, strict=False)]
+        part_of = np.repeat(np.arange(len(parts)), [len(info.shards) for info in infos])
+        info = _merge_infos(infos, classes)
         return cls(
-            folder=found[0][0],
-            info=_merge_infos(infos, classes),
-            samples=_concatenate([Lazy(len(part.tables), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
+            folder=parts[0].folder,
+            info=info,
+            samples=_concatenate([Lazy(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
             shard_of=ShardOf(np.concatenate(first_of_shard), int(starts[-1])),
-            shards=_concatenate([Lazy(len(part.tables.info.shards), part.tar) for part in parts]),
-            part_of=np.repeat(np.arange(len(parts)), [len(info.shards) for info in infos]),
+            shards=Lazy(len(part_of), lambda shard: _join(places[part_of[shard]], info.shards[shard].name)),
+            part_of=part_of,
             holds_copies=any(info.encode.get("encode") == "copy" for info in infos),
+            is_remote=any(map(is_remote, places)),
             cache=cache,
             parts=parts,
-            gops=_concatenate([Lazy(len(part.tables), part.tables.gops) for part in parts]),
+            gops=_concatenate([Lazy(len(part), part.gops) for part in parts]),
         )
 
     @property
@@ -147,13 +112,8 @@ class ShardDataset:
 
         Datasets of the same digest give the same clips. It is computed from the tables as they are now.
         """
-        described = [[part.tables.content, part.tables.info.classes] for part in self.parts]
+        described = [[part.content, part.info.classes] for part in self.parts]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether shards lie in an object store."""
-        return any(is_remote(part.place) for part in self.parts)
 
     @property
     def channels(self) -> int:
@@ -175,14 +135,18 @@ class ShardDataset:
         return f"{self.shards[int(self.shard_of[sample])]}:{video.offset}:{video.key}"
 
 
-def _open_tables(place: str, cache: ShardCache) -> tuple[Path, Tables]:
-    """Open the tables of a dataset; returns them with its folder, or the one that its copies are cached in."""
+def _join(place: str, name: str) -> str:
+    return f"{place.rstrip('/')}/{name}"
+
+
+def _open_tables(place: str, cache: ShardCache) -> Tables:
+    """Open the tables of a dataset, or the copies of them that are cached."""
     if is_remote(place):
-        url = f"{place.rstrip('/')}/{DATASET_FILE}"
+        url = _join(place, DATASET_FILE)
         folder = cache.path(url, "").parent
 
         def locate(table: TableInfo) -> Path:
-            return cache.fetch_table(f"{place.rstrip('/')}/{table.file}", table.sha256, table.num_bytes)
+            return cache.fetch_table(_join(place, table.file), table.sha256, table.num_bytes)
 
         info = parse_dataset_info(cache.read(url), url, locate)
     else:
@@ -194,9 +158,7 @@ def _open_tables(place: str, cache: ShardCache) -> tuple[Path, Tables]:
 
     if not info.num_samples:
         raise InputError(f"{place} holds no video: see its rejected.jsonl")
-    tables = Tables.open(info, folder, locate)
-    tables.check_content(folder)
-    return folder, tables
+    return Tables.open(info, folder, locate)
 
 
 def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
@@ -214,7 +176,7 @@ def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
     codecs: dict[str, Sides] = {}
     for info in infos:
         for name, sides in info.codecs.items():
-            codecs[name] = merge_sides(codecs[name], sides) if name in codecs else sides
+            codecs[name] = codecs[name].merge(sides) if name in codecs else sides
     return replace(
         infos[0],
         num_samples=sum(info.num_samples for info in infos),

@@ -1,31 +1,35 @@
-"""The tables of one dataset, opened in no time whatever their size, and its samples, looked at when they are used.
+"""The tables of one dataset: made shard after shard, opened in no time whatever their size, looked at when used.
 
 Rows are mapped into memory, so that all processes of a machine share one copy in the page cache. Nothing is checked for
 all rows at once: a row is checked whenever it is turned into a Sample, in some microseconds, and a broken one becomes a
 bad sample like any other, with a reason.
 """
 
+import base64
 import hashlib
 import json
 import mmap
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from common.errors import InputError
-from pipeline.shards.format import SAMPLE, BrokenSample, DatasetInfo, Locate, Sample, read_table
-from pipeline.shards.gops import GopIndex
+from pipeline.shards.format import SAMPLE, BrokenSample, DatasetInfo, Locate, Sample, Sides, read_table
+from pipeline.shards.gops import GOP, GopIndex
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
 HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that are hashed at every open
 HASHED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
 MAX_NAME = 2**16  # bytes of a line in the table of names
 REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
+COPIED = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # from a row to its Sample
 
 
 class Tables:
@@ -37,15 +41,22 @@ class Tables:
         first_of_shard: Int[np.ndarray, " shards"],
         samples: Shaped[np.ndarray, " samples"],
         locate: Locate,
+        folder: Path,
     ) -> None:
         """Take `samples`, rows of SAMPLE; the tables of GOPs and names are opened when they are first needed."""
         self.info, self.first_of_shard, self.rows, self._locate = info, first_of_shard, samples, locate
+        self.folder = folder
+        self.labels: tuple[int, ...] | None = None  # in a mix, by those of this dataset; None: they are the same
         self._codecs, self._sides = list(info.codecs), list(info.codecs.values())
         self._num_gops = info.tables["gops"].num_rows if info.tables else 0
 
     @classmethod
     def open(cls, info: DatasetInfo, folder: Path, locate: Locate) -> "Tables":
-        """Map the tables of a dataset into memory; raises InputError if one is missing, cut, or not of this dataset."""
+        """Map the tables of a dataset into memory.
+
+        Raises InputError if one is missing, cut, not of this dataset, or no longer as it was written, as far as
+        `content` tells: of a label, for one, nobody would see it.
+        """
         shards, samples = read_table("shards", info, locate), read_table("samples", info, locate)
         first, counts = shards["first_sample"].astype(np.int64), shards["num_samples"].astype(np.int64)
         if not (np.array_equal(first, np.cumsum(counts) - counts) and counts.sum() == len(samples) == info.num_samples):
@@ -53,39 +64,42 @@ class Tables:
                 f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
                 f" {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
             )
-        return cls(info, first, samples, locate)
+        tables = cls(info, first, samples, locate, folder)
+        if info.content not in ("", tables.content):
+            raise InputError(f"the tables of {folder} have changed since they were written: {REWRITE.format(folder)}")
+        return tables
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def shard_of(self, number: int) -> int:
-        return int(np.searchsorted(self.first_of_shard, number, side="right")) - 1
-
     def sample(self, number: int) -> Sample:
-        """Sample `number`; where its row is broken, one that has a `problem` and else harmless values."""
+        """Look up a sample; where its row is broken, one that has a `problem` and else harmless values."""
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
-        problem = self._problem(number, row)
-        if problem:
-            return self._stand_in(number, problem)
         key, source = self._read_names(number)
+        if problem := self._problem(number, row):
+            stride = (self.info.frame_strides or [1])[0]
+            return BrokenSample(key, "", "", 1, 1.0, stride, 64, 64, None, source, "", problem=problem)
+        label = None if row["label"] < 0 else row["label"]
         return Sample(
             key=key,
             source=source,
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
-            num_frames=row["num_frames"],
-            fps=row["fps"],
-            frame_stride=row["frame_stride"],
-            width=row["width"],
-            height=row["height"],
-            label=None if row["label"] < 0 else row["label"],
+            label=label if self.labels is None or label is None else self.labels[label],
             sha256=row["sha256"].hex(),
-            offset=row["offset"],
-            size=row["size"],
+            **{name: row[name] for name in COPIED},
         )
 
+    def column(self, name: str, most: int | None) -> Shaped[np.ndarray, " samples"]:
+        """Copy a column of the first `most` rows, with labels of the mix."""
+        column = self.rows[name][:most]
+        if name != "label" or self.labels is None:
+            return column
+        known = (column >= 0) & (column < len(self.labels))  # broken rows are for `sample` to report
+        return np.where(known, np.array([*self.labels, -1], column.dtype)[np.where(known, column, -1)], -1)
+
     def gops(self, number: int) -> GopIndex | None:
-        """The groups of pictures of sample `number`, None if it can only be read whole."""
+        """Look up the groups of pictures of a sample; None if it can only be read whole."""
         row = self.rows[number]
         first, count = int(row["first_gop"]), int(row["num_gops"])
         if not count:
@@ -98,27 +112,21 @@ class Tables:
         or, of tables above HASHED_ROWS, when they were made."""
         if self.info.content and self.rows.nbytes > HASHED_ROWS:
             return self.info.content
-        digest = hashlib.sha256(self._hash_of_rows())
+        digest = hashlib.sha256(self._hash_rows())
         for shard in self.info.shards:
             digest.update(f"{shard.name} {shard.num_samples} {shard.sha256}\n".encode())
         return digest.hexdigest()
 
-    def check_content(self, folder: Path) -> None:
-        """Raise InputError if the tables of shards and samples are not as they were written, as far as `content` tells:
-        of a label, for one, nobody would see it."""
-        if self.info.content not in ("", self.content):
-            raise InputError(f"the tables of {folder} have changed since they were written: {REWRITE.format(folder)}")
-
-    def _hash_of_rows(self) -> bytes:
-        """Blocks are hashed side by side."""
+    def _hash_rows(self) -> bytes:
+        """Hash blocks side by side."""
         step = HASH_BLOCK // SAMPLE.itemsize
         with ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0)))) as threads:
             blocks = (self.rows[start : start + step] for start in range(0, len(self.rows), step))
             return b"".join(threads.map(lambda rows: hashlib.sha256(rows.tobytes()).digest(), blocks))
 
     def _problem(self, number: int, row: dict[str, Any]) -> str:
-        """Why a row cannot be used, empty if it can."""
-        info, shard = self.info, self.shard_of(number)
+        """Say why a row cannot be used; empty if it can."""
+        info, shard = self.info, int(np.searchsorted(self.first_of_shard, number, side="right")) - 1
         if row["shard"] != shard:
             return f"its row says shard {row['shard']} and stands among those of shard {shard}"
         num_bytes = info.shards[shard].num_bytes
@@ -142,24 +150,6 @@ class Tables:
         if row["num_gops"] and not 2 <= row["num_gops"] <= self._num_gops - row["first_gop"]:
             return f"its row says {row['num_gops']} rows of the GOP table from {row['first_gop']} on"
         return ""
-
-    def _stand_in(self, number: int, problem: str) -> Sample:
-        key, source = self._read_names(number)
-        strides = self.info.frame_strides
-        return BrokenSample(
-            key=key,
-            source=source,
-            problem=problem,
-            container="",
-            codec="",
-            num_frames=1,
-            fps=1.0,
-            frame_stride=strides[0] if strides else 1,
-            width=64,
-            height=64,
-            label=None,
-            sha256="",
-        )
 
     def _read_names(self, number: int) -> tuple[str, str]:
         """Read key and source. They are for people: where they cannot be read, the number stands in."""
@@ -188,3 +178,77 @@ class Tables:
     @cached_property
     def _gops(self) -> np.ndarray:
         return read_table("gops", self.info, self._locate)
+
+
+class ShardRows(NamedTuple):
+    """What one shard adds to the tables."""
+
+    samples: np.ndarray  # of SAMPLE
+    gops: np.ndarray  # of GOP
+    names: bytes
+
+
+class RowWriter:
+    """Turns samples into rows of the tables, shard after shard, and collects what dataset.json says of all of them."""
+
+    def __init__(self) -> None:
+        self.num_samples = self._num_gops = self._num_name_bytes = self._num_shards = self._num_unlabeled = 0
+        self._codecs: dict[str, int] = {}
+        self._containers: dict[str, int] = {}
+        self._strides: set[int] = set()
+        self._labels: tuple[int, int] | None = None
+        self._sides: dict[int, Sides] = {}
+
+    def make_rows(self, samples: Sequence[Sample]) -> ShardRows:
+        """Make the rows of the next shard's samples, in tar order."""
+        # In ASCII, whatever the letters of the name are.
+        names = [json.dumps([sample.key, sample.source]).encode() + b"\n" for sample in samples]
+        gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
+        rows = np.array([self._row(sample) for sample in samples], SAMPLE)
+        rows["shard"] = self._num_shards
+        rows["num_gops"] = [len(part) for part in gops]
+        rows["name"] = self._num_name_bytes + np.cumsum([0, *map(len, names)])[:-1]
+        rows["first_gop"] = self._num_gops + np.cumsum([0, *map(len, gops)])[:-1]
+        self._count(rows)
+        self._num_shards += 1
+        self.num_samples += len(samples)
+        self._num_gops += sum(map(len, gops))
+        self._num_name_bytes += sum(map(len, names))
+        return ShardRows(rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names))
+
+    def describe(self, info: DatasetInfo) -> DatasetInfo:
+        """Add to `info` what is known of all samples."""
+        return replace(
+            info,
+            codecs={name: self._sides[number] for name, number in self._codecs.items()},
+            containers=list(self._containers),
+            frame_strides=sorted(self._strides),
+            labels=self._labels,
+            num_unlabeled=self._num_unlabeled,
+        )
+
+    def _row(self, sample: Sample) -> tuple[int | float | bytes, ...]:
+        codec = self._codecs.setdefault(sample.codec, len(self._codecs))
+        container = self._containers.setdefault(sample.container, len(self._containers))
+        label = -1 if sample.label is None else sample.label
+        sides = sample.width, sample.height, sample.frame_stride
+        place = 0, label, sample.offset, sample.size, 0, 0
+        return *place, sample.fps, 0, sample.num_frames, *sides, codec, container, bytes.fromhex(sample.sha256)
+
+    def _count(self, rows: np.ndarray) -> None:
+        self._strides |= set(np.unique(rows["frame_stride"]).tolist())
+        labels = rows["label"][rows["label"] >= 0].tolist()
+        self._num_unlabeled += len(rows) - len(labels)
+        if labels := [*labels, *(self._labels or ())]:
+            self._labels = min(labels), max(labels)
+        for codec in np.unique(rows["codec"]).tolist():
+            chosen = rows[rows["codec"] == codec]
+            widths, heights = chosen["width"].astype(np.int64), chosen["height"].astype(np.int64)
+            bounds = widths.min(), widths.max(), heights.min(), heights.max(), (widths * heights).max()
+            sides = Sides(len(chosen), *map(int, bounds))
+            self._sides[codec] = self._sides[codec].merge(sides) if codec in self._sides else sides
+
+
+def encode_gops(rows: np.ndarray) -> str:
+    """Encode rows of the GOP table as text."""
+    return base64.b64encode(rows.tobytes()).decode("ascii")

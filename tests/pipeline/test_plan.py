@@ -13,10 +13,9 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, strided_frames
 from pipeline.planning.split_step import split_step
-from pipeline.shards.dataset import Part, ShardDataset, ShardOf
+from pipeline.shards.dataset import ShardDataset, ShardOf
 from pipeline.shards.format import DatasetInfo, Lazy, Sample, ShardInfo
-from pipeline.shards.index import Tables
-from pipeline.shards.rows import RowWriter
+from pipeline.shards.index import RowWriter, Tables
 
 
 class NamelessTables(Tables):
@@ -36,9 +35,9 @@ def make_table(
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 2000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
-    rows = [writer.rows_of(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
+    rows = [writer.make_rows(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
-    part = Part("made", NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file)))
+    part = NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file), Path("made"))
     shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
     part_of = np.array(parts or [0] * len(counts))
     found = Lazy(len(samples), part.sample)
