@@ -30,9 +30,9 @@ from pipeline.config import DataConfig
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.dali import GPU_THREADS, Dali, shorten
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.pool import ThreadPool
-from pipeline.decoding.upload import HostClips, Upload, Uploader
+from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.pool import ThreadPool
 from pipeline.shards.dataset import ShardDataset
 
 POLL_S = 0.2  # between looks at whether a decode hangs
@@ -62,7 +62,6 @@ class PendingBatch:
     jobs: list[DecodeJob]
     host: HostClips
     num_bytes: int  # held until the batch is out
-    upload: Upload | None = None  # of `host`
     is_fed: bool = False  # whether DALI has its part
 
     @property
@@ -92,7 +91,7 @@ class ClipLoader:
         dali_threads = config.dali_threads or (GPU_THREADS if device.type == "cuda" else config.threads)
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
         self._gave_up_dali = False
-        self._uploader = Uploader(device)
+        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter exits
@@ -164,7 +163,7 @@ class ClipLoader:
     def _start(self, number: int, rows: list[PlanRow]) -> PendingBatch:
         views = self._plan.views
         shape = (len(rows), self._plan.num_frames, *self._plan.frame_size, self._dataset.channels)
-        host = HostClips(shape, pinned=self._device.type == "cuda")
+        host = HostClips(shape, self._device, self._copying)
         first_decode = number * (self._plan.batch_size // views)
         jobs = [
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)
@@ -183,8 +182,8 @@ class ClipLoader:
         during the training step."""
         for batch in pending:
             all_ready = all(job.is_ready for job in batch.jobs)
-            if batch is pending[0] and batch.upload is None and batch.host.is_allocated and all_ready:
-                batch.upload = self._uploader.start(batch.host)
+            if batch is pending[0] and batch.host.copy is None and batch.host.is_allocated and all_ready:
+                batch.host.upload()
             if not all_ready and not all(job.is_read for job in batch.jobs):
                 return
             try:
@@ -210,17 +209,17 @@ class ClipLoader:
         """Wait for a batch and put it on the device."""
         self._wait_for_workers(batch, later)
         from_dali = None
-        if batch.dali_jobs and self._gave_up_dali:
+        dali_jobs = batch.dali_jobs
+        if dali_jobs and self._gave_up_dali:
             self._redo_with_pyav(batch, later)
-        elif batch.dali_jobs:
+        elif dali_jobs:
             try:
                 from_dali = self._take_from_dali(batch)
             except RuntimeError as error:
                 self._recover_from_dali(batch, later, error)
-        dali_jobs = batch.dali_jobs
         if from_dali is not None and len(dali_jobs) == len(batch.jobs):
             return from_dali
-        clips = self._uploader.finish(batch.upload or self._uploader.start(batch.host))
+        clips = batch.host.on_device()
         if from_dali is not None:
             places = [job.first + view for job in dali_jobs for view in range(len(job.rows))]
             for place, clip in zip(places, from_dali, strict=True):
@@ -291,7 +290,7 @@ class ClipLoader:
         """Decode DALI's part of a batch with PyAV, and wait for it."""
         for place, job in enumerate(batch.jobs):
             if job.for_dali is not None:
-                batch.upload = None
+                batch.host.copy = None
                 batch.jobs[place] = job.retry(only_pyav=True)
                 self._submit(batch.jobs[place])
         self._wait_for_workers(batch, later)
@@ -303,7 +302,8 @@ class ClipLoader:
             clips = augment(clips, rows)
         samples = [self._dataset.samples[row.sample] for row in rows]
         labels = [-1 if sample.label is None else sample.label for sample in samples]
-        self._decoder.count_delivered(len(rows))
+        self._decoder.quarantine.delivered(len(rows))
+        self._decoder.count(clips=len(rows), frames_delivered=len(rows) * self._plan.num_frames)
         return Batch(
             clips, to_device(labels, self._device), [sample.key for sample in samples], [row.position for row in rows]
         )

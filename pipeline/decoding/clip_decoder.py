@@ -62,7 +62,7 @@ class ClipDecoder:
         self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
     ) -> None:
         self._dataset, self._plan, self._policy, self.reader = dataset, plan, policy, Reader(dataset, plan)
-        self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
+        self.quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -123,10 +123,5 @@ class ClipDecoder:
         if len(rows) < len(job.rows) or job.attempt > MAX_ATTEMPTS:
             raise InputError(f"{self._dataset.where(sample)} cannot be decoded: {reason}")
         self.count(bad_clips=len(rows))
-        self._quarantine.add(sample, reason, len(rows))
+        self.quarantine.add(sample, reason, len(rows))
         job.rows, job.is_read = rows, False
-
-    def count_delivered(self, clips: int) -> None:
-        """Count the clips of a batch that is out."""
-        self._quarantine.delivered(clips)
-        self.count(clips=clips, frames_delivered=clips * self._plan.num_frames)

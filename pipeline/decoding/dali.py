@@ -12,9 +12,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from common.devices import to_device
-from pipeline.decoding.pool import ThreadPool
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.pool import ThreadPool
 from pipeline.shards.gops import VideoSlice
 
 # What fn.decoders.video in DALI 2.4 takes, by FFmpeg's names; which of the latter a GPU has depends on its generation.

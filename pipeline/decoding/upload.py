@@ -1,23 +1,22 @@
 """Copies of clips from the CPU to the device."""
 
 import threading
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-Shape = tuple[int, int, int, int, int]  # B T H W C
-
 
 class HostClips:
     """The clips of a batch in host memory, which is allocated on first use: DALI may decode the whole batch."""
 
-    def __init__(self, shape: Shape, pinned: bool) -> None:
-        """pinned: page-locked, so that copying to the device does not block the host."""
-        self.shape, self._pinned = shape, pinned
+    def __init__(self, shape: tuple[int, ...], device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        """stream: on a GPU, one of its own beside the training step, on which clips are copied."""
+        self._shape, self._device, self._stream = shape, device, stream
         self._clips: Tensor | None = None
         self._lock = threading.Lock()
+        self.copy: Tensor | None = None  # on the device, perhaps still in flight
+        self._arrived: torch.cuda.Event | None = None
 
     @property
     def is_allocated(self) -> bool:
@@ -26,41 +25,24 @@ class HostClips:
     @property
     def clips(self) -> UInt8[Tensor, "B T H W C"]:
         with self._lock:
-            if self._clips is None:
-                self._clips = torch.empty(self.shape, dtype=torch.uint8, pin_memory=self._pinned)
+            if self._clips is None:  # page-locked, so that copying to the device does not block the host
+                self._clips = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._stream is not None)
             return self._clips
 
-
-@dataclass(frozen=True)
-class Upload:
-    """A copy in flight."""
-
-    clips: UInt8[Tensor, "B T H W C"]  # on the device
-    arrived: torch.cuda.Event | None  # None: it is complete
-
-
-class Uploader:
-    """Copies to the device on a stream of its own, beside the training step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def start(self, host: HostClips) -> Upload:
-        """Queue a copy; later writes to `host` may or may not be in it."""
-        if self._stream is None:
-            return Upload(host.clips, None)
+    def upload(self) -> None:
+        """Queue a copy; later writes to `clips` may or may not be in it."""
         with torch.cuda.stream(self._stream):
             # PyTorch does not reuse the pinned memory before this stream has read it.
-            clips = host.clips.to(self._device, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return Upload(clips, event)
+            self.copy = self.clips.to(self._device, non_blocking=True)
+            self._arrived = self._stream.record_event() if self._stream else None
 
-    def finish(self, upload: Upload) -> UInt8[Tensor, "B T H W C"]:
+    def on_device(self) -> UInt8[Tensor, "B T H W C"]:
         """Return the clips for use on the current stream, which waits for them; the host does not."""
-        if upload.arrived is not None:
+        if self.copy is None:
+            self.upload()
+        assert self.copy is not None
+        if self._arrived is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(upload.arrived)
-            upload.clips.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
-        return upload.clips
+            stream.wait_event(self._arrived)
+            self.copy.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
+        return self.copy

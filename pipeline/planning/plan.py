@@ -152,12 +152,11 @@ class TrainingPlan(ClipPlan):
             frames = segment_frames(video.num_frames, when)
         else:
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
+        sides = video.width, video.height
         if config.crop == "multiscale":
-            crop = crops.multiscale_crop(video.width, video.height, where[1:], self.frame_size)
+            crop = crops.multiscale_crop(*sides, where[1:], self.frame_size)
         else:
-            crop = crops.random_resized_crop(
-                video.width, video.height, where[1:], config.crop_min_area, self.frame_size
-            )
+            crop = crops.random_resized_crop(*sides, where[1:], config.crop_min_area, self.frame_size)
         flip = config.flip and where[0] < 0.5
         return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
 

@@ -15,6 +15,7 @@ fills them from its own endless stream. A small dataset is repeated more often t
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ class SampleOrder:
             raise InputError(
                 f"data.canonical_nodes is {self._nodes}, but a step decodes {step_size} videos: choose a divisor"
             )
-        self._seed, self._window_shards, self._num_shards = seed, config.shuffle_shards, len(dataset.part_of)
+        self._seed, self._num_shards = seed, len(dataset.part_of)
         members = _list_members(dataset, config)
         self._samples = [samples for samples, _ in members]
         sizes = np.array([len(samples) for samples in self._samples])
@@ -62,14 +63,19 @@ class SampleOrder:
             raise InputError(
                 f"data.canonical_nodes is {self._nodes}, but a dataset has only {sizes.min()} videos: choose fewer"
             )
-        self._shards_of_parts = [self._order_for_nodes(part, spans) for part, (_, spans) in enumerate(members)]
+        self._spans = [spans for _, spans in members]
+        for part, spans in enumerate(self._spans if self._nodes > 1 else ()):  # as nodes divide the shards
+            order = rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.shards))
+            self._spans[part] = _Spans(*(column[order] for column in spans))
         weights = np.array(config.weights or sizes, dtype=np.float64)
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
         self.epoch_size = int(self._places.sum())
         self._num_blocks = -(-self.epoch_size // MIX_BLOCK)
         self._mix_block = lru_cache(maxsize=2 * num_served)(self._shuffle_mix_block)
-        self._stream = lru_cache(maxsize=2 * num_served * len(members))(self._make_stream)
+        self._stream = lru_cache(maxsize=2 * num_served * len(members))(
+            lambda part, node: _Stream(seed, part, node, self._node_spans(part, node), config.shuffle_shards)
+        )
 
     def sample(self, draw: int) -> int:
         """Look up the sample of draw 0, 1, 2, … of the run."""
@@ -91,10 +97,9 @@ class SampleOrder:
     def count_samples(self, nodes: Iterable[int]) -> Int[np.ndarray, " shards"]:
         """Count the samples of each shard that these canonical nodes read."""
         counts = np.zeros(self._num_shards, np.int64)
-        for node in nodes:
-            for part in range(len(self._samples)):
-                spans = self._node_spans(part, node)
-                counts[spans.shards] += spans.counts
+        for node, part in product(nodes, range(len(self._samples))):
+            spans = self._node_spans(part, node)
+            counts[spans.shards] += spans.counts
         return counts
 
     def _locate(self, draw: int) -> tuple[int, int, int]:
@@ -127,16 +132,9 @@ class SampleOrder:
             earlier[parts == part] = np.arange(count)
         return np.stack([parts, earlier], axis=1)
 
-    def _order_for_nodes(self, part: int, spans: _Spans) -> _Spans:
-        """The shards of a dataset in the order in which the canonical nodes divide them among themselves."""
-        if self._nodes == 1:
-            return spans
-        order = rng.permutation(self._seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.shards))
-        return _Spans(*(column[order] for column in spans))
-
     def _node_spans(self, part: int, node: int) -> _Spans:
         """The samples of a dataset that belong to a canonical node."""
-        everything, size = self._shards_of_parts[part], len(self._samples[part])
+        everything, size = self._spans[part], len(self._samples[part])
         begin, end = node * size // self._nodes, (node + 1) * size // self._nodes
         ends = np.cumsum(everything.counts)
         first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
@@ -147,9 +145,6 @@ class SampleOrder:
         counts[-1] -= int(ends[last]) - end
         by_shard = np.argsort(shards)
         return _Spans(shards[by_shard], starts[by_shard], counts[by_shard])
-
-    def _make_stream(self, part: int, node: int) -> "_Stream":
-        return _Stream(self._seed, part, node, self._node_spans(part, node), self._window_shards)
 
 
 class _Stream:
@@ -172,22 +167,19 @@ class _Stream:
 
     def _shuffle_shards(self, epoch: int) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
         """The order of the spans in an epoch, and the number of samples up to the end of each."""
-        order = rng.permutation(
-            self._seed, Purpose.SHARD_ORDER, (epoch, self._part, self._node), len(self._spans.shards)
-        )
+        place = epoch, self._part, self._node
+        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, place, len(self._spans.shards))
         return order, np.cumsum(self._spans.counts[order])
 
     def _shuffle_window(self, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
         order, _ = self._epoch(epoch)
         chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        runs: list[list[int]] = []  # neighboring spans in one: each call for words costs 10 us
-        for start, count in zip(self._spans.first[chosen].tolist(), self._spans.counts[chosen].tolist(), strict=True):
-            if runs and runs[-1][1] == start:
-                runs[-1][1] += count
-            else:
-                runs.append([start, start + count])
+        starts = self._spans.first[chosen]
+        ends = starts + self._spans.counts[chosen]
+        is_gap = starts[1:] != ends[:-1]  # neighboring spans in one run: each call for words costs 10 us
+        runs = list(zip(starts[np.r_[True, is_gap]].tolist(), ends[np.r_[is_gap, True]].tolist(), strict=True))
         samples = np.concatenate([np.arange(*run) for run in runs])
-        place = (epoch, self._part, 0)
+        place = epoch, self._part, 0
         words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, start) for start, end in runs]
         return samples[np.argsort(np.concatenate(words), kind="stable")]
 

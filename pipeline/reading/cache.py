@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -177,7 +177,7 @@ class ShardCache:
         with locked(self._folder() / "all"):
             sizes = self._list_sizes()
             room = self._max_bytes - sum(sizes.values()) - size
-            for victim in self._list_unneeded(list(sizes)) if room < 0 else ():
+            for victim in self._list_unneeded(sizes) if room < 0 else ():
                 victim.unlink(missing_ok=True)
                 room += sizes[victim]
                 if room >= 0:
@@ -198,11 +198,15 @@ class ShardCache:
                     sizes[Path(entry.path)] = int(match[1])
         return sizes
 
-    def _list_unneeded(self, paths: list[Path]) -> Iterator[Path]:
+    def _list_unneeded(self, paths: Collection[Path]) -> Iterator[Path]:
         """Copies that may go: of datasets that nobody has open, then of shards of ours that `needs` does not name."""
-        yield from (path for path in paths if path.parent not in self._leases and not _is_in_use(path.parent))
-        yield from (path for path in paths if path.parent in self._leases and path.suffix == ".tar"
-                    and not self.needs(path))  # fmt: skip
+        for path in paths:
+            if path.parent not in self._leases:
+                with _open_lock(path.parent / ".in_use") as lock:
+                    if _try_lock(lock):
+                        yield path
+        ours = (path for path in paths if path.parent in self._leases and path.suffix == ".tar")
+        yield from (path for path in ours if not self.needs(path))
 
     def _download(self, url: str, path: Path, start: int, size: int, sha256: str, stop: threading.Event | None) -> None:
         started = time.monotonic()
@@ -238,26 +242,19 @@ def _open_lock(path: Path) -> BinaryIO:
         raise
 
 
-def _is_in_use(folder: Path) -> bool:
-    """Tell whether a process has a dataset open."""
-    with _open_lock(folder / ".in_use") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+def _try_lock(lock: BinaryIO) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 @contextmanager
 def locked(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
     """Hold the lock of a file among all processes; raises CancelledError once `stop` is set."""
     with _open_lock(path.with_name(f".{path.name}.lock")) as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if stop is not None and stop.is_set():
-                    raise CancelledError from None
-                time.sleep(0.02)
+        while not _try_lock(lock):
+            if stop is not None and stop.is_set():
+                raise CancelledError
+            time.sleep(0.02)
         yield

@@ -88,30 +88,27 @@ class Reader:
 
     def _read_checked(self, sample: int, video: Sample, parse: Callable[[ReadRange], T]) -> T:
         """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
-        place = self._place(sample)
-        copy, start = self._copy(sample, video) if is_remote(place) else (Path(place), video.offset)
-        if is_remote(place):
-            self._dataset.cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
+        cache, place = self._dataset.cache, self._dataset.shards[int(self._dataset.shard_of[sample])]
+        remote = is_remote(place)
+        copy, start = self._copy(sample, video) if remote else (Path(place), video.offset)
+        if remote:
+            cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
         if copy:
             try:
                 with open(copy, "rb", buffering=0) as file:
                     return parse(lambda offset, size: os.pread(file.fileno(), size, start + offset))
             except FileNotFoundError as error:
-                if not is_remote(place):  # else another process has made room of it
-                    raise InputError(
-                        f"{place} is missing: run `python shard_tools/check_shards.py` on its folder"
-                    ) from error
+                if not remote:  # else another process has made room of it
+                    advice = "run `python shard_tools/check_shards.py` on its folder"
+                    raise InputError(f"{place} is missing: {advice}") from error
             except VideoError:
-                if not is_remote(place):
+                if not remote:
                     raise
                 copy.unlink(missing_ok=True)
-        store, name = self._dataset.cache.store(place)
+        store, name = cache.store(place)
         return parse(
             lambda offset, size: store.read_range(name, first := video.offset + offset, first + size, self._stop)
         )
-
-    def _place(self, sample: int) -> str:
-        return self._dataset.shards[int(self._dataset.shard_of[sample])]
 
     def _copy(self, sample: int, video: Sample) -> tuple[Path | None, int]:
         """The local copy of what holds a sample, None if the cache is full; and the byte at which the video begins."""
@@ -124,7 +121,8 @@ class Reader:
 
     def _download(self, sample: int) -> bool:
         video = self._dataset.samples[sample]
-        return bool(video.problem) or not is_remote(self._place(sample)) or self._copy(sample, video)[0] is not None
+        shard = self._dataset.shards[int(self._dataset.shard_of[sample])]
+        return bool(video.problem) or not is_remote(shard) or self._copy(sample, video)[0] is not None
 
     def _unit(self, sample: int) -> int:
         """A number for what is downloaded at once: the shard, or where few of its samples are read, the sample."""
@@ -142,11 +140,8 @@ class Reader:
 
     @cached_property
     def _needed_names(self) -> frozenset[str]:
-        dataset = self._dataset
-        return frozenset(
-            dataset.cache.path(dataset.shards[shard], dataset.info.shards[shard].sha256).stem
-            for shard in np.flatnonzero(self._fractions).tolist()
-        )
+        shards, infos, path = self._dataset.shards, self._dataset.info.shards, self._dataset.cache.path
+        return frozenset(path(shards[n], infos[n].sha256).stem for n in np.flatnonzero(self._fractions).tolist())
 
     def _is_needed(self, copy: Path) -> bool:
         return bool(self._fractions.all()) or copy.stem.partition("@")[0] in self._needed_names

@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,10 +128,8 @@ class ObjectStore:
         """Remove a file, if there is one."""
 
         def remove() -> None:
-            try:
+            with suppress(FileNotFoundError):
                 self._fs.rm_file(f"{self._root}/{name}")
-            except FileNotFoundError:
-                return
 
         self._retry("removed", remove, name)
 
@@ -171,15 +170,11 @@ def call_with_timeout(call: Callable[[], T], timeout: float, stop: threading.Eve
 
     threading.Thread(target=run, name="request", daemon=True).start()
     deadline = time.monotonic() + timeout
-    while not future.done() and time.monotonic() < deadline:
+    while not wait([future], min(POLL_S, timeout)).done:
         if stop is not None and stop.is_set():
             raise CancelledError
-        try:
-            future.exception(min(POLL_S, timeout))
-        except TimeoutError:
-            continue
-    if not future.done():
-        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
     return future.result()
 
 

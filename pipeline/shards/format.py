@@ -1,19 +1,6 @@
-"""The shard format: what `shard_tools` writes and the pipeline reads. docs/shards.md says all of it.
+"""The shard format: dataset.json, shards with their samples.jsonl, and tables whose names end in their hash.
 
-A dataset is a folder:
-
-    dataset.json                  DatasetInfo: schema version, counts, class names, encode settings, tables and hashes
-    shard-000000.tar              WebDataset tar: <key>.<container> (video), <key>.json (Sample without its place)
-    shard-000000.idx              index in DALI's `wds2idx` format, v1.2
-    shard-000000.samples.jsonl    one Sample a line, in tar order
-    rejected.jsonl                {"source": ..., "reason": ...} for every input that is in no shard
-
-and tables of the whole dataset, whose names end in their hash:
-
-    shards-<hash>.npy             one row per shard: SHARD
-    samples-<hash>.npy            one row per sample, in the order of shards and tars: SAMPLE
-    gops-<hash>.npy               one row per GOP of the videos that can be read in part: gops.GOP
-    names-<hash>.jsonl            [key, source], one line per sample
+docs/shards.md describes all of it; `shard_tools` writes it, the pipeline reads it.
 """
 
 import json

@@ -52,6 +52,8 @@ class ThreadPool:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None and not self._closed:
             future, call = item
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(call())
             except BaseException as error:  # raised again where the result is asked for
