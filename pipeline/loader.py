@@ -5,7 +5,7 @@ A batch passes through these stages; while one is used for training, up to `data
 1. plan: which video, frames, crop and flip each clip is (pipeline/planning)
 2. worker threads read each video and, unless DALI is to decode it, decode its clips into host memory (ClipDecoder)
 3. DALI decodes its part of the batch on the device (Dali)
-4. host memory is copied to the device on a stream of its own (Uploader), and both parts are joined
+4. host memory is copied to the device on a stream of its own (HostClips), and both parts are joined
 5. augmentation, if any, on the device
 """
 

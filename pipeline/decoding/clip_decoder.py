@@ -74,8 +74,7 @@ class ClipDecoder:
 
     def count(self, **amounts: float) -> None:
         with self._lock:
-            for name, amount in amounts.items():
-                self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
+            self._counts.update(amounts)
 
     def decode(self, job: DecodeJob) -> None:
         """Read the job's video; write its clips to `job.host`, or leave the video in `job.for_dali`.

@@ -62,19 +62,12 @@ class DaliGraph:
                 device="mixed" if device.type == "cuda" else "cpu",
                 affine=False,  # binding threads to cores needs NVML, which some virtual machines lack
             )
-            clips: list[Any] = []
-            for view in range(views):
-                box = fn.external_source(name=f"box{view}", dtype=DALIDataType.FLOAT, ndim=2)
-                clips.append(
-                    fn.resize(
-                        frames,
-                        roi_start=box[0],  # an axis is mirrored if its region starts behind its end: flips are free
-                        roi_end=box[1],
-                        size=list(frame_size),
-                        interp_type=DALIInterpType.INTERP_LINEAR,
-                        antialias=True,
-                    )
-                )
+            boxes = [fn.external_source(name=f"box{view}", dtype=DALIDataType.FLOAT, ndim=2) for view in range(views)]
+            linear: dict[str, Any] = {"interp_type": DALIInterpType.INTERP_LINEAR, "antialias": True}
+            # An axis is mirrored if its region starts behind its end: flips are free.
+            clips: list[Any] = [
+                fn.resize(frames, roi_start=box[0], roi_end=box[1], size=list(frame_size), **linear) for box in boxes
+            ]
             self._pipeline.set_outputs(fn.stack(*clips, axis=0) if views > 1 else clips[0])
         self._pipeline.build()
 
@@ -108,18 +101,18 @@ def arrange(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow]) -> UInt8
     return clips[torch.arange(len(rows), device=clips.device)[:, None], to_device(places, clips.device)]
 
 
-def _ascending(frames: Sequence[int]) -> list[int]:
-    """Return as many frames in ascending order, each once if possible: DALI decodes up to a repeated one again, and
-    reopens the video for the last one. Padded with the first, the cheapest to return to."""
-    unique = sorted(set(frames))
-    return [unique[0]] * (len(frames) - len(unique)) + unique
-
-
 def _region(row: PlanRow) -> np.ndarray:
     """Return [[top, left], [bottom, right]] of the crop, left and right exchanged for a flip."""
     x, y, width, height = row.crop
     first, last = (x + width, x) if row.flip else (x, x + width)
     return np.array([[y, first], [y + height, last]], np.float32)
+
+
+def _ascending(frames: Sequence[int]) -> list[int]:
+    """Return as many frames in ascending order, each once if possible: DALI decodes up to a repeated one again, and
+    reopens the video for the last one. Padded with the first, the cheapest to return to."""
+    unique = sorted(set(frames))
+    return [unique[0]] * (len(frames) - len(unique)) + unique
 
 
 def try_decoding(video: VideoSlice, device: torch.device) -> str:
@@ -154,9 +147,9 @@ class Dali:
     def feed(self, batch: Encoded) -> None:
         """Start on DALI's part of a batch. Raise RuntimeError if it is refused."""
         if self._graph is None:
-            plan = self._plan
-            max_videos = plan.batch_size // plan.views
-            self._graph = DaliGraph(self._device, plan.views, plan.frame_size, max_videos, self._num_threads)
+            max_videos = self._plan.batch_size // self._plan.views
+            shape = self._plan.views, self._plan.frame_size, max_videos
+            self._graph = DaliGraph(self._device, *shape, self._num_threads)
         self._graph.feed(batch)
 
     def take(self, rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:

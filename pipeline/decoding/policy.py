@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -88,20 +89,15 @@ def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device) -> str
     """Decode samples of a codec with DALI until one succeeds. Return the error if none does, otherwise ""."""
     if (codec, device) in _PROBED:
         return _PROBED[codec, device]
-    error, tried = "", 0
-    reader = Reader(dataset)
+    error, tried, reader = "", 0, Reader(dataset)
     for index in range(min(PROBED_SAMPLES, len(dataset.samples))):
         sample = dataset.samples[index]
-        if sample.codec != codec or sample.width % SIDE_STEP or sample.height % SIDE_STEP:
-            continue
-        try:
-            error = try_decoding(reader.clip(index, (0,)), device)
-        except VideoError:
-            continue
-        tried += 1
-        if not error or tried == PROBES:
-            break
-    reader.close()
+        if sample.codec == codec and not sample.width % SIDE_STEP and not sample.height % SIDE_STEP:
+            with suppress(VideoError):
+                error = try_decoding(reader.clip(index, (0,)), device)
+                tried += 1
+                if not error or tried == PROBES:
+                    break
     _PROBED[codec, device] = error
     return error
 

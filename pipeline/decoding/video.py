@@ -23,10 +23,7 @@ from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
-SPLITTERS = {
-    "vp9": "vp9_superframe_split",
-    "av1": "av1_frame_split",
-}  # FFmpeg filters that split a packet into its frames
+SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's filters from packets to their frames
 
 
 class Keyframe(NamedTuple):
@@ -51,7 +48,7 @@ class Index(NamedTuple):
 
 
 class Video:
-    """An open video. Decodes in the calling thread; close it, or use it as a context manager."""
+    """An open video, decoded in the calling thread; a context manager."""
 
     def __init__(self, source: bytes | Path, num_frames: int | None = None) -> None:
         """num_frames: where known, a check on the timestamps. Raise VideoError if this is not a video."""

@@ -107,13 +107,9 @@ class Scaler:
             ("buffersink", ""),
         ]
         # The graph passes frames through one by one and never looks at their timestamps.
-        source = f"{frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
-        last = graph.add("buffer", f"video_size={source}")
-        for name, options in steps:
-            step = graph.add(name, options or None)
-            last.link_to(step)
-            last = step
-        graph.configure()
+        source = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
+        filters = [graph.add(name, options or None) for name, options in [("buffer", source), *steps]]
+        graph.link_nodes(*filters).configure()
         return graph
 
     def _scaling(self, form: VideoFormat, box: Crop) -> tuple[str, str]:
@@ -155,9 +151,8 @@ def _chroma_shift(start: int, length: int, flip: bool) -> float:
     shift = -(start % 2)  # crop includes the chroma sample that the first pixel shares
     if flip:
         shift = -shift - length % 2
-    return (
-        shift + length % 2 / 2
-    )  # the scaler stretches chroma by half a sample over an odd length: half of that per side
+    # The scaler stretches chroma by half a sample over an odd length: half of that per side.
+    return shift + length % 2 / 2
 
 
 def _crop(box: Crop) -> tuple[str, str]:

@@ -57,10 +57,12 @@ class ClipPlan(Protocol):
         """List the clips of this process's batch `index`; none when the plan has ended."""
 
     def samples(self, index: int) -> list[int]:
-        """List the samples of a batch, one per decode: a cheap look ahead."""
+        """List the samples of a batch, one per decode: a look ahead, cheap where batches are not."""
+        return [row.sample for row in self.batch(index)[:: self.views]]
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
         """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+        return None
 
     def read_fractions(self) -> Float[np.ndarray, " shards"]:
         """Estimate the fraction of each shard's samples that this node reads in an epoch."""
@@ -229,12 +231,6 @@ class EvaluationPlan(ClipPlan):
             frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
         crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
-
-    def replacement(self, row: PlanRow, attempt: int) -> None:
-        return None
-
-    def samples(self, index: int) -> list[int]:
-        return [row.sample for row in self.batch(index)[:: self.views]]
 
     def read_fractions(self) -> Float[np.ndarray, " shards"]:
         if isinstance(self._chosen, range):

@@ -82,8 +82,7 @@ class ShardCache:
     def count(self, **amounts: float) -> None:
         """Add to the counts."""
         with self._lock:
-            for name, amount in amounts.items():
-                self._counts[name] += amount  # type: ignore[assignment]  # seconds are counted too
+            self._counts.update(amounts)
 
     def store(self, url: str) -> tuple[ObjectStore, str]:
         """Get the client for the directory of a file, and the file's name in it."""

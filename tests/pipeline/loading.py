@@ -71,6 +71,3 @@ class OneVideoPlan(ClipPlan):
 
     def batch(self, index: int) -> list[PlanRow]:
         return self.rows[index * self.batch_size : (index + 1) * self.batch_size]
-
-    def replacement(self, row: PlanRow, attempt: int) -> None:
-        return None
