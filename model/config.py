@@ -13,8 +13,6 @@ from common.errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame", "motion"]  # the names in model.masking.MASKS
 Target = Literal["pixels"]  # the names in model.targets.TARGETS
-Unit = Literal["token", "tube", "frame"]  # what a masking strategy masks as a whole
-UNITS: dict[Masking, Unit] = {"tube": "tube", "frame": "frame"}  # of those that do not mask single tokens
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -198,16 +196,13 @@ class ModelConfig:
         return int((self.num_tokens - self.num_visible) * Fraction(str(self.decoder_share)))
 
     @property
+    def unit_tokens(self) -> int:
+        """Tokens that the masking strategy masks as a whole: those of a tube or a token frame, or one."""
+        time, height, width = self.grid
+        return {"tube": time, "frame": height * width}.get(self.masking, 1)
+
+    @property
     def num_visible(self) -> int:
-        return num_visible(self.grid, self.mask_ratio, UNITS.get(self.masking, "token"))
-
-
-def num_visible(grid: Grid, mask_ratio: float, unit: Unit = "token") -> int:
-    """Count the visible tokens per clip: int(N·(1-ρ)) in exact arithmetic, of whole tubes or token frames."""
-    kept = 1 - Fraction(str(mask_ratio))
-    time, height, width = grid
-    if unit == "tube":
-        return time * int(height * width * kept)
-    if unit == "frame":
-        return int(time * kept) * height * width
-    return int(time * height * width * kept)
+        """Visible tokens per clip: int(N·(1-ρ)) in exact arithmetic, of whole tubes or token frames."""
+        num_units = self.num_tokens // self.unit_tokens
+        return self.unit_tokens * int(num_units * (1 - Fraction(str(self.mask_ratio))))

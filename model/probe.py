@@ -77,15 +77,18 @@ class Probe(nn.Module):
         return {"pool.latent"}
 
 
+def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
+    """Make the fine-tuned classifier or the probe that weights in our layout are for, without loading them."""
+    num_classes = len(state_dict["head.weight"])
+    if "norm.running_mean" in state_dict:
+        return Probe(config, num_classes, "attentive" if "pool.latent" in state_dict else "linear")
+    return VideoClassifier(config, num_classes)
+
+
 def load_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
-    """Build the fine-tuned classifier or the probe of these weights, in our layout; raises InputError for others."""
+    """Load the fine-tuned classifier or the probe of these weights; raise InputError where they are of neither."""
     if "head.weight" not in state_dict:
         raise InputError("these weights have no classification head: fine-tune them, or train a probe, first")
-    num_classes = state_dict["head.weight"].shape[0]
-    model: VideoClassifier | Probe
-    if "norm.running_mean" in state_dict:
-        model = Probe(config, num_classes, "attentive" if "pool.latent" in state_dict else "linear")
-    else:
-        model = VideoClassifier(config, num_classes)
+    model = make_classifier(state_dict, config)
     load_weights(model, state_dict)
     return model

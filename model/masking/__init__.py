@@ -5,17 +5,15 @@ A new one is a file with a MaskingStrategy, a line here, and its name among `mod
 
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
-from model.masking.frame import FrameMasking
 from model.masking.mask import Mask, MaskingStrategy
 from model.masking.motion import MotionMasking
-from model.masking.random import RandomMasking
-from model.masking.tube import TubeMasking
+from model.masking.uniform import UniformMasking
 
 MASKS: dict[str, type[MaskingStrategy]] = {
     "adaptive": AdaptiveMasking,
-    "random": RandomMasking,
-    "tube": TubeMasking,
-    "frame": FrameMasking,
+    "random": UniformMasking,
+    "tube": UniformMasking,
+    "frame": UniformMasking,
     "motion": MotionMasking,
 }
 

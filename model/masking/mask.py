@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from kernels import gumbel_topk
-from model.config import ModelConfig, Unit
+from model.config import ModelConfig
 
 
 class Mask(NamedTuple):
@@ -21,7 +21,6 @@ class Mask(NamedTuple):
 class MaskingStrategy(nn.Module):
     """Base class: a strategy sets these and defines `logits`."""
 
-    unit: Unit = "token"  # what is masked as a whole; it decides how many tokens are visible
     needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
     learns = False  # whether the sampling loss trains it
     has_probabilities = False  # whether its masks have log_probs

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
@@ -15,17 +14,12 @@ LEARNED_POSITIONS = "token_sampler.positions"
 TUBELETS = (2, 4, 1, 3, 8)  # the usual ones first
 
 
-def is_pretraining(state_dict: StateDict) -> bool:
-    """Return whether it has a decoder, in any layout."""
-    return any("decoder." in name or name.endswith("mask_token") for name in state_dict)
-
-
 def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
     """Infer the configuration; the clip shape is not in the weights and must be known.
 
     It is that of `like` if that makes as many tokens of it, else `num_frames` square frames.
     """
-    config = ModelConfig(**read_architecture(state_dict, like) | {"num_frames": num_frames})
+    config = replace(infer_architecture(state_dict, like), num_frames=num_frames)
     num_tokens = len(state_dict[LEARNED_POSITIONS]) if LEARNED_POSITIONS in state_dict else None
     if like is not None and like.patch_values == config.patch_values and num_tokens in (None, like.num_tokens):
         patches = ("tubelet_size", "patch_size", "in_channels")
@@ -44,30 +38,8 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
     return replace(config, image_size=side * config.patch_size)
 
 
-def check_config(state_dict: StateDict, config: ModelConfig, where: Path) -> None:
-    """Raise InputError where `config` does not describe the tensors' model."""
-    names = ["encoder_width", "encoder_depth", "patch_values"]
-    if is_pretraining(state_dict):
-        names += ["decoder_width", "decoder_depth"]
-        if config.masking == "adaptive":
-            names += ["sampler_depth", "sampler_width"]
-    read = read_architecture(state_dict)
-    read["patch_values"] = read["tubelet_size"] * read["patch_size"] ** 2 * read["in_channels"]
-    described = {
-        **vars(config),
-        **config.dimensions._asdict(),
-        "sampler_width": config.sampler_dimension,
-        "patch_values": config.patch_values,
-    }
-    for name in names:
-        if described[name] != read[name]:
-            raise InputError(
-                f"{where} does not fit its own description: {name} is {read[name]}, and {described[name]} is said"
-            )
-
-
-def read_architecture(state_dict: StateDict, like: ModelConfig | None = None) -> dict[str, Any]:
-    """Read ModelConfig's values off names and shapes; defaults where a tensor is missing.
+def infer_architecture(state_dict: StateDict, like: ModelConfig | None = None) -> ModelConfig:
+    """Read widths and depths off names and shapes, with defaults where a tensor is missing.
 
     Numbers of heads are not in the weights: they are those of the size with these widths, else of `like` with these
     widths, else one for 64 channels.
@@ -79,33 +51,31 @@ def read_architecture(state_dict: StateDict, like: ModelConfig | None = None) ->
     def count(prefix: str) -> int:
         return max(1, len({name[len(prefix) :].split(".")[0] for name in state_dict if name.startswith(prefix)}))
 
-    sizes = [*([] if like is None else [like.dimensions]), *SIZES.values()]
-    encoder_width = rows("encoder.blocks.0.norm1.weight", 768)
-    encoder_heads = {size.encoder_width: size.encoder_heads for size in sizes}
-    decoder_width = rows("decoder.blocks.0.norm1.weight", 384)
-    decoder_heads = {size.decoder_width: size.decoder_heads for size in sizes}
+    def dimensions(part: str, default_width: int) -> dict[str, Any]:
+        width = rows(f"{part}.blocks.0.norm1.weight", default_width)
+        sizes = [size._asdict() for size in (*([] if like is None else [like.dimensions]), *SIZES.values())]
+        heads = {size[f"{part}_width"]: size[f"{part}_heads"] for size in sizes}.get(width, max(1, width // 64))
+        return {f"{part}_width": width, f"{part}_depth": count(f"{part}.blocks."), f"{part}_heads": heads}
+
+    encoder = dimensions("encoder", 768)
     adaptive = any(name.startswith("token_sampler.") for name in state_dict)
     tubelet_size, patch_size, in_channels = _factor_patch(
         state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
     )
-    return {
-        "encoder_width": encoder_width,
-        "encoder_depth": count("encoder.blocks."),
-        "encoder_heads": encoder_heads.get(encoder_width, max(1, encoder_width // 64)),
-        "decoder_width": decoder_width,
-        "decoder_depth": count("decoder.blocks."),
-        "decoder_heads": decoder_heads.get(decoder_width, max(1, decoder_width // 64)),
-        "tubelet_size": tubelet_size,
-        "patch_size": patch_size,
-        "in_channels": in_channels,
-        "num_frames": 8 * tubelet_size,
-        "image_size": 14 * patch_size,
-        "masking": "adaptive" if adaptive else "tube",
-        "mask_ratio": 0.95 if adaptive else 0.9,
-        "sampler": "mlp" if "token_sampler.body.0.weight" in state_dict else "mha",
-        "sampler_depth": count("token_sampler.body."),
-        "sampler_width": rows("token_sampler.projection.weight", encoder_width),
-    }
+    return ModelConfig(
+        **encoder,
+        **dimensions("decoder", 384),
+        tubelet_size=tubelet_size,
+        patch_size=patch_size,
+        in_channels=in_channels,
+        num_frames=8 * tubelet_size,
+        image_size=14 * patch_size,
+        masking="adaptive" if adaptive else "tube",
+        mask_ratio=0.95 if adaptive else 0.9,
+        sampler="mlp" if "token_sampler.body.0.weight" in state_dict else "mha",
+        sampler_depth=count("token_sampler.body."),
+        sampler_width=rows("token_sampler.projection.weight", encoder["encoder_width"]),
+    )
 
 
 def _factor_patch(num_values: int) -> tuple[int, int, int]:

@@ -10,16 +10,13 @@ import re
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from common.errors import InputError
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER, is_pretraining, read_architecture
-from model.weights.loading import StateDict, check_keys, shapes
+from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
+from model.weights.loading import StateDict
 
 Names = dict[str, str]  # theirs -> ours
+LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
 
 
 class Layout(NamedTuple):
@@ -69,8 +66,13 @@ def adamae_layout(logit_stage: int) -> Layout:
     return VIDEOMAE._replace(pretraining=VIDEOMAE.pretraining | sampler)
 
 
+def is_pretraining(state_dict: StateDict) -> bool:
+    """Return whether it has a decoder, in any layout."""
+    return any("decoder." in name or name.endswith("mask_token") for name in state_dict)
+
+
 def from_external(state_dict: StateDict) -> StateDict:
-    """Convert a pre-training model or classifier to our layout; raise InputError on keys or shapes that do not fit."""
+    """Convert a pre-training model or classifier to our layout; what is of no layout stays, to be reported."""
     if any(name.startswith("videomae.") for name in state_dict):
         layout = HUGGINGFACE
     else:
@@ -79,21 +81,18 @@ def from_external(state_dict: StateDict) -> StateDict:
     starts = layout.pretraining if is_pretraining(state_dict) else layout.classifier
     state = {}
     for theirs, value in state_dict.items():
-        ours = _rename(theirs, starts, layout.in_block)  # a name that is not theirs stays, to be reported
+        ours = _rename(theirs, starts, layout.in_block)
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
         ours = ours.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
         if ours == TOKENIZER and value.dim() == 5:
             value = value.permute(0, 2, 3, 4, 1).flatten(1)
-        elif ours == LEARNED_POSITIONS:
+        for _ in range(LEADING_ONES.get(ours, 0)):
             value = value.squeeze(0)
-        elif ours == "decoder.mask_token":
-            value = value.squeeze(0).squeeze(0)
         state[ours] = value.contiguous()
     for name in [name for name in state if name.endswith("attn.query.weight")]:
         parts = [name, name.replace("query", "key"), name.replace("query", "value")]
         if all(part in state and state[part].shape == state[name].shape for part in parts):
             state[name.replace("query", "qkv")] = torch.cat([state.pop(part) for part in parts])
-    _check(state)
     return state
 
 
@@ -124,10 +123,7 @@ def to_external(
             if value.shape[1] != in_channels * tubelet_size * side**2:
                 raise InputError(f"patches of {value.shape[1]} values are not {tubelet_size} square frames deep")
             value = value.unflatten(1, (tubelet_size, side, side, in_channels)).permute(0, 4, 1, 2, 3)
-        elif ours == LEARNED_POSITIONS:
-            value = value[None]
-        elif ours == "decoder.mask_token":
-            value = value[None, None]
+        value = value[(None,) * LEADING_ONES.get(ours, 0)]
         if layout is HUGGINGFACE and ours.endswith("attn.qkv.weight"):
             for part, weight in zip(("query", "key", "value"), value.chunk(3), strict=True):
                 state[theirs.replace("qkv", part)] = weight.clone()
@@ -143,20 +139,3 @@ def _rename(name: str, starts: Names, in_block: Names) -> str:
     for old, new in in_block.items():
         name = name.replace(old, new)
     return name
-
-
-def _check(state_dict: StateDict) -> None:
-    """Raise InputError, with all that is wrong, unless this is a complete model of ours."""
-    config = ModelConfig(**read_architecture(state_dict))
-    model: nn.Module
-    with torch.device("meta"):
-        if is_pretraining(state_dict):
-            model = AdaMAE(config)
-        else:
-            head = state_dict.get("head.weight")
-            model = VideoClassifier(config, num_classes=1 if head is None else len(head))
-    wanted = shapes(model.state_dict())
-    if LEARNED_POSITIONS in wanted and LEARNED_POSITIONS in state_dict:
-        # How many tokens there are is for the clip to say.
-        wanted[LEARNED_POSITIONS] = (len(state_dict[LEARNED_POSITIONS]), config.dimensions.encoder_width)
-    check_keys(wanted, shapes(state_dict))

@@ -25,19 +25,19 @@ def shapes(state_dict: StateDict) -> Shapes:
     return {name: tuple(value.shape) for name, value in state_dict.items()}
 
 
-def check_keys(wanted: Shapes, given: Shapes) -> None:
+def check_keys(wanted: Shapes, given: Shapes, where: str = "checkpoint does not match the model") -> None:
     """Raise InputError with what is missing, unexpected and of another shape, at once."""
-    other_shape = [name for name in sorted(wanted.keys() & given.keys()) if wanted[name] != given[name]]
+    both = wanted.keys() & given.keys()
     faults = {
-        "missing keys": sorted(wanted.keys() - given.keys()),
-        "unexpected keys": sorted(given.keys() - wanted.keys()),
-        "of another shape": [f"{name} {given[name]} instead of {wanted[name]}" for name in other_shape],
+        "missing keys": wanted.keys() - given.keys(),
+        "unexpected keys": given.keys() - wanted.keys(),
+        "of another shape": {f"{k} {given[k]} instead of {wanted[k]}" for k in both if wanted[k] != given[k]},
     }
     said = [
-        f"{kind}: {', '.join(names[:MOST_NAMES])}"
+        f"{kind}: {', '.join(sorted(names)[:MOST_NAMES])}"
         + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
         for kind, names in faults.items()
         if names
     ]
     if said:
-        raise InputError(f"checkpoint does not match the model: {'; '.join(said)}")
+        raise InputError(f"{where}: {'; '.join(said)}")

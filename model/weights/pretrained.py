@@ -2,17 +2,23 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
 from common.yaml_io import read_yaml
-from model.config import ModelConfig
-from model.weights.infer_config import check_config, infer_config
-from model.weights.layouts import from_external
-from model.weights.loading import StateDict
+from model.adamae import AdaMAE
+from model.config import Masking, ModelConfig
+from model.encoder import VideoEncoder
+from model.probe import make_classifier
+from model.weights.infer_config import infer_config
+from model.weights.layouts import from_external, is_pretraining
+from model.weights.loading import StateDict, check_keys, shapes
 from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_tensors
 
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
@@ -52,14 +58,29 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     state, metadata = read_state_dict(file)
     if not any(name.startswith("tokenizer.") for name in state):
         state = from_external(state)
-    if (config := _described_config(file, metadata)) is not None:
-        check_config(state, config, file)
     classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
     if classes and len(classes) != len(state.get("head.weight", classes)):
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
-    return Weights(state, config or infer_config(state, num_frames, like), classes)
+    config = _described_config(file, metadata) or infer_config(state, num_frames, like)
+    _check(state, config, file)
+    return Weights(state, config, classes)
+
+
+def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
+    """Raise InputError, with all that is wrong, unless these are all weights of a model of `config`."""
+    model: nn.Module
+    with torch.device("meta"):
+        if "head.weight" in state:
+            model = make_classifier(state, config)
+        elif is_pretraining(state):
+            has_sampler = any(name.startswith("token_sampler.") for name in state)
+            masking: Masking = "adaptive" if has_sampler else "random"
+            model = AdaMAE(replace(config, masking=masking, decoder_choice="random"))
+        else:
+            model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
+    check_keys(shapes(model.state_dict()), shapes(state), f"{file} is damaged or of another model")
 
 
 def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch.nn.functional as F
-from torch import Tensor
 
 from common.errors import InputError
 from model.adamae import AdaMAE
@@ -14,7 +13,8 @@ from model.weights.loading import StateDict, load_weights, shapes
 
 ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
-OF_PATCHES = ("tokenizer.projection.weight", "decoder.head.weight", "decoder.head.bias")
+# The dimension that is a patch's values, of what reads and predicts them.
+OF_PATCHES = {"tokenizer.projection.weight": 1, "decoder.head.weight": 0, "decoder.head.bias": 0}
 # Taken as a whole or not at all. A classifier has the first two, and no more an encoder's last norm.
 NEEDED = ("tokenizer.", "encoder.blocks.")
 PARTS = {
@@ -80,29 +80,19 @@ def adapt_weights(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> S
     """Adapt weights of `theirs` to clips of the length, size and channels of `ours`.
 
     Only learned positions depend on the first two: they are interpolated trilinearly, between the centers of tokens.
-    What reads and predicts patches depends on the channels.
+    Weights of patches become equal in all channels: what is predicted is the mean over theirs, what is read their sum
+    divided by ours, so that a gray clip makes equal tokens.
     """
     adapted = dict(state)
-    if theirs.in_channels != ours.in_channels:
-        adapted |= {
-            name: _adapt_patch_channels(name, state[name], theirs, ours) for name in OF_PATCHES if name in state
-        }
+    for name in OF_PATCHES.keys() & state.keys() if theirs.in_channels != ours.in_channels else ():
+        axis = OF_PATCHES[name]
+        mean = state[name].unflatten(axis, (-1, theirs.in_channels)).mean(dim=axis + 1, keepdim=True)
+        if axis == 1:
+            mean = mean * (theirs.in_channels / ours.in_channels)
+        adapted[name] = mean.repeat_interleave(ours.in_channels, dim=axis + 1).flatten(axis, axis + 1)
     if LEARNED_POSITIONS in state and theirs.grid != ours.grid:
         table = state[LEARNED_POSITIONS]
         volume = table.float().unflatten(0, theirs.grid).movedim(-1, 0)[None]
         volume = F.interpolate(volume, size=ours.grid, mode="trilinear", align_corners=False)
         adapted[LEARNED_POSITIONS] = volume[0].movedim(0, -1).flatten(0, 2).to(table.dtype).contiguous()
     return adapted
-
-
-def _adapt_patch_channels(name: str, value: Tensor, theirs: ModelConfig, ours: ModelConfig) -> Tensor:
-    """Adapt a weight of OF_PATCHES to another number of channels, equal in all of them.
-
-    What is predicted is the mean over theirs, what is read their sum divided by ours: a gray clip makes equal tokens.
-    """
-    axis = 1 if name.startswith("tokenizer.") else 0
-    by_channel = value.unflatten(axis, (-1, theirs.in_channels))  # the last within a patch's values
-    mean = by_channel.mean(dim=axis + 1, keepdim=True)
-    if axis:
-        mean = mean * (theirs.in_channels / ours.in_channels)
-    return mean.repeat_interleave(ours.in_channels, dim=axis + 1).flatten(axis, axis + 1)

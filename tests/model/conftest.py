@@ -10,7 +10,7 @@ def given_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], Non
     """Make the token sampler return the ids that a test names."""
 
     def set_ids(visible_ids: Tensor, masked_ids: Tensor) -> None:
-        for module in ("mask", "random"):
+        for module in ("mask", "uniform"):
             monkeypatch.setattr(
                 f"model.masking.{module}.gumbel_topk",
                 lambda logits, k, seed, offset: (visible_ids, masked_ids, logits.log_softmax(-1)),

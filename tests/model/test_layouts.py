@@ -1,13 +1,17 @@
 """Layouts of other projects: exact round trips, one sentence on all that does not fit, configurations read off them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from material import randomize, same, small
+from safetensors.torch import save_file
 
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import SIZES, ModelConfig
+from model.weights import pretrained
 from model.weights.infer_config import infer_config
 from model.weights.layouts import from_external, to_external
 
@@ -34,24 +38,26 @@ def test_round_trip_of_a_classifier(layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_error_lists_all_that_is_wrong(layout) -> None:
+def test_one_error_lists_all_that_is_wrong(layout, tmp_path: Path) -> None:
     state = to_external(AdaMAE(small()).state_dict(), layout)
     del state["encoder_to_decoder.weight"]
     state["decoder.norm.bias"] = torch.zeros(5)
     state["what.is.this"] = torch.zeros(1)
+    save_file(state, tmp_path / "a.safetensors")
     with pytest.raises(InputError) as error:
-        from_external(state)
+        pretrained.load(tmp_path / "a.safetensors")
     message = str(error.value)
     assert "missing keys: decoder.embed.weight" in message
     assert "unexpected keys: what.is.this" in message
     assert "of another shape: decoder.norm.bias (5,) instead of (32,)" in message
 
 
-def test_a_sampler_is_whole_or_not_there() -> None:
+def test_a_sampler_is_whole_or_not_there(tmp_path: Path) -> None:
     state = to_external(AdaMAE(small()).state_dict(), "adamae")
     del state["encoder.pos_embed_probs"]
+    save_file(state, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match=r"missing keys: token_sampler\.positions$"):
-        from_external(state)
+        pretrained.load(tmp_path / "a.safetensors")
 
 
 def test_what_the_authors_layout_has_no_place_for() -> None:

@@ -1,4 +1,4 @@
-"""Uniformly sampled tokens."""
+"""Uniformly sampled tokens, token frames, or tubes (VideoMAE, arXiv 2203.12602: the same places in every frame)."""
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -9,23 +9,24 @@ from model.config import ModelConfig
 from model.masking.mask import Mask, MaskingStrategy
 
 
-class RandomMasking(MaskingStrategy):
-    """Also the base of tube and frame masking, which sample larger units."""
-
+class UniformMasking(MaskingStrategy):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        time, height, width = config.grid
-        self.time, self.area = time, height * width
-        self.num_units = {"token": time * self.area, "tube": self.area, "frame": time}[self.unit]
-        self.num_visible_units = config.num_visible * self.num_units // config.num_tokens
+        self.masking, self.unit_tokens = config.masking, config.unit_tokens
+        self.num_units = config.num_tokens // config.unit_tokens
 
     def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B U"]:
         return torch.zeros(len(clip), self.num_units, device=clip.device)
 
     def sample(self, logits: Float[Tensor, "B U"], seed: int | Tensor, offset: int | Tensor) -> Mask:
-        visible, masked, _ = gumbel_topk(logits, self.num_visible_units, seed, offset)
+        visible, masked, _ = gumbel_topk(logits, self.num_visible // self.unit_tokens, seed, offset)
         return Mask(self.token_ids(visible), self.token_ids(masked), None)
 
     def token_ids(self, units: Int[Tensor, "B U"]) -> Int[Tensor, "B K"]:
         """List the tokens of each unit, ascending."""
-        return units
+        if self.masking == "random":
+            return units
+        within = torch.arange(self.unit_tokens, device=units.device)
+        if self.masking == "tube":
+            return (within[:, None] * self.num_units + units[:, None, :]).flatten(1)
+        return (units[:, :, None] * self.unit_tokens + within).flatten(1)
