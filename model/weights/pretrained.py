@@ -80,6 +80,7 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             model = AdaMAE(replace(config, masking=masking, decoder_choice="random"))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
+            state = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
     check_keys(shapes(model.state_dict()), shapes(state), f"{file} is damaged or of another model")
 
 
