@@ -11,7 +11,9 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,39 +65,38 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(folder: Path, clips: int) -> Row:
     before, own = memory_mib(), memory_mib("RssAnon")
-    started = time.process_time()
-    dataset = ShardDataset.open(folder)
-    opened, memory = time.process_time() - started, memory_mib() - before
+    dataset, open_ms = time_call(lambda: ShardDataset.open(folder))
+    memory = memory_mib() - before
     chosen = np.random.default_rng(0).integers(0, clips, NUM_ROWS).tolist()
-    started = time.process_time()
-    samples = [dataset.samples[number] for number in chosen]
-    read = time.process_time() - started
-    keys = [sample.key for sample in samples]
-    with_keys = time.process_time() - started
+    samples, rows_ms = time_call(lambda: [dataset.samples[number] for number in chosen])
+    keys, keys_ms = time_call(lambda: [sample.key for sample in samples])
     expected = [f"video_{number:09d}" for number in chosen]
     require("rows are those asked for", keys == expected and len(dataset.samples) == clips, str(keys[:3]))
-    started = time.process_time()
-    plan = TrainingPlan(dataset, DataConfig(), num_frames=16, image_size=224, seed=0, batch_size=64)
-    plan.batch(0)
-    planned = time.process_time() - started
-    batches = []
-    for number in range(epoch := plan.clips_per_epoch // 64 + 1, epoch + 65):
-        started = time.process_time()
-        plan.batch(number)
-        batches.append(time.process_time() - started)
+    sizes = {"num_frames": 16, "image_size": 224, "batch_size": 64}
+    plan, plan_ms = time_call(lambda: TrainingPlan(dataset, DataConfig(), seed=0, **sizes))
+    _, first_ms = time_call(lambda: plan.batch(0))
+    epoch = plan.clips_per_epoch // 64 + 1
+    batches = [time_call(partial(plan.batch, number))[1] for number in range(epoch, epoch + 65)]
     return {
         "clips": clips,
-        "open_ms": opened * 1e3,
+        "open_ms": open_ms,
         "memory_mib": memory,
-        "rows_ms": read * 1e3,
-        "keys_ms": with_keys * 1e3,
-        "plan_ms": planned * 1e3,
-        "epoch_ms": batches[0] * 1e3,
-        "batch_ms": statistics.median(batches[1:]) * 1e3,
+        "rows_ms": rows_ms,
+        "keys_ms": rows_ms + keys_ms,
+        "plan_ms": plan_ms + first_ms,
+        "epoch_ms": batches[0],
+        "batch_ms": statistics.median(batches[1:]),
         "memory_at_end_mib": memory_mib() - before,
         "own_at_end_mib": memory_mib("RssAnon") - own,
         "disk_mib": sum(path.stat().st_size for path in folder.iterdir()) / 2**20,
     }
+
+
+def time_call(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a call returns, and its milliseconds of CPU time."""
+    started = time.process_time()
+    result = call()
+    return result, (time.process_time() - started) * 1e3
 
 
 def memory_mib(kind: str = "VmRSS") -> float:

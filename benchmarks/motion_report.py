@@ -15,7 +15,7 @@ change of brightness, the 20 % that change most.
 import argparse
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import common.openmp  # noqa: F401
 
@@ -32,9 +32,8 @@ from model.config import ModelConfig
 from model.maps import explain_bad_logits
 from model.weights.pretrained import find_file, run_of, trained_stride
 
-NUM_SAMPLES = (
-    100  # masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011
-)
+# Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
+NUM_SAMPLES = 100
 
 
 class Motion(NamedTuple):
@@ -50,9 +49,8 @@ def main() -> None:
     model = AdaMAE.from_pretrained(options.run)
     config = model.config
     if not model.token_sampler.learns:
-        raise InputError(
-            f"{options.run} uses {config.masking} masking; only learned masking has sampling probabilities"
-        )
+        masking = config.masking
+        raise InputError(f"{options.run} uses {masking} masking; only learned masking has sampling probabilities")
     stride = trained_stride(options.run)
     clips = list(read_clips([options.videos], config.num_frames, config.image_size, stride, limit=10**9))
     report = measure(model, clips)
@@ -69,13 +67,15 @@ def main() -> None:
 
 @explain_bad_logits()
 @torch.no_grad()
-def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
-    """Return the three metrics; clips without motion count for the loss only."""
+def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, Any]:
+    """Return the three metrics, of masking that is not learned only the loss, as of clips without motion."""
     has_truth = all(sidecar(clip.video).is_file() for clip in clips)
     losses, correlations, visible, everywhere = [], [], [], []
     for position, clip in enumerate(clips):
         output = model(clip.frames[None], seed=0, offset=position)
         losses.append(output.reconstruction_loss)
+        if not model.token_sampler.learns:
+            continue
         motion = (true_motion if has_truth else brightness_change)(clip, model.config)
         if motion.amount.std() > 0 and motion.is_moving.any():
             correlations.append(torch.corrcoef(torch.stack((output.log_probs[0].exp(), motion.amount)))[0, 1])
@@ -84,16 +84,13 @@ def measure(model: AdaMAE, clips: list[Clip]) -> dict[str, float | str]:
             )
             visible.append(motion.is_moving[masks.visible_ids].float().mean())
             everywhere.append(motion.is_moving.float().mean())
-    if not correlations:
-        raise InputError("nothing moves in these videos")
-    return {
-        "motion": "moving objects" if has_truth else "change of brightness",
-        "num_clips": len(clips),
-        "reconstruction_loss": torch.stack(losses).mean().item(),
-        "correlation": torch.stack(correlations).mean().item(),
-        "moving_fraction_visible": torch.stack(visible).mean().item(),
-        "moving_fraction_all": torch.stack(everywhere).mean().item(),
-    }
+    metrics = {"reconstruction_loss": losses}
+    if model.token_sampler.learns:
+        if not correlations:
+            raise InputError("nothing moves in these videos")
+        metrics |= {"correlation": correlations, "moving_fraction_visible": visible, "moving_fraction_all": everywhere}
+    about = {"motion": "moving objects" if has_truth else "change of brightness", "num_clips": len(clips)}
+    return about | {name: torch.stack(values).mean().item() for name, values in metrics.items()}
 
 
 def sidecar(video: Path) -> Path:
@@ -107,11 +104,10 @@ def true_motion(clip: Clip, config: ModelConfig) -> Motion:
     left, top = (recorded["width"] - side) / 2, (recorded["height"] - side) / 2
     moving = torch.zeros(config.num_frames, side, side)
     for frame, number in enumerate(clip.numbers):
-        for x0, y0, x1, y1 in recorded["moving_boxes"][number]:
-            rows, columns = (
-                slice(max(0, round(a - o)), max(0, round(b - o))) for a, b, o in ((y0, y1, top), (x0, x1, left))
-            )
-            moving[frame, rows, columns] = 1
+        for box in recorded["moving_boxes"][number]:
+            edges = zip(box, (left, top, left, top), strict=True)
+            x0, y0, x1, y1 = (max(0, round(edge - offset)) for edge, offset in edges)
+            moving[frame, y0:y1, x0:x1] = 1
     amount = average_per_token(torch.nn.functional.interpolate(moving[None], config.frame_size, mode="area")[0], config)
     return Motion(amount, amount > 0)
 

@@ -8,7 +8,7 @@ where shards change their node in every epoch.
 """
 
 import math
-from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,9 +49,9 @@ def simulate(num_shards: int, nodes: int) -> list[Row]:
     rows: list[Row] = []
     for fraction in FRACTIONS:
         size = round(fraction * num_shards)
-        row: Row = {"cache": fraction, "keep_first": keep_first(bound, size), "optimal": optimal(bound, size)}
-        require("keep-first serves what fits", abs(row["keep_first"] - fraction) < 0.01, str(row))
-        rows.append({**row, "lru": lru(bound, size), "unbound": keep_first(unbound, size)})
+        rates = {name: hit_rate(bound, size, rank) for name, rank in RANKS.items()}
+        require("keep-first serves what fits", abs(rates["keep_first"] - fraction) < 0.01, str(rates))
+        rows.append({"cache": fraction, **rates, "unbound": hit_rate(unbound, size, rank_by_first)})
     return rows
 
 
@@ -69,42 +69,41 @@ def list_visits(num_shards: int, nodes: int) -> list[list[int]]:
     return [list(dict.fromkeys(shards[start : start + per_epoch])) for start in range(0, len(shards), per_epoch)]
 
 
-def keep_first(visits: list[list[int]], size: int) -> float:
-    kept = set(list(dict.fromkeys(shard for epoch in visits for shard in epoch))[:size])
-    return hit_rate([shard in kept for epoch in visits[1:] for shard in epoch])
-
-
-def lru(visits: list[list[int]], size: int) -> float:
-    kept: OrderedDict[int, None] = OrderedDict()
-    hits = []
-    for shard in (shard for epoch in visits for shard in epoch):
-        hits.append(shard in kept)
-        kept[shard] = kept.pop(shard, None)
-        if len(kept) > size:
-            kept.popitem(last=False)
-    return hit_rate(hits[len(visits[0]) :])
-
-
-def optimal(visits: list[list[int]], size: int) -> float:
-    """Evict what is visited last; do not keep at all what is visited later than all others."""
+def hit_rate(visits: list[list[int]], size: int, rank: Callable[[list[int]], Sequence[float]]) -> float:
+    """Simulate a cache of `size` shards that evicts the one whose last visit has the highest rank."""
     stream = [shard for epoch in visits for shard in epoch]
-    later: dict[int, float] = {}
-    next_visit = [math.inf] * len(stream)
-    for place in range(len(stream) - 1, -1, -1):
-        next_visit[place] = later.get(stream[place], math.inf)
-        later[stream[place]] = place
     kept: dict[int, float] = {}
     hits = []
-    for shard, following in zip(stream, next_visit, strict=True):
+    for shard, number in zip(stream, rank(stream), strict=True):
         hits.append(shard in kept)
-        kept[shard] = following
+        kept[shard] = number
         if len(kept) > size:
             del kept[max(kept, key=lambda other: kept[other])]
-    return hit_rate(hits[len(visits[0]) :])
+    counted = hits[len(visits[0]) :]
+    return sum(counted) / len(counted)
 
 
-def hit_rate(hits: list[bool]) -> float:
-    return sum(hits) / len(hits)
+def rank_by_first(stream: list[int]) -> list[int]:
+    """Rank visits by the first one of their shard: what came last is not kept."""
+    first: dict[int, int] = {}
+    return [first.setdefault(shard, place) for place, shard in enumerate(stream)]
+
+
+def rank_by_next(stream: list[int]) -> list[float]:
+    """Rank visits by the next one of their shard."""
+    later: dict[int, float] = {}
+    following = [math.inf] * len(stream)
+    for place in range(len(stream) - 1, -1, -1):
+        following[place] = later.get(stream[place], math.inf)
+        later[stream[place]] = place
+    return following
+
+
+def rank_by_age(stream: list[int]) -> Sequence[float]:
+    return range(0, -len(stream), -1)
+
+
+RANKS = {"keep_first": rank_by_first, "optimal": rank_by_next, "lru": rank_by_age}
 
 
 if __name__ == "__main__":

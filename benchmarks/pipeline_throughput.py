@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -178,17 +178,17 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
     """Run one loader for `seconds`, in a process of its own."""
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
-    open_batches = our_batches if case.loader == "ours" else baseline_batches
-    with open_batches(case, folder, torch.device(device)) as (batches, counters):
+    with open_batches(case, folder, torch.device(device)) as (batches, loader):
         for _ in range(WARM_UP_BATCHES):
             next(batches)
-        before, cpu, started = counters(), cpu_seconds(), time.perf_counter()
+        decoded = loader.counters["frames_decoded"] if loader else 0
+        cpu, started = cpu_seconds(), time.perf_counter()
         clips = 0
         while time.perf_counter() - started < seconds:
             clips += next(batches)
-        wall, cpu, after = time.perf_counter() - started, cpu_seconds() - cpu, counters()
+        wall, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+        decoded = loader.counters["frames_decoded"] - decoded if loader else 0
         memory = memory_mib()
-    decoded = after.get("frames_decoded", 0) - before.get("frames_decoded", 0)
     return {
         **asdict(case),
         "clips_per_second": clips / wall,
@@ -199,17 +199,27 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
     }
 
 
-Batches = tuple[Iterator[int], Callable[[], dict[str, float]]]  # sizes of the batches as they come, and counters
-
-
 @contextmanager
-def our_batches(case: Case, folder: Path, device: torch.device) -> Iterator[Batches]:
-    config = DataConfig(
-        frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-        num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch,
-    )  # fmt: skip
-    with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
-        yield (len(batch.keys) for batch in loader.batches(0)), lambda: loader.counters
+def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tuple[Iterator[int], ClipLoader | None]]:
+    """Open the sizes of the batches as they come, and our loader."""
+    if case.loader == "ours":
+        config = DataConfig(
+            frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
+            num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch,
+        )  # fmt: skip
+        with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
+            yield (len(batch.keys) for batch in loader.batches(0)), loader
+        return
+    stride = FRAME_STRIDE // ShardDataset.open(folder).samples[0].frame_stride
+    if case.loader == "webdataset":
+        batches = tar_batches(sorted(folder.glob("*.tar")), stride, case.batch_size, case.threads)
+    else:
+        files = sorted((folder / "files").iterdir())
+        batches = file_batches(DECODERS[case.decoder], files, stride, case.batch_size, case.threads)
+    shape = tuple(next(batches).shape)
+    whole = (case.batch_size, NUM_FRAMES, 3, SIDE, SIDE)
+    require("a baseline gives whole clips", shape == whole, f"{shape} instead of {whole}")
+    yield map(len, batches), None
 
 
 @contextmanager
@@ -235,26 +245,8 @@ def check_clips(dataset: ShardDataset, plan: TrainingPlan, clips: np.ndarray) ->
         images = [Image.fromarray(frame).crop((x, y, x + w, y + h)).resize(size, 2) for frame in frames]
         expected = np.stack([np.asarray(image)[:, :: -1 if row.flip else 1] for image in images])
         difference = float(np.abs(expected.astype(int) - clip).mean())
-        require(
-            "clips are what the plan says", difference < limit, f"{dataset.where(row.sample)} is {difference:.1f} off"
-        )
-
-
-@contextmanager
-def baseline_batches(case: Case, folder: Path, _: torch.device) -> Iterator[Batches]:
-    stride = FRAME_STRIDE // ShardDataset.open(folder).samples[0].frame_stride
-    if case.loader == "webdataset":
-        batches = tar_batches(sorted(folder.glob("*.tar")), stride, case.batch_size, case.threads)
-    else:
-        files = sorted((folder / "files").iterdir())
-        batches = file_batches(DECODERS[case.decoder], files, stride, case.batch_size, case.threads)
-    first = next(batches)
-    require(
-        "a baseline gives whole clips",
-        tuple(first.shape) == (case.batch_size, NUM_FRAMES, 3, SIDE, SIDE),
-        str(first.shape),
-    )
-    yield (len(batch) for batch in batches), dict
+        found = f"{dataset.where(row.sample)} is {difference:.1f} off"
+        require("clips are what the plan says", difference < limit, found)
 
 
 def cpu_seconds() -> float:

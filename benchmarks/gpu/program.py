@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,16 +65,6 @@ class Properties:
     warp_size: int = 32
 
 
-class Driver:
-    """The part of a GPU driver that Triton asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return DEVICE
-
-
 class Interface(device_interface.CudaInterface):
     """The part of a GPU that Inductor asks for."""
 
@@ -98,7 +89,9 @@ def take_gpu_code_paths() -> None:
     for name, module in sys.modules.items():
         if name.startswith("kernels.") and hasattr(module, "runs_triton"):
             module.runs_triton = lambda tensor: True  # type: ignore[attr-defined]
-    triton.runtime.driver.set_active(Driver())
+    target = GPUTarget("cuda", 90, 32)  # all that Triton asks a driver
+    driver = SimpleNamespace(get_current_target=lambda: target, get_active_torch_device=lambda: DEVICE)
+    triton.runtime.driver.set_active(driver)
 
 
 def pretend_there_is_a_gpu() -> None:
