@@ -103,7 +103,11 @@ def rank_by_age(stream: list[int]) -> Sequence[float]:
     return range(0, -len(stream), -1)
 
 
-RANKS = {"keep_first": rank_by_first, "optimal": rank_by_next, "lru": rank_by_age}
+RANKS: dict[str, Callable[[list[int]], Sequence[float]]] = {
+    "keep_first": rank_by_first,
+    "optimal": rank_by_next,
+    "lru": rank_by_age,
+}
 
 
 if __name__ == "__main__":
