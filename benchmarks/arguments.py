@@ -14,7 +14,8 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, doc: str | None, output: str | None = "benchmarks/results/<gpu> or .../cpu") -> None:
         """output: the default of --output, which is required if there is none."""
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--output", type=Path, required=output is None, help=f"folder (default: {output})")
+        default = f"default: {output}" if output else "folder for everything"
+        self.add_argument("--output", type=Path, required=output is None, help=default)
 
     def add_videos(self) -> None:
         """Add the arguments of the benchmarks that make shards of videos first."""

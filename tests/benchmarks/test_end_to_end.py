@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks import end_to_end
-from benchmarks.end_to_end import Source, make_config, open_batches, parse_arguments, summarize
-from common.errors import InputError
+from benchmarks.end_to_end import Source, make_config, open_batches, summarize
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +58,3 @@ def test_the_middle_round_counts() -> None:
     rounds = [{"clips_per_second": v, "data_stall": v / 100, "cores_busy": 1, "peak_memory_gib": v} for v in (5, 9, 1)]
     row = summarize(Source("mjpeg"), rounds)
     assert (row["clips_per_second"], row["lower"], row["upper"], row["peak_memory_gib"]) == (5, 1, 9, 9)
-
-
-@pytest.mark.parametrize("arguments", [["/nowhere"], ["VIDEOS", "--steps", "0"], ["VIDEOS", "--rounds", "0"]])
-def test_bad_arguments_are_one_sentence(arguments: list[str], tmp_path: Path) -> None:
-    with pytest.raises(InputError):
-        parse_arguments([str(tmp_path) if argument == "VIDEOS" else argument for argument in arguments])

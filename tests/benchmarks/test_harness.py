@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import ROOT, Report, Timing, measure_cases, require, time_calls, utilization
 from common.errors import InputError
 
@@ -17,6 +18,18 @@ def test_timing_is_the_median_and_the_quartiles() -> None:
     assert Timing([5.0, 1.0, 2.0, 4.0, 3.0]).quartiles == [2.0, 3.0, 4.0]
     columns = {"step_median_ms": 7.0, "step_lower_ms": 7.0, "step_upper_ms": 7.0, "repetitions": 1}
     assert Timing([7.0]).columns(14) == {**columns, "clips_per_second": 2000.0}
+
+
+def test_a_wrong_argument_is_one_sentence(tmp_path: Path) -> None:
+    parser = ArgumentParser("Measures.")
+    parser.add_videos()
+    for arguments, says in (
+        (["/nowhere"], "argument videos: /nowhere is no folder"),
+        ([str(tmp_path), "--batch-size", "0"], "argument --batch-size: it is 0, give a whole number of at least 1"),
+        ([str(tmp_path), "--such"], "unrecognized arguments: --such"),
+    ):
+        with pytest.raises(InputError, match=says):
+            parser.parse_args(arguments)
 
 
 def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:

@@ -11,16 +11,7 @@ import pytest
 
 from benchmarks import masking_map, masking_study
 from benchmarks.harness import Row
-from benchmarks.masking_study import (
-    PRESETS,
-    Point,
-    Study,
-    make_grid,
-    paired_gain,
-    parse_arguments,
-    run_study,
-    summarize,
-)
+from benchmarks.masking_study import PRESETS, Point, Study, paired_gain, parse_arguments, run_study, summarize
 from common.errors import InputError
 from training.config import parse
 
@@ -90,11 +81,6 @@ def test_a_gain_is_paired_and_its_error_is_over_what_is_independent() -> None:
     assert "finetune_top1_gain" not in summarize([*random[:2], *other[2:]], "random")[0], "of other seeds"
 
 
-def test_scratch_is_trained_once_whatever_the_ratios() -> None:
-    assert make_grid(["tube", "scratch"], [0.5, 0.9]) == [("tube", 0.5), ("tube", 0.9), ("scratch", None)]
-    assert make_grid(["scratch"], None) == [("scratch", None)]
-
-
 def test_after_a_point_that_failed_none_starts(tmp_path: Path, monkeypatch) -> None:
     started: list[Point] = []
 
@@ -119,13 +105,16 @@ def test_a_script_that_fails_is_reported_with_its_log(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid(preset: str, tmp_path: Path) -> None:
+def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -> None:
     study = Study(parse_arguments(["--preset", preset, *GIVEN, "--seeds", "0", "1"]), tmp_path)
     assert len(study.points) == 2 * len(PRESETS[preset]["points"])
     assert study.stages(study.points[0]) == [("pretrain", None), ("attentive_probe", 0), ("finetune", 0)]
     scratch = next(point for point in study.points if point.mask_ratio is None)
     recipe = parse(study.overrides(scratch, "finetune", 0))
     assert recipe.finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
+    ratios = ["--strategies", "tube", "scratch", "--ratios", "0.5", "0.9", "--seeds", "7"]
+    study = Study(parse_arguments(["--preset", preset, *GIVEN, *ratios]), tmp_path)
+    assert study.points == [Point("tube", 0.5, 7), Point("tube", 0.9, 7), Point("scratch", None, 7)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +124,6 @@ def test_presets_are_valid(preset: str, tmp_path: Path) -> None:
         (["--preset", "cpu_clips"], "has no synthetic videos"),
         (["--strategies", "tube"], "give --ratios with --strategies that mask"),
         (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
-        (["--parallel", "0"], "--parallel: it is 0, give a whole number of at least 1"),
         ([*GIVEN, "--label-sets", "2"], "--label-sets needs --labels"),
         ([*GIVEN, "--synthetic", "size=64"], "exclude each other"),
         (["--strategies", "adaptive:foo=1", "--ratios", ".9", *GIVEN], "model.foo"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness, on_gpu
-from benchmarks.gpu import probe, resume_check
+from benchmarks.gpu import probe
 from benchmarks.on_gpu import STAGES, list_commands, run_stage
 from benchmarks.pipeline_throughput import parse_arguments
 from common.errors import InputError
@@ -105,5 +105,3 @@ def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:
     for arguments in (["nowhere", "--small"], ["--small", "--videos", "/nowhere"], ["probe"]):
         with pytest.raises(InputError):
             on_gpu.parse([*arguments, "--output", str(tmp_path)])
-    with pytest.raises(InputError, match="at least 6"):
-        resume_check.main([str(tmp_path), "--steps", "3"])
