@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.errors import InputError, parse_early, run_command
+from common.errors import InputError, parse_early, require_positive, run_command
 
 OVERRIDES = (
     *("data.frame_stride", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch", "data.prefetch_mib"),
@@ -30,9 +30,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8, help="views per rank and forward pass")
     parser.add_argument("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_args(arguments)
-    for name in ("clips", "crops", "batch_size"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1")
+    require_positive(options, "clips", "crops", "batch_size")
     for key in (override.partition("=")[0] for override in options.overrides):
         if key not in OVERRIDES:
             raise InputError(f"{key} changes nothing in an evaluation: it takes {', '.join(OVERRIDES)}")
@@ -58,6 +56,7 @@ from common.logging import log
 from figures.classification import plot_calibration, plot_confusion, plot_mistakes, save_figure
 from model.probe import load_classifier
 from model.weights import pretrained
+from pipeline.decoding.sources import decode_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
@@ -131,10 +130,7 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
     counts, correct = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
     bins = calibrate(found)
     return {
-        "checkpoint": options.checkpoint,
-        "shards": options.shards,
-        "clips": options.clips,
-        "crops": options.crops,
+        **{name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")},
         "num_videos": num_videos,
         **found.scores(),
         # Guo et al. 2017: mean distance of confidence and accuracy
@@ -197,8 +193,6 @@ def write_results(folder: Path, results: dict[str, Any], dataset: ShardDataset) 
 
 def read_strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
     """Decode frames from all over a video, side by side."""
-    from pipeline.decoding.sources import decode_frames  # PyAV, which may be missing where DALI decodes everything
-
     numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, NUM_FRAMES).round().astype(int).tolist()
     return np.concatenate(arrays.to_rgb(decode_frames(Reader(dataset).read(sample), numbers)), axis=1)
 

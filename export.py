@@ -113,24 +113,14 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
     size = config.dimensions
     is_classifier = "head.weight" in state
+    values = vars(config) | size._asdict()
     hf_config: dict[str, Any] = {
         "model_type": "videomae",
         "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "num_channels": config.in_channels,
-        "num_frames": config.num_frames,
-        "tubelet_size": config.tubelet_size,
-        "hidden_size": size.encoder_width,
-        "num_hidden_layers": size.encoder_depth,
-        "num_attention_heads": size.encoder_heads,
+        **{theirs: values[ours] for ours, theirs in pretrained.HUGGINGFACE_KEYS.items()},
         "intermediate_size": 4 * size.encoder_width,
-        "decoder_hidden_size": size.decoder_width,
-        "decoder_num_hidden_layers": size.decoder_depth,
-        "decoder_num_attention_heads": size.decoder_heads,
         "decoder_intermediate_size": 4 * size.decoder_width,
         "layer_norm_eps": 1e-6,
-        "norm_pix_loss": config.normalize_target,
         "use_mean_pooling": is_classifier,
     }
     if is_classifier:

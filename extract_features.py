@@ -8,7 +8,7 @@ under `keys`. One clip per video: its middle, center crop. Re-running the comman
 import argparse
 from pathlib import Path
 
-from common.errors import InputError, parse_early, run_command
+from common.errors import InputError, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -26,9 +26,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    for name in ("batch_size", "videos_per_file", "frame_stride", "num_frames"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1")
+    require_positive(options, "batch_size", "videos_per_file", "frame_stride", "num_frames")
     return options
 
 

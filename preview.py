@@ -10,7 +10,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from common.config_parser import ConfigParser
-from common.errors import InputError, parse_early, run_command
+from common.errors import InputError, parse_early, require_positive, run_command
 from pipeline.config import DataConfig
 
 
@@ -27,9 +27,7 @@ def parse_arguments(arguments: list[str]) -> Namespace:
     parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
     parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
     options = parser.parse(arguments)
-    for name in ("num_clips", "num_frames", "image_size"):
-        if options[name] < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {options[name]}: must be at least 1")
+    require_positive(options, "num_clips", "num_frames", "image_size")
     options.data = replace(options.data, shards=options.shards)
     return options
 

@@ -8,7 +8,7 @@ weights that training can start from.
 import argparse
 from pathlib import Path
 
-from common.errors import InputError, parse_early, run_command
+from common.errors import InputError, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -25,10 +25,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compare", action="append", default=[], metavar="RUN", help="also compare with another run")
     parser.add_argument("--html", action="store_true", help="also report.html, with sliders for frame and mask ratio")
     options = parser.parse_args(arguments)
-    for name in ("frame_stride", "clips"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}: must be at least 1")
+    require_positive(options, "frame_stride", "clips")
     return options
 
 
@@ -45,7 +42,7 @@ from common.logging import log
 from common.progress import progress_bar
 from figures.clips import Clip, read_clips
 from figures.interactive import render_page
-from figures.reconstruction import comparison_rows, explain_figure, figure_rows, render_figure
+from figures.reconstruction import comparison_rows, explain_figure, make_rows, render_figure
 from figures.sheet import Row, render_animation, save_animation, save_image
 from model.adamae import AdaMAE
 from model.masking import MASKS
@@ -66,7 +63,12 @@ def visualize(options: argparse.Namespace) -> None:
     if options.strategies:
         comparisons[".strategies"] = list(with_every_strategy(model))
     if options.checkpoints:
-        comparisons[".checkpoints"] = load_checkpoints(run, config.mask_ratio)
+        folders = list_checkpoints(run / "checkpoints")
+        if not folders:
+            raise InputError(f"no checkpoints/ in {run}: --checkpoints needs a run directory")
+        comparisons[".checkpoints"] = [
+            (f"step {parse_step(folder.name)}", AdaMAE.from_pretrained(folder, **changes)) for folder in folders
+        ]
     if options.compare:
         others = [(Path(path).name, AdaMAE.from_pretrained(local_run(path), **changes)) for path in options.compare]
         comparisons[".runs"] = [(Path(options.run).name, model), *others]
@@ -81,7 +83,7 @@ def visualize(options: argparse.Namespace) -> None:
     clips = read_clips(options.videos, config.num_frames, config.image_size, stride, options.clips)
     interactive = []
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = figure_rows(model.reconstruct(clip.frames[None], options.seed))
+        rows = [*make_rows(model.reconstruct(clip.frames[None], options.seed)).values()]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
         for ending, models in comparisons.items():  # with the same noise
@@ -104,21 +106,13 @@ def with_every_strategy(model: AdaMAE) -> Iterator[tuple[str, AdaMAE]]:
             yield masking, model.with_masking(masking=masking, mask_ratio=possible)
 
 
-def load_checkpoints(run: Path, mask_ratio: float) -> list[tuple[str, AdaMAE]]:
-    folders = list_checkpoints(run / "checkpoints")
-    if not folders:
-        raise InputError(f"no checkpoints/ in {run}: --checkpoints needs a run directory")
-    return [
-        (f"step {parse_step(folder.name)}", AdaMAE.from_pretrained(folder, mask_ratio=mask_ratio)) for folder in folders
-    ]
-
-
 def rows_by_ratio(model: AdaMAE, clip: Clip, seed: int) -> dict[float, list[Row]]:
     """Make the figure's rows at every ratio that leaves some tokens of this clip shape visible."""
     rows = {}
     for ratio in sorted({*REPORT_RATIOS, model.config.mask_ratio}):
         with suppress(InputError):  # too few tokens, or token frames, for this ratio
-            rows[ratio] = figure_rows(model.with_masking(mask_ratio=ratio).reconstruct(clip.frames[None], seed))
+            maps = model.with_masking(mask_ratio=ratio).reconstruct(clip.frames[None], seed)
+            rows[ratio] = [*make_rows(maps).values()]
     return rows
 
 

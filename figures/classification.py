@@ -44,7 +44,9 @@ def plot_calibration(results: dict[str, Any]) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
     sizes = [10 + 300 * row["videos"] / results["num_videos"] for row in bins]
-    axes.scatter([row["confidence"] for row in bins], [row["accuracy"] for row in bins], s=sizes)
+    axes.scatter(
+        [row["confidence"] for row in bins], [row["accuracy"] for row in bins], s=sizes, clip_on=False, zorder=3
+    )
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.set_title(f"expected calibration error {results['calibration_error']:.3f}")
     return figure

@@ -10,11 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from av.error import FFmpegError
 from jaxtyping import UInt8
 from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log, printable
+from pipeline.decoding.containers import VIDEO_EXTENSIONS, main_stream, open_video
+from pipeline.decoding.sources import decode_frames
 from pipeline.planning.crops import FrameSize
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
@@ -24,6 +27,7 @@ from pipeline.shards.format import DATASET_FILE, Sample
 from pipeline.video_error import VideoError
 
 ASSUMED_FPS = 25.0  # of a video whose container does not say
+Read = Callable[[], bytes | Path]  # returns what decode_frames takes
 
 
 class Clip(NamedTuple):
@@ -32,15 +36,6 @@ class Clip(NamedTuple):
     video: Path  # the file, or the tar that it is in
     numbers: list[int]  # of the frames in the video as stored
     times: list[float]  # of the frames, seconds
-
-
-class _Source(NamedTuple):
-    """A video that has not been opened yet."""
-
-    name: str
-    video: Path  # the file, or the tar that it is in
-    open: Callable[[], bytes | Path]  # what decode_frames takes
-    sample: Sample | None = None  # of shards
 
 
 def read_clips(
@@ -56,57 +51,51 @@ def read_clips(
     evenly spread videos are read; one that does not decode is skipped and named on stderr. Raises InputError for a
     place without a video, and for a file that does not decode.
     """
-    from pipeline.decoding.sources import decode_frames  # PyAV, which is missing on nodes that plot nothing
-
     used: set[str] = set()
     for place in places:
         sources = list(_list_sources(place))
         if not sources:
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
-        for source in sources[:: -(-len(sources) // limit)]:
-            sample = source.sample
+        for name, file, sample, read in sources[:: -(-len(sources) // limit)]:
             stored_stride = sample.frame_stride if sample else 1
             if frame_stride % stored_stride:
                 raise InputError(
-                    f"{source.name} stores every {stored_stride}th source frame: --frame-stride {frame_stride} must be"
-                    " a multiple"
+                    f"{name} stores every {stored_stride}th source frame:"
+                    f" --frame-stride {frame_stride} must be a multiple"
                 )
             try:
-                video = source.open()
+                video = read()
                 total, fps = (sample.num_frames, sample.fps) if sample else count_frames(video)
                 numbers = middle_frames(total, num_frames, frame_stride // stored_stride)
                 frames = resize_and_crop(decode_frames(video, numbers, total if sample else None), image_size)
             except VideoError as error:
-                if not isinstance(place, ShardDataset) and Path(place).is_file():
+                if sample is None and Path(place).is_file():
                     raise InputError(f"{place} cannot be decoded: {error}") from error
-                log(f"skipped {printable(source.name)}, which cannot be decoded: {error}", sys.stderr)
+                log(f"skipped {printable(name)}, which cannot be decoded: {error}", sys.stderr)
                 continue
-            candidates = (source.name if number == 1 else f"{source.name}-{number}" for number in count(1))
-            name = next(name for name in candidates if name not in used)
+            candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
+            name = next(candidate for candidate in candidates if candidate not in used)
             used.add(name)
-            yield Clip(name, frames, source.video, numbers, [number / fps for number in numbers])
+            yield Clip(name, frames, file, numbers, [number / fps for number in numbers])
 
 
-def _list_sources(place: Path | str | ShardDataset) -> Iterator[_Source]:
+def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, Path, Sample | None, Read]]:
+    """Yield the name of each video, the file or tar that it is in, its row of shards, and how to read it."""
     if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            name = sample.key.replace("/", "_")
-            yield _Source(name, dataset.shard_path(index), partial(reader.read, index), sample)
+            yield sample.key.replace("/", "_"), dataset.shard_path(index), sample, partial(reader.read, index)
         return
     path = Path(place)
     if not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
     if path.is_file():
-        yield _Source(path.stem, path, lambda: path)
+        yield path.stem, path, None, partial(Path, path)
         return
-    from pipeline.decoding.containers import VIDEO_EXTENSIONS
-
     for file in sorted(path.rglob("*")):
         if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
-            name = "_".join(file.relative_to(path).with_suffix("").parts)
-            yield _Source(name, file, partial(Path, file))
+            yield "_".join(file.relative_to(path).with_suffix("").parts), file, None, partial(Path, file)
 
 
 def middle_frames(total: int, num_frames: int, stride: int) -> list[int]:
@@ -130,10 +119,6 @@ def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequ
 
 def count_frames(video: bytes | Path) -> tuple[int, float]:
     """Decode a video to count its frames, as containers are not always right; return the frame rate too."""
-    from av.error import FFmpegError
-
-    from pipeline.decoding.containers import main_stream, open_video
-
     if is_array(video):
         return len(map_frames(video)), FPS
     try:

@@ -4,9 +4,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from common.logging import escape
 from figures.sheet import GAP, LINE, MIN_WIDTH, Layout, Row, draw_text, font, render_sheet
@@ -23,58 +24,45 @@ STATISTICS_NOTE = (
 )
 
 
-def figure_rows(maps: Maps) -> list[Row]:
-    """Make the rows of the first clip."""
-    return [
-        Row("frames", to_rgb(maps.frames[0].cpu().numpy())),
-        *reconstruction_rows(maps),
-        error_row(maps),
-        *probability_rows(maps),
-        mask_row(maps),
-    ]
+def make_rows(maps: Maps) -> dict[str, Row]:
+    """Make the rows of the first clip, by kind.
+
+    `true_stats`, the reconstruction with patch statistics from ground truth, is missing where the model predicts
+    pixels, and `probability` where the masking strategy has none.
+    """
+    rows = {"frames": Row("frames", _first(maps.frames))}
+    if maps.visible_stats is None:
+        rows["reconstruction"] = Row("reconstruction", _first(maps.reconstruction))
+    else:
+        label = "reconstruction\n(patch statistics\nfrom ground truth)"
+        rows["true_stats"] = Row(label, _first(maps.reconstruction))
+        label = "reconstruction\n(statistics interpolated\nfrom visible patches)"
+        rows["reconstruction"] = Row(label, _first(maps.visible_stats))
+    error = maps.error[0].cpu().numpy()
+    rows["error"] = _map_row(f"error (mean {np.nanmean(error):.3f})", error, maps)
+    if maps.probability is not None:
+        times_uniform = maps.probability[0] * maps.probability[0].numel()
+        rows["probability"] = _map_row("sampling probability\n(× uniform)", times_uniform.cpu().numpy(), maps)
+    is_masked = maps.is_masked[0].cpu().numpy()
+    gray = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)[..., None]
+    cells = np.repeat(to_rgb(gray), maps.frames.shape[1] // len(gray), axis=0)
+    rows["mask"] = Row(f"mask\nmask ratio {is_masked.mean():.2f}", cells, is_map=True)
+    return rows
 
 
 def comparison_rows(named_maps: Iterable[tuple[str, Maps]]) -> list[Row]:
     """Make the rows of one clip as several models, or one model with several masks, see it."""
     rows: list[Row] = []
     for name, maps in named_maps:
-        rows = rows or [Row("frames", to_rgb(maps.frames[0].cpu().numpy()))]
-        own = [*probability_rows(maps), mask_row(maps), reconstruction_rows(maps)[-1], error_row(maps)]
-        rows += [row._replace(label=f"{escape(name)}:\n{row.label}") for row in own]
+        own = make_rows(maps)
+        rows = rows or [own["frames"]]
+        kinds = [kind for kind in ("probability", "mask", "reconstruction", "error") if kind in own]
+        rows += [own[kind]._replace(label=f"{escape(name)}:\n{own[kind].label}") for kind in kinds]
     return rows
 
 
-def reconstruction_rows(maps: Maps) -> list[Row]:
-    """Make one row, and a second one without ground truth where they differ."""
-    if maps.visible_stats is None:
-        return [Row("reconstruction", to_rgb(maps.reconstruction[0].cpu().numpy()))]
-    return [
-        Row("reconstruction\n(patch statistics\nfrom ground truth)", to_rgb(maps.reconstruction[0].cpu().numpy())),
-        Row(
-            "reconstruction\n(statistics interpolated\nfrom visible patches)",
-            to_rgb(maps.visible_stats[0].cpu().numpy()),
-        ),
-    ]
-
-
-def error_row(maps: Maps) -> Row:
-    error = maps.error[0].cpu().numpy()
-    return _map_row(f"error (mean {np.nanmean(error):.3f})", error, maps)
-
-
-def probability_rows(maps: Maps) -> list[Row]:
-    """Make a row, or none where the masking strategy has no probabilities."""
-    if maps.probability is None:
-        return []
-    times_uniform = maps.probability[0] * maps.probability[0].numel()
-    return [_map_row("sampling probability\n(× uniform)", times_uniform.cpu().numpy(), maps)]
-
-
-def mask_row(maps: Maps) -> Row:
-    is_masked = maps.is_masked[0].cpu().numpy()
-    gray = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)
-    cells = np.repeat(np.stack([gray] * 3, -1), maps.frames.shape[1] // len(gray), axis=0)
-    return Row(f"mask\nmask ratio {is_masked.mean():.2f}", cells, is_map=True)
+def _first(clips: UInt8[Tensor, "B T H W C"]) -> UInt8[np.ndarray, "T H W 3"]:
+    return to_rgb(clips[0].cpu().numpy())
 
 
 def render_figure(

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -46,19 +45,19 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def videos(tmp_path: Path) -> Path:
-    """Two videos, 64×48, in which frame k is a gray of 4·k; and a file that is none."""
+    """Two videos, 64×48, in which frame k shows its number modulo 22; and a file that is none."""
     folder = tmp_path / "videos"
     folder.mkdir()
-    for name in ("a.mp4", "b.mkv"):
-        with av.open(str(folder / name), "w") as container:
-            stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 1_000_000
-            for k in range(40):
-                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 4 * k, np.uint8), format="rgb24")
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+    (folder / "a.mp4").write_bytes(encode(40))
+    (folder / "b.mkv").write_bytes(encode(40, container="matroska"))
     (folder / "c.mp4").write_bytes(b"not a video")
     return folder
+
+
+@pytest.fixture
+def clip(videos: Path) -> torch.Tensor:
+    """The clip of the figures of a.mp4."""
+    return next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
 
 
 def plot(*arguments: object) -> None:
@@ -98,14 +97,6 @@ def test_a_checkpoint_is_plotted_as_its_run_is(run: Path, videos: Path) -> None:
     assert [path.name for path in step.iterdir()] == ["model.safetensors"]
 
 
-def test_a_classifier_has_nothing_to_reconstruct_with(videos: Path, tmp_path: Path) -> None:
-    config = ModelConfig(**CONFIG)
-    file = tmp_path / "classifier.safetensors"
-    pretrained.save(file, VideoClassifier(config, 2).state_dict(), pretrained.make_metadata(config, ["up", "down"]))
-    with pytest.raises(InputError, match=r"classifier\.safetensors has no decoder, only an encoder"):
-        plot(file, videos / "a.mp4")
-
-
 def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
     for text in ("model: {", "[]", "data: {}"):
         (run / "config.yaml").write_text(text)
@@ -113,10 +104,9 @@ def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
             plot(run, videos / "a.mp4")
 
 
-def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path: Path) -> None:
+def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: torch.Tensor, tmp_path: Path) -> None:
     plot(run, videos / "a.mp4", "--output", tmp_path, "--mask-ratio", "0.5", "--seed", "3")
-    clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1))
-    is_masked = AdaMAE.from_pretrained(run, mask_ratio=0.5).reconstruct(clip.frames[None], seed=3).is_masked[0]
+    is_masked = AdaMAE.from_pretrained(run, mask_ratio=0.5).reconstruct(clip, seed=3).is_masked[0]
     assert is_masked.float().mean() == 0.5
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
@@ -128,9 +118,8 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, tmp_path:
         assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
 
 
-def test_interpolated_statistics_know_nothing_of_masked_patches(run: Path, videos: Path) -> None:
+def test_interpolated_statistics_know_nothing_of_masked_patches(run: Path, clip: torch.Tensor) -> None:
     model = AdaMAE.from_pretrained(run).with_masking(masking="random")
-    clip = next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
     before = model.reconstruct(clip)
     masked = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
     after = model.reconstruct(torch.where(masked, 255 - clip, clip))
@@ -144,19 +133,20 @@ def test_statistics_come_from_the_nearest_most_of_all() -> None:
     assert torch.allclose(found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25]))
 
 
-def test_a_model_that_predicts_pixels_has_one_reconstruction() -> None:
+def test_a_model_that_predicts_pixels_has_one_reconstruction(clip: torch.Tensor) -> None:
     model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
-    maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
+    maps = model.reconstruct(clip)
     assert maps.visible_stats is None
-    assert [row.label for row in reconstruction.reconstruction_rows(maps)] == ["reconstruction"]
+    rows = reconstruction.make_rows(maps)
+    assert list(rows) == ["frames", "reconstruction", "error", "probability", "mask"]
+    assert rows["reconstruction"].label == "reconstruction"
     assert reconstruction.explain_figure(model.config) == ""
 
 
-def test_the_error_has_its_own_range() -> None:
-    model = AdaMAE(ModelConfig(**CONFIG)).eval()
-    maps = model.reconstruct(torch.randint(0, 256, (1, 8, 32, 32, 3), dtype=torch.uint8))
+def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
+    maps = AdaMAE(ModelConfig(**CONFIG)).eval().reconstruct(clip)
     error = maps.error[maps.is_masked]
-    row = reconstruction.error_row(maps)
+    row = reconstruction.make_rows(maps)["error"]
     assert row.label == f"error (mean {error.mean():.3f})\n{error.min():.2f} … {error.max():.2f}"
     colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(color) for color in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
@@ -183,11 +173,6 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
     first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)  # the run itself once more
     assert not np.array_equal(first, second)
-    other = tmp_path / "other.safetensors"
-    shorter = replace(ModelConfig(**CONFIG), num_frames=4)
-    pretrained.save(other, AdaMAE(shorter).state_dict(), pretrained.make_metadata(shorter))
-    with pytest.raises(InputError, match="another shape"):
-        plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", other)
 
 
 def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
@@ -211,12 +196,17 @@ def test_the_report_is_complete_in_itself(run: Path, videos: Path) -> None:
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
         (["run", "a.mp4", "--clips", "0"], "--clips is 0"),
+        (["run", "a.mp4", "--compare", "shorter.safetensors"], "another shape"),
+        (["classifier.safetensors", "a.mp4"], "classifier.safetensors has no decoder, only an encoder"),
     ],
     ids=str,
 )
 def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str) -> None:
     (videos / "empty").mkdir()
     (videos / "run").symlink_to(run)
+    shorter = replace(ModelConfig(**CONFIG), num_frames=4)
+    for name, model in (("shorter", AdaMAE(shorter)), ("classifier", VideoClassifier(shorter, 2))):
+        pretrained.save(videos / f"{name}.safetensors", model.state_dict(), pretrained.make_metadata(shorter))
     monkeypatch.chdir(videos)
     with pytest.raises(InputError) as error:
         plot(*arguments)
@@ -231,22 +221,16 @@ def test_a_clip_is_from_the_middle_frames(count: int, expected: list[int]) -> No
     assert middle_frames(count, num_frames=8, stride=3) == expected
 
 
-def test_clips_show_the_frames_they_say(videos: Path) -> None:
-    clip = next(read_clips([videos / "b.mkv"], 8, 32, frame_stride=3, limit=1))
-    assert clip.times == pytest.approx([number / 10 for number in middle_frames(40, 8, 3)])
-    assert clip.frames.shape == (8, 32, 32, 3)
-    means = clip.frames.float().mean(dim=(1, 2, 3))
-    assert torch.allclose(means, 4 * torch.tensor(middle_frames(40, 8, 3)).float(), atol=3)
-
-
-def test_clips_out_of_shards(tmp_path: Path) -> None:
-    """Frame k shows its number, modulo what 8 bits tell apart; the middle of 40 frames is asked for."""
+def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
+    """Of a file, and of shards."""
     shards = write_shards(tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2)
-    clips = list(read_clips([shards], 8, 32, frame_stride=2, limit=10))
-    assert [clip.name for clip in clips] == [f"v{i}" for i in range(5)]
-    for i, clip in enumerate(clips):
-        shown = [read_number(frame) for frame in clip.frames.numpy()]
-        assert shown == [(i + number) % 22 for number in middle_frames(40, 8, 2)]
+    numbers = middle_frames(40, 8, stride=2)
+    clips = list(read_clips([videos / "b.mkv", shards], 8, 32, frame_stride=2, limit=10))
+    assert [clip.name for clip in clips] == ["b", *(f"v{i}" for i in range(5))]
+    for clip, first in zip(clips, [0, *range(5)], strict=True):
+        assert clip.frames.shape == (8, 32, 32, 3)
+        assert clip.times == [number / 8 for number in numbers]
+        assert [read_number(frame) for frame in clip.frames.numpy()] == [(first + number) % 22 for number in numbers]
 
 
 def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
@@ -269,11 +253,10 @@ def test_resizing_keeps_shapes_and_the_center() -> None:
 
 def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> None:
     for i in range(10):
-        (tmp_path / f"many{i}.mp4").write_bytes((videos / "a.mp4").read_bytes())
-    (videos / "a.mp4").unlink()
-    names = [clip.name for clip in read_clips([tmp_path], 8, 32, 1, limit=3)]
-    assert len(names) == 3
-    assert names[0] == "many0"
+        (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")
+    clips = read_clips([tmp_path / "many"], 8, 32, 1, limit=3)
+    assert [clip.name for clip in clips] == ["0_0", "0_4", "1_8"]
 
 
 def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:

@@ -84,7 +84,7 @@ def test_figures_show_what_can_be_visible_channels(channels: int, note: str | No
     maps = AdaMAE(config).reconstruct(clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
     visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    frames, *_ = reconstruction.figure_rows(maps)
+    frames = reconstruction.make_rows(maps)["frames"]
     assert torch.equal(torch.from_numpy(frames.cells), visible_channels)
     said = reconstruction.explain_figure(config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)

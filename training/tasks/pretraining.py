@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from common.logging import log as log_line
 from figures.clips import Clip, read_clips
-from figures.reconstruction import figure_rows, render_figure
+from figures.reconstruction import make_rows, render_figure
 from model.adamae import AdaMAE, Output
 from model.weights import pretrained
 from model.weights.warm_start import warm_start
@@ -70,5 +70,5 @@ class Pretraining(Task):
             for clip in self.plotted:
                 with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                     maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
-                figure = render_figure(figure_rows(maps), self.config.model, clip.times, PLOT_WIDTH)
+                figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
                 log.image(step, clip.name, figure)
