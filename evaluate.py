@@ -78,7 +78,9 @@ def evaluate(options: argparse.Namespace) -> None:
     best = checkpoint / "checkpoints" / "best"
     weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
     run = pretrained.run_of(weights)
-    config = load_config(run, options)
+    file = options.config or (run and run / "config.yaml")
+    data = [f"data.shards={options.shards}", "data.weights=null", "data.subset=null"]
+    config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
         state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
@@ -100,13 +102,6 @@ def evaluate(options: argparse.Namespace) -> None:
             seconds = time.perf_counter() - started
             top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
             log(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
-
-
-def load_config(run: Path | None, options: argparse.Namespace) -> TrainConfig:
-    """Read the run's configuration, or --config, below the overrides of the command line."""
-    file = options.config or (run and run / "config.yaml")
-    data = [f"data.shards={options.shards}", "data.weights=null", "data.subset=null"]
-    return parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
 
 
 def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset) -> None:
@@ -156,8 +151,7 @@ def calibrate(found: Predictions) -> list[dict[str, Any]]:
             "confidence": confidence[chosen].mean().item(),
             "accuracy": correct[chosen].mean().item(),
         }
-        for chosen in (bins == number for number in range(CALIBRATION_BINS))
-        if chosen.any()
+        for chosen in (bins == number for number in bins.unique())
     ]
 
 

@@ -36,8 +36,9 @@ import json
 import sys
 from typing import Any
 
+import jinja2
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.atomic_io import atomic_write, hash_file, write_json, write_text
 from common.logging import log
@@ -47,24 +48,30 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights import pretrained
 from model.weights.layouts import to_external
-from model.weights.loading import check_keys, shapes
+from model.weights.loading import StateDict, check_keys, shapes
 from model.weights.weight_files import save_tensors
 from training.remote_run import local_run
 
-StateDict = dict[str, Tensor]
+MODEL_CARD = Path(pretrained.__file__).with_name("model_card.md.jinja")
 
 
 def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
     state, config, classes = weights
-    check(state, config)
+    model: nn.Module
+    with torch.device("meta"):
+        model = VideoClassifier(config, len(state["head.weight"])) if "head.weight" in state else AdaMAE(config)
+    check_keys(shapes(model.state_dict()), shapes(state))
     if options.command == "import":
         if output.suffix != ".safetensors":
             raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
         pretrained.save(output, state, pretrained.make_metadata(config, classes))
-        warn_of_assumptions(source, state, config)
+        if assumed := pretrained.assumed_fields(source, config):
+            log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
+        if "head.weight" not in state and config.masking != "adaptive":
+            log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
     elif options.to == "huggingface":
@@ -72,22 +79,6 @@ def main(options: argparse.Namespace) -> None:
     else:
         write_weights(output, to_external(state, options.to, config.tubelet_size, config.in_channels))
     log(f"wrote {output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters from {source}")
-
-
-def check(state: StateDict, config: ModelConfig) -> None:
-    """Raise InputError unless `state` is a whole pre-training model or classifier of `config`."""
-    model: nn.Module
-    with torch.device("meta"):
-        model = VideoClassifier(config, len(state["head.weight"])) if "head.weight" in state else AdaMAE(config)
-    check_keys(shapes(model.state_dict()), shapes(state))
-
-
-def warn_of_assumptions(source: Path, state: StateDict, config: ModelConfig) -> None:
-    """Log the settings that the old file does not say."""
-    if assumed := pretrained.assumed_fields(source, config):
-        log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
-    if "head.weight" not in state and config.masking != "adaptive":
-        log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
 
 
 def write_weights(path: Path, state: StateDict) -> None:
@@ -159,41 +150,21 @@ def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: 
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "encoder.safetensors"
     pretrained.save(file, encoder, pretrained.make_metadata(config))
-    write_text(folder / "README.md", render_model_card(encoder, config, source, hash_file(file)))
-
-
-def render_model_card(encoder: StateDict, config: ModelConfig, source: Path, digest: str) -> str:
-    size = config.dimensions
     height, width = config.frame_size
-    channels = {3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels")
-    parameters = sum(value.numel() for value in encoder.values()) / 1e6
-    return f"""# AdaMAE encoder
-
-A vision transformer for video, pre-trained as a masked autoencoder ({config.masking} masking,
-mask ratio {config.mask_ratio:g}). Exported from `{source.name}`.
-
-| | |
-|---|---|
-| parameters | {parameters:.1f} M |
-| width, depth, heads | {size.encoder_width}, {size.encoder_depth}, {size.encoder_heads} |
-| input | {config.num_frames} frames of {height}×{width}, uint8, {channels} |
-| tokens | {config.num_tokens}, each {config.tubelet_size} frames of {config.patch_size}×{config.patch_size} pixels |
-| positions | {config.positions}, fixed, not in the file |
-| sha256 of encoder.safetensors | `{digest}` |
-
-```python
-from model.encoder import VideoEncoder
-
-encoder = VideoEncoder.from_pretrained("encoder.safetensors")
-features = encoder.encode(clip)  # uint8 [B, {config.num_frames}, {height}, {width}, {config.in_channels}]
-features.pooled  # [B, {size.encoder_width}]
-features.tokens  # [B, {config.num_tokens}, {size.encoder_width}]
-```
-
-What the features are good for depends on the videos the model was trained on: describe them here before publishing.
-
-Model configuration: `{json.dumps({name: value for name, value in vars(config).items() if value is not None})}`
-"""
+    card = jinja2.Template(
+        MODEL_CARD.read_text("utf-8"), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    ).render(
+        config=config,
+        configuration=json.dumps({name: value for name, value in vars(config).items() if value is not None}),
+        size=config.dimensions,
+        height=height,
+        width=width,
+        channels={3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels"),
+        num_parameters=sum(value.numel() for value in encoder.values()),
+        source=source.name,  # not where it lies on this machine
+        sha256=hash_file(file),
+    )
+    write_text(folder / "README.md", card)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def read_clips(
                 numbers = middle_frames(total, num_frames, frame_stride // stored_stride)
                 frames = resize_and_crop(decode_frames(video, numbers, total if sample else None), image_size)
             except VideoError as error:
-                if sample is None and Path(place).is_file():
+                if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be decoded: {error}") from error
                 log(f"skipped {printable(name)}, which cannot be decoded: {error}", sys.stderr)
                 continue

@@ -1,6 +1,7 @@
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import object_store
@@ -10,6 +11,7 @@ from tiny import TINY
 # One thread per test process, set before torch is imported: `make test` runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
+from safetensors.torch import save_file
 
 if not torch.cuda.is_available():
     # Set before kernels/ is imported: Triton then runs in the interpreter, on CPU tensors.
@@ -81,17 +83,33 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -
     return folder
 
 
+@pytest.fixture
+def write_run(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a run directory as train.py leaves it, with models after steps 5, 10, ..."""
+
+    def write(*models: torch.nn.Module, frame_stride: int = 4) -> Path:
+        for number, model in enumerate(models, 1):
+            folder = tmp_path / f"run/checkpoints/step-{5 * number:08d}"
+            folder.mkdir(parents=True)
+            save_file(model.state_dict(), folder / "model.safetensors")
+        config = {"model": vars(models[-1].config), "data": {"frame_stride": frame_stride}}
+        (tmp_path / "run/config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        return tmp_path / "run"
+
+    return write
+
+
 @pytest.fixture(scope="session")
-def s3_proxy() -> Iterator[object_store.Proxy]:
-    """Start an S3 server and a proxy in front of it, for the session."""
-    with object_store.s3_server() as port, object_store.Proxy(port) as proxy:
-        yield proxy
+def s3_server() -> Iterator[object_store.S3Server]:
+    """Start an S3 server for the session."""
+    with object_store.S3Server() as server:
+        yield server
 
 
 @pytest.fixture
-def store(s3_proxy: object_store.Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_store.Proxy]:
-    """Point this process's S3 clients to the proxy, without faults."""
-    for name, value in object_store.environment(s3_proxy.url).items():
+def store(s3_server: object_store.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_store.S3Server]:
+    """Point this process's S3 clients to the server, without faults."""
+    for name, value in object_store.environment(s3_server.url).items():
         monkeypatch.setenv(name, value)
-    yield s3_proxy
-    s3_proxy.heal()
+    yield s3_server
+    s3_server.heal()

@@ -12,15 +12,17 @@ from typing import Any
 import forked
 import pytest
 import torch
+from made_videos import broken_copy
 from PIL import Image
 from safetensors.torch import save_file
+from tiny import TINY
 
 from common.errors import InputError
 from evaluate import calibrate, evaluate, find_worst_mistakes, make_results, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_external
-from model.weights.pretrained import load, make_metadata, save
+from model.weights.pretrained import load
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import EvaluationPlan
@@ -42,13 +44,11 @@ def run_folder(tmp_path_factory, synthetic_shards) -> Path:
     """A run that was fine-tuned for a few steps, so that its videos do not all look the same to it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     settings = [
-        "task=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "steps=8", "batch_size=8",
-        "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "precision=fp32",
-        "data.frame_stride=2", "data.flip=false", "data.num_threads=1", "device=cpu", "optimizer.base_lr=0.1",
-        "optimizer.warmup_epochs=0", "finetune.mixup=0", "finetune.cutmix=0",
-        f"evaluation.shards={synthetic_shards}",
+        "task=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "batch_size=8", "checkpoint_every=100",
+        "data.flip=false", "optimizer.base_lr=0.1", "finetune.mixup=0", "finetune.cutmix=0",
+        f"evaluation.shards={synthetic_shards}", "evaluation.every=100",
     ]  # fmt: skip
-    train(parse(settings))
+    train(parse([*TINY, *settings]))
     return folder
 
 
@@ -77,8 +77,8 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert "WARNING" not in capsys.readouterr().err
 
 
-@pytest.mark.slow  # two processes that import torch
-def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
+@pytest.mark.slow  # two processes that import torch, and 96 views
+def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path, monkeypatch):
     together = tmp_path / "together"
     command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]
     with socket.socket() as free:
@@ -93,6 +93,9 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     assert [forked.wait(process, 240) for process in processes] == [0, 0]
     assert out[0].read_text().startswith("top-1")
     assert not out[1].read_text()
+
+    asked = []
+    monkeypatch.setattr("evaluate.predict", lambda *arguments: asked.append(arguments[4]) or predict(*arguments))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums of matrix products depend on it
     try:
@@ -100,20 +103,17 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     finally:
         torch.set_num_threads(threads)
     assert json.loads((together / "results.json").read_text()) == alone
+    assert asked == [Views(num_clips=2, num_crops=3, batch_size=6)]
 
 
-def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards):
-    dataset, data = (
-        ShardDataset.open(synthetic_shards),
-        DataConfig(str(synthetic_shards), frame_stride=2, num_threads=1),
-    )
-    torch.manual_seed(0)
+def test_probabilities_are_averaged_over_all_views_of_each_video_also_by_two_ranks(synthetic_shards, monkeypatch):
+    dataset = ShardDataset.open(synthetic_shards)
+    data = DataConfig(str(synthetic_shards), frame_stride=2, num_threads=1)
     model = VideoClassifier(SHAPE, 2)
     with torch.no_grad():
         model.head.weight.mul_(1000)
     found = predict(model, dataset, data, SHAPE, Views(2, 3, batch_size=8), ALONE, "fp32")
     assert model.training
-    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(16))
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
     with ClipLoader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
@@ -122,20 +122,12 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ"
     torch.testing.assert_close(found.probabilities, by_hand.mean(1))
 
-
-def test_two_ranks_predict_what_one_does(synthetic_shards, monkeypatch):
-    dataset, data = ShardDataset.open(synthetic_shards), DataConfig(str(synthetic_shards), frame_stride=2)
-    model, views = VideoClassifier(SHAPE, 2), Views(2, 3, batch_size=6)
-    whole = predict(model, dataset, data, SHAPE, views, ALONE, "fp32")
-    parts = []
-    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part) or part)
+    parts = [torch.zeros(())]
+    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part + parts[-1]) or parts[-1])
     rank = Distributed("cpu")
-    rank.rank, rank.world_size = 1, 2
-    predict(model, dataset, data, SHAPE, views, rank, "fp32")
-    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: part + parts[0])
-    rank.rank = 0
-    together = predict(model, dataset, data, SHAPE, views, rank, "fp32")
-    assert torch.equal(together.probabilities, whole.probabilities)
+    for rank.rank, rank.world_size in ((1, 2), (0, 2)):
+        together = predict(model, dataset, data, SHAPE, Views(2, 3, batch_size=8), rank, "fp32")
+    assert torch.equal(together.probabilities, found.probabilities)
 
 
 def test_metrics_of_four_videos_worked_by_hand():
@@ -154,11 +146,8 @@ def test_metrics_of_four_videos_worked_by_hand():
     assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
     assert results["per_class"]["y"] == {"videos": 0, "top1": None}
-
-
-def test_top5_counts_five_guesses():
-    probabilities = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
-    assert Predictions(probabilities, torch.tensor([4, 5])).scores()["top5"] == 0.5
+    seven = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
+    assert Predictions(seven, torch.tensor([4, 5])).scores()["top5"] == 0.5
 
 
 def test_the_worst_mistakes_come_first(synthetic_shards):
@@ -176,16 +165,18 @@ def test_the_worst_mistakes_come_first(synthetic_shards):
 
 
 def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):
-    broken = tmp_path / "broken"
-    shutil.copytree(synthetic_shards, broken)
-    dataset = ShardDataset.open(broken)
-    sample, shard = dataset.samples[5], dataset.shard_path(5)
-    with shard.open("r+b") as file:
-        file.seek(sample.offset + sample.size // 2)
-        file.write(bytes(64))
-    with pytest.raises(InputError, match=sample.key):
-        results_of(tmp_path / "results", run_folder, broken)
+    key = ShardDataset.open(synthetic_shards).samples[5].key
+    broken_copy(synthetic_shards, tmp_path / "broken", {key})
+    with pytest.raises(InputError, match=key):
+        results_of(tmp_path / "results", run_folder, tmp_path / "broken")
     assert not (tmp_path / "results").exists()
+
+
+def copy_with(shards: Path, folder: Path, /, **changes: object) -> Path:
+    """Copy shards, with changes in dataset.json."""
+    file = shutil.copytree(shards, folder / "other") / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return file.parent
 
 
 @pytest.mark.parametrize(
@@ -200,38 +191,29 @@ def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder
 def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
     run_folder, synthetic_shards, tmp_path, change, says
 ):
-    shutil.copytree(synthetic_shards, tmp_path / "other")
-    file = tmp_path / "other" / "dataset.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(InputError, match=says) as raised:
-        results_of(tmp_path / "results", run_folder, tmp_path / "other")
+        results_of(tmp_path / "results", run_folder, copy_with(synthetic_shards, tmp_path, **change))
     assert "\n" not in str(raised.value)
 
 
-def test_weights_without_class_names_still_count_their_classes(run_folder, synthetic_shards, tmp_path):
-    nameless = tmp_path / "model.safetensors"
-    save_file(load(run_folder / "checkpoints" / "step-00000008").state, nameless)
+@pytest.mark.parametrize(
+    ("has_names", "classes", "says"),
+    [
+        (False, ["left", "right", "up"], "has 2 classes and"),
+        (True, ["right", "left"], "class 0 is 'left' for the classifier and 'right' in"),
+    ],
+)
+def test_a_file_of_weights_knows_its_classes_or_their_number(
+    run_folder, synthetic_shards, tmp_path, has_names, classes, says
+):
+    file = tmp_path / "carried.safetensors"
+    shutil.copy(run_folder / "checkpoints/step-00000006/model.safetensors", file)
+    if not has_names:
+        save_file(load(file).state, file)
     config = ("--config", run_folder / "config.yaml")
-    assert results_of(tmp_path / "fine", nameless, synthetic_shards, *config)["num_videos"] == 16
-    with pytest.raises(InputError, match="has 2 classes and"):
-        results_of(
-            tmp_path / "results", nameless, reclassed(synthetic_shards, tmp_path, "left", "right", "up"), *config
-        )
-
-
-def test_a_numbered_checkpoint_knows_its_classes_wherever_it_is(run_folder, synthetic_shards, tmp_path):
-    carried = tmp_path / "carried.safetensors"
-    shutil.copy(run_folder / "checkpoints" / "step-00000008" / "model.safetensors", carried)
-    assert results_of(tmp_path / "fine", carried, synthetic_shards, "data.frame_stride=2")["num_videos"] == 16
-    with pytest.raises(InputError, match="class 0 is 'left' for the classifier and 'right' in"):
-        results_of(tmp_path / "results", carried, reclassed(synthetic_shards, tmp_path, "right", "left"))
-
-
-def reclassed(shards: Path, folder: Path, *classes: str) -> Path:
-    """A copy of shards under other class names."""
-    file = shutil.copytree(shards, folder / "other") / "dataset.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "classes": classes}))
-    return file.parent
+    assert results_of(tmp_path / "fine", file, synthetic_shards, *config)["num_videos"] == 16
+    with pytest.raises(InputError, match=says):
+        results_of(tmp_path / "results", file, copy_with(synthetic_shards, tmp_path, classes=classes), *config)
 
 
 @pytest.mark.parametrize("override", ["model.num_frames=8", "data.subset=2", "seed=4", "data.flip=true"])
@@ -240,33 +222,13 @@ def test_what_would_change_nothing_is_refused(run_folder, synthetic_shards, tmp_
         results_of(tmp_path, run_folder, synthetic_shards, override)
 
 
-def test_a_classifier_that_says_nan_is_refused(run_folder, synthetic_shards, tmp_path):
-    state, config, classes = load(run_folder)
-    state["head.weight"][:] = 3e38  # finite, but no sum of it is
-    save(tmp_path / "model.safetensors", state, make_metadata(config, classes))
-    with pytest.raises(InputError, match="outputs are not finite"):
-        results_of(tmp_path / "out", tmp_path / "model.safetensors", synthetic_shards, "data.frame_stride=2")
-    assert not (tmp_path / "out").exists()
-
-
-def test_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_path):
+def test_a_classifier_that_says_nan_and_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_path):
+    file, config = tmp_path / "model.safetensors", ("--config", run_folder / "config.yaml")
     state = load(run_folder).state
-    headless = {name: value for name, value in state.items() if not name.startswith("head.")}
-    file = tmp_path / "headless.safetensors"
-    save_file(headless, file)
+    save_file(state | {"head.weight": torch.full_like(state["head.weight"], 3e38)}, file)  # finite, but no sum of it is
+    with pytest.raises(InputError, match="outputs are not finite"):
+        results_of(tmp_path / "out", file, synthetic_shards, *config)
+    save_file({name: value for name, value in state.items() if not name.startswith("head.")}, file)
     with pytest.raises(InputError, match="no classification head"):
-        results_of(tmp_path / "out", file, synthetic_shards, "--config", run_folder / "config.yaml")
-
-
-@pytest.mark.slow  # 96 views
-def test_the_views_asked_for_are_taken(run_folder, synthetic_shards, tmp_path, monkeypatch):
-    asked = []
-
-    def note(*arguments: object) -> Predictions:
-        asked.extend(argument for argument in arguments if isinstance(argument, Views))
-        return predict(*arguments)
-
-    monkeypatch.setattr("evaluate.predict", note)
-    results = results_of(tmp_path, run_folder, synthetic_shards, *VIEWS)
-    assert asked == [Views(num_clips=2, num_crops=3, batch_size=6)]
-    assert results["num_videos"] == 16
+        results_of(tmp_path / "out", file, synthetic_shards, *config)
+    assert not (tmp_path / "out").exists()

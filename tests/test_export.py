@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,34 +45,19 @@ def pixel_values(clip: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def model() -> AdaMAE:
-    torch.manual_seed(0)
     return AdaMAE(CONFIG).eval()
 
 
 @pytest.fixture
-def run(tmp_path: Path, model: AdaMAE) -> Path:
-    """As train.py leaves it; its older checkpoint holds something else."""
-    for step, state in ((5, AdaMAE(CONFIG).state_dict()), (10, model.state_dict())):
-        folder = tmp_path / f"run/checkpoints/step-{step:08d}"
-        folder.mkdir(parents=True)
-        save_file(state, folder / "model.safetensors")
-    (tmp_path / "run/config.yaml").write_text(json.dumps({"model": vars(CONFIG)}))
-    return tmp_path / "run"
+def run(write_run: Callable[..., Path], model: AdaMAE) -> Path:
+    """Its older checkpoint holds something else."""
+    return write_run(AdaMAE(CONFIG), model)
 
 
 @pytest.fixture
 def hub(run: Path, tmp_path: Path) -> Path:
     run_export("export", run, tmp_path / "hub", "--to", "huggingface")
     return tmp_path / "hub"
-
-
-@pytest.fixture
-def classifier(tmp_path: Path) -> tuple[VideoClassifier, Path]:
-    classifier = VideoClassifier(CONFIG, num_classes=2).eval()
-    torch.nn.init.normal_(classifier.head.weight)
-    file = tmp_path / "classifier.safetensors"
-    pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
-    return classifier, file
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
@@ -107,8 +93,10 @@ def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None
     assert torch.equal(again.encode(CLIP).tokens, model.encode(CLIP).tokens)
 
 
-def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(classifier, tmp_path: Path) -> None:
-    ours, file = classifier
+def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(tmp_path: Path) -> None:
+    ours, file = VideoClassifier(CONFIG, num_classes=2).eval(), tmp_path / "classifier.safetensors"
+    torch.nn.init.normal_(ours.head.weight)
+    pretrained.save(file, ours.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
     run_export("export", file, tmp_path / "hub", "--to", "huggingface")
     theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
     torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, ours(CLIP), atol=1e-4, rtol=1e-4)

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_every_video_once_in_order(shards: Path, weights: Path, tmp_path: Path) 
 
 
 def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
+    """Also where a file in the middle is missing."""
     extract(shards, tmp_path / "whole", weights, "--videos-per-file", "2")
     original, calls = extract_features.encode_batch, []
 
@@ -65,35 +67,25 @@ def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, t
         return original(*arguments)
 
     monkeypatch.setattr(extract_features, "encode_batch", stop_after_three)
+    parts = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        extract(shards, tmp_path / "parts", weights, "--videos-per-file", "2")
-    assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 3
+        extract(shards, parts, weights, "--videos-per-file", "2")
+    assert len(list(parts.glob("*.safetensors"))) == 3
     calls.clear()
-    extract(shards, tmp_path / "parts", weights, "--videos-per-file", "2")
+    extract(shards, parts, weights, "--videos-per-file", "2")
     assert len(calls) == 1  # only what was missing
+    monkeypatch.undo()
+    (parts / "features-00001.safetensors").unlink()
+    extract(shards, parts, weights, "--videos-per-file", "2")
     for file in (tmp_path / "whole").glob("*.safetensors"):
-        assert file.read_bytes() == (tmp_path / "parts" / file.name).read_bytes()
+        assert file.read_bytes() == (parts / file.name).read_bytes()
 
 
-def test_a_file_that_is_missing_in_the_middle_is_made_again(shards: Path, weights: Path, tmp_path: Path) -> None:
-    extract(shards, tmp_path / "out", weights, "--videos-per-file", "2")
-    second = tmp_path / "out" / "features-00001.safetensors"
-    before = second.read_bytes()
-    second.unlink()
-    extract(shards, tmp_path / "out", weights, "--videos-per-file", "2")
-    assert second.read_bytes() == before
-
-
-def test_clips_are_cut_as_the_run_was_trained(shards: Path, weights: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
-    weights.rename(run / "checkpoints" / "step-00000001" / "model.safetensors")
-    (run / "config.yaml").write_text("model: {}\ndata: {frame_stride: 3}\n")
-    extract(shards, tmp_path / "as_trained", run)
-    extract(shards, tmp_path / "asked_for", run, "--frame-stride", "2")
-    strides = [json.loads((tmp_path / name / "features.json").read_text())["frame_stride"] for name in
-               ("as_trained", "asked_for")]  # fmt: skip
-    assert strides == [3, 2]
+def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = write_run(AdaMAE(CONFIG), frame_stride=3)
+    for stride, more in ((3, ()), (2, ("--frame-stride", "2"))):
+        extract(shards, tmp_path / f"by {stride}", run, *more)
+        assert json.loads((tmp_path / f"by {stride}/features.json").read_text())["frame_stride"] == stride
 
 
 def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: Path, tmp_path: Path) -> None:

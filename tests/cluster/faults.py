@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for object_store and tiny,
 import torch
 from network import Network
 from nodes import ROOT, Run, send
-from object_store import Proxy, environment, s3_server, upload
+from object_store import S3Server, environment, upload
 from safetensors.torch import load_file
 from tiny import TINY
 
@@ -57,7 +57,7 @@ class Site:
 
     folder: Path
     net: Network
-    proxy: Proxy
+    store: S3Server
     shards: str  # in object storage
     disk: Path | None  # a small file system of its own, with the disturbed run on it
     undo: list[Callable[[], None]] = field(default_factory=list)  # before the run is started again
@@ -66,7 +66,7 @@ class Site:
         folder = self.disk if self.disk and name == "disturbed" else self.folder
         batch = f"batch_size={GLOBAL_BATCH // NODES // ranks}"
         settings = [*SETTINGS, f"data.shards={self.shards}", batch, f"steps={steps}"]
-        return Run(folder / name, self.net, ranks, settings, environment(self.proxy.url))
+        return Run(folder / name, self.net, ranks, settings, environment(self.store.url))
 
 
 @contextmanager
@@ -75,12 +75,12 @@ def make_site(folder: Path, shards: Path) -> Iterator[Site]:
     disk.mkdir()
     with ExitStack() as stack:
         net = stack.enter_context(Network(NODES))
-        proxy = stack.enter_context(Proxy(stack.enter_context(s3_server()), address=net.outside))
+        store = stack.enter_context(S3Server(net.outside))
         mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)]
         can_mount = subprocess.run(mount, check=False, capture_output=True).returncode == 0
         if can_mount:
             stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=False)
-        yield Site(folder, net, proxy, upload(proxy.url, shards, "bucket", "shards"), disk if can_mount else None)
+        yield Site(folder, net, store, upload(store.url, shards, "bucket", "shards"), disk if can_mount else None)
 
 
 Fault = Callable[[Site, Run, random.Random], None]
@@ -122,8 +122,8 @@ def starve(kind: str, times: int = 10**9) -> Fault:
         run.kill()
         for cache in run.caches:
             shutil.rmtree(cache, ignore_errors=True)
-        site.proxy.inject(kind, ".tar", times=times)  # type: ignore[arg-type]
-        site.undo.append(site.proxy.heal)
+        site.store.inject(kind, ".tar", times=times)  # type: ignore[arg-type]
+        site.undo.append(site.store.heal)
         run.start()
 
     return inject
@@ -195,7 +195,7 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     row: Row = {"fault": name, "at_step": at}
     if name in PASSES:
         _require(run, run.wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S), f"{name}: no step any more")
-        _require(run, len(site.proxy.requests) > 0, f"{name}: nothing was asked of the storage")
+        _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
         return {**row, "happens": "continues", "seconds_lost": round(time.monotonic() - started, 1), "steps_lost": 0}
     ended = run.wait_until_over(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))

@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 10  # of processor time, imports done
 MEMORY = 2**30  # bytes beyond what the imports take
 DISK_ERROR = 74
-MAKE = ["shard_tools/make_shards.py", "--workers=1", "--max-rejects=1", "--samples-per-shard=3"]
-STRIDE = ["--frame-stride=2"]
-PREVIEW = ["preview.py", "--num-clips=2", "--num-frames=4", "--image-size=16", "--output={out}/preview"]
-TRAIN = ["train.py", *TINY, "steps=3", "checkpoint_every=1"]
+MAKE = "shard_tools/make_shards.py --workers=1 --max-rejects=1 --samples-per-shard=3 "
+TRAIN = f"train.py {' '.join(TINY)} steps=3 checkpoint_every=1 data.shards="
+PREVIEW = "preview.py --num-clips=2 --num-frames=4 --image-size=16 --output={out}/preview "
+WEIGHTS = "run/checkpoints/step-00000002/model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -43,56 +43,42 @@ class Target:
 
     material: str
     files: str  # glob
-    command: Sequence[str]
+    command: str
     codes: Sequence[int] = (0, 2)
     changes_given: bool = False
 
 
 TARGETS = {
-    "copy": Target("videos", "*/*.mp4", [*MAKE, "{given}", "{out}/shards", "--encode=copy", "--check=full"], (0, 2, 3)),
-    "encode": Target("videos", "*/*.mp4", [*MAKE, "{given}", "{out}/shards", "--preset=ultrafast"], (0, 2, 3)),
-    "list": Target("list", "list.csv", [*MAKE, "{given}/list.csv", "{out}/shards", "--encode=copy"], (0, 2, 3)),
-    "tar": Target("tar", "videos.tar", [*MAKE, "{given}/videos.tar", "{out}/shards", "--encode=copy"], (0, 2, 3)),
-    "check": Target("run", "shards/*", ["shard_tools/check_shards.py", "{given}/shards", "--workers=1"], (0, 1, 2)),
-    "add": Target(
-        "run", "shards/*", [*MAKE, "{given}/videos", "{given}/shards", *STRIDE], (0, 2, 3), changes_given=True
-    ),
-    "preview": Target("run", "shards/*", [*PREVIEW, "{given}/shards"]),
-    "train": Target("run", "shards/*", [*TRAIN, "data.shards={given}/shards", "run={out}/run"], (0, 2)),
-    "resume": Target("run", "run/**/*", [*TRAIN, "data.shards={given}/shards", "run={given}/run"], changes_given=True),
-    "config": Target("run", "run/config.yaml", ["train.py", "--config={given}/run/config.yaml", "run={out}/run"]),
-    "visualize": Target(
-        "run", "run/**/*", ["visualize.py", "{given}/run", "{given}/shards", "--clips=1", "--output={out}"]
-    ),
-    "weights": Target(
-        "run",
-        "run/checkpoints/*/model.safetensors",
-        [
-            "export.py",
-            "import",
-            "{given}/run/checkpoints/step-00000002/model.safetensors",
-            "{out}/imported.safetensors",
-        ],
-    ),
+    "copy": Target("videos", "*/*.mp4", MAKE + "{given} {out}/shards --encode=copy --check=full", (0, 2, 3)),
+    "encode": Target("videos", "*/*.mp4", MAKE + "{given} {out}/shards --preset=ultrafast", (0, 2, 3)),
+    "list": Target("list", "list.csv", MAKE + "{given}/list.csv {out}/shards --encode=copy", (0, 2, 3)),
+    "tar": Target("tar", "videos.tar", MAKE + "{given}/videos.tar {out}/shards --encode=copy", (0, 2, 3)),
+    "check": Target("run", "shards/*", "shard_tools/check_shards.py {given}/shards --workers=1", (0, 1, 2)),
+    "add": Target("run", "shards/*", MAKE + "{given}/videos {given}/shards --frame-stride=2", (0, 2, 3), True),
+    "preview": Target("run", "shards/*", PREVIEW + "{given}/shards"),
+    "train": Target("run", "shards/*", TRAIN + "{given}/shards run={out}/run"),
+    "resume": Target("run", "run/**/*", TRAIN + "{given}/shards run={given}/run", changes_given=True),
+    "config": Target("run", "run/config.yaml", "train.py --config={given}/run/config.yaml run={out}/run"),
+    "visualize": Target("run", "run/**/*", "visualize.py {given}/run {given}/shards --clips=1 --output={out}"),
+    "weights": Target("run", WEIGHTS, f"export.py import {{given}}/{WEIGHTS} {{out}}/imported.safetensors"),
 }
 
 
 def make_materials(folder: Path) -> None:
     """Make small videos, a list and a tar of them, shards, and a run that stopped before its last step."""
-    videos = folder / "videos"
-    draw = ["shard_tools/synthetic_videos.py", str(videos), "--num-videos=5", "--size=64", "--num-frames=12"]
-    _run_in_fork([*draw, "--classes", "right", "left"], folder / "make")
+    videos, run = folder / "videos", folder / "run"
+    draw = f"shard_tools/synthetic_videos.py {videos} --num-videos=5 --size=64 --num-frames=12"
+    _run_in_fork(f"{draw} --classes right left", folder / "make")
     for name in ("list", "tar", "run"):
         (folder / name).mkdir()
     files = sorted(videos.glob("*/*.mp4"))
     lines = "".join(f"{path},{path.parent.name}\n" for path in files)
     (folder / "list" / "list.csv").write_text(f"path,label\n{lines}")
     shutil.make_archive(str(folder / "tar" / "videos"), "tar", videos)
-    shutil.copytree(videos, folder / "run" / "videos")
-    _run_in_fork([*MAKE, str(videos), str(folder / "run/shards"), *STRIDE], folder / "make")
-    run = folder / "run" / "run"
-    _run_in_fork([*TRAIN, f"data.shards={folder / 'run/shards'}", f"run={run}"], folder / "make")
-    shutil.rmtree(run / "checkpoints" / "step-00000003")
+    shutil.copytree(videos, run / "videos")
+    _run_in_fork(f"{MAKE} {videos} {run}/shards --frame-stride=2", folder / "make")
+    _run_in_fork(f"{TRAIN}{run}/shards run={run}/run", folder / "make")
+    shutil.rmtree(run / "run/checkpoints/step-00000003")
 
 
 def run_case(name: str, seed: int, folder: Path) -> list[str]:
@@ -106,7 +92,7 @@ def run_case(name: str, seed: int, folder: Path) -> list[str]:
     for path in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 4)))):
         damage(path, rng)
     before = _read(given)
-    command = [part.format(given=given, out=out) for part in target.command]
+    command = target.command.format(given=given, out=out)
     code, stdout, stderr, memory = _run_in_fork(command, folder / "command", check=False)
     found = list(_complaints(code, stdout + stderr, stderr, target.codes))
     if memory > MEMORY:
@@ -144,14 +130,14 @@ def _checked(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
     return {name: content for name, content in files.items() if not name.endswith("rejected.jsonl")}
 
 
-def _run_in_fork(command: list[str], log: Path, check: bool = True) -> tuple[int, str, str, int]:
+def _run_in_fork(command: str, log: Path, check: bool = True) -> tuple[int, str, str, int]:
     """Run a script in a fork; return its exit code, stdout, stderr, and memory in bytes."""
     log.mkdir(exist_ok=True)
     base = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _become(command, log)
+        _become(command.split(), log)
     _, status, usage = os.wait4(child, 0)
     stdout, stderr = ((log / name).read_text(errors="replace") for name in ("out", "err"))
     code = os.waitstatus_to_exitcode(status)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from shard_making import all_samples, decode, make, run_here, video_bytes
 
 import visualize
-from common.errors import DISK_ERRORS, InputError, describe_error
+from common.errors import DISK_ERRORS, InputError
 from pipeline.shards.dataset import ShardDataset
 from shard_tools import check_shards
 from shard_tools.workers import ENGINES
@@ -82,14 +82,15 @@ def shards(synthetic_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @contextlib.contextmanager
-def usable_disk() -> Iterator[None]:
-    """Turn disk errors into what commands make of them."""
+def one_sentence_at_most() -> Iterator[None]:
+    """Pass over the errors that commands end with in one sentence."""
     try:
         yield
+    except InputError:
+        pass
     except OSError as error:
-        if error.errno in DISK_ERRORS:
-            raise InputError(describe_error(error)) from error
-        raise
+        if error.errno not in DISK_ERRORS:
+            raise
 
 
 def read_all(shards: Path) -> list[object]:
@@ -102,9 +103,9 @@ def read_all(shards: Path) -> list[object]:
 def test_damaged_shards_are_reported_and_never_misread(shards: Path, files: str, change: Callable) -> None:
     intact = read_all(shards)
     change(next(iter(sorted(shards.glob(files)))))
-    with contextlib.suppress(InputError), usable_disk():
+    with one_sentence_at_most():
         assert check_shards.main([str(shards), "--workers=1", "--decode=1"]) == 1
-    with contextlib.suppress(InputError), usable_disk():
+    with one_sentence_at_most():
         assert all(sample in intact for sample in read_all(shards))
 
 
@@ -137,30 +138,20 @@ def test_extending_shards_with_a_damaged_report_needs_no_traceback(shards: Path,
         make(synthetic_videos, shards, "--frame-stride=2")
 
 
-def test_a_run_without_its_frame_stride_is_one_sentence(tiny_run: Path, synthetic_videos: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_is_one_sentence(tiny_run: Path, synthetic_shards: Path, tmp_path: Path) -> None:
     run = shutil.copytree(tiny_run, tmp_path / "run")
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("frame_stride: 2", "frame_stride: often"))
+    options = visualize.parse_arguments([str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'out'}"])
+    config, weights = run / "config.yaml", run / "checkpoints/step-00000006/model.safetensors"
+    intact = config.read_text()
+    config.write_text(intact.replace("frame_stride: 2", "frame_stride: often"))
     with pytest.raises(InputError, match="frame_stride"):
-        visualize.visualize(
-            visualize.parse_arguments(
-                [str(run), str(next(synthetic_videos.glob("*/*.mp4"))), f"--output={tmp_path / 'figures'}"]
-            )
-        )
-
-
-def test_weights_that_are_not_finite_are_one_sentence(tiny_run: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(tiny_run, tmp_path / "run")
-    path = run / "checkpoints/step-00000006/model.safetensors"
-    state = load_file(path)
+        visualize.visualize(options)
+    config.write_text(intact)
+    state = load_file(weights)
     next(value for name, value in state.items() if "sampler" in name)[...] = np.nan
-    save_file(state, path)
-    with pytest.raises(InputError):
-        visualize.visualize(
-            visualize.parse_arguments(
-                [str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'figures'}"]
-            )
-        )
+    save_file(state, weights)
+    with pytest.raises(InputError, match="NaN"):
+        visualize.visualize(options)
 
 
 @pytest.mark.slow  # a minute: 60 cases, each a command

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from made_videos import encode, write_shards
-from object_store import Proxy, request, upload
+from object_store import S3Server, request, upload
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -34,8 +34,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def uploaded(s3_proxy: Proxy, short_shards: Path) -> str:
-    return upload(s3_proxy.url, short_shards, "bucket", "short")
+def uploaded(s3_server: S3Server, short_shards: Path) -> str:
+    return upload(s3_server.url, short_shards, "bucket", "short")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def expected(short_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> to
 
 @pytest.mark.parametrize(("kind", "times"), [("503", 1), ("cut", 2), ("changed", 1), ("slow", 1), ("silent", 1)])
 def test_passing_faults_leave_no_trace(
-    store: Proxy, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, times: int, no_pauses: None
+    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, times: int, no_pauses: None
 ) -> None:
     """A download that takes longer than a decode may take is no fault of the video."""
     loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.6, download_timeout_s=1), tmp_path)
@@ -118,7 +118,7 @@ def test_passing_faults_leave_no_trace(
     ],
 )
 def test_lasting_faults_end_in_one_sentence(
-    store: Proxy, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, timeout: float, says: str,
+    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, timeout: float, says: str,
     no_pauses: None,
 ) -> None:  # fmt: skip
     loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=0.2, download_timeout_s=timeout), tmp_path)
@@ -133,7 +133,7 @@ def test_lasting_faults_end_in_one_sentence(
     assert torch.equal(load_clips(make_config(uploaded, tmp_path), tmp_path)[0], expected)
 
 
-def test_downloads_are_resumed(store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
+def test_downloads_are_resumed(store: S3Server, tmp_path: Path, monkeypatch, no_pauses: None) -> None:
     """After a failed request, and by the process that comes after one that was killed."""
     monkeypatch.setattr(storage, "BLOCK", 2**20)
     content = os.urandom(3 * 2**20 + 5)
@@ -153,7 +153,7 @@ def test_downloads_are_resumed(store: Proxy, tmp_path: Path, monkeypatch: pytest
         ObjectStore("nosuchprotocol://bucket")
 
 
-def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: Proxy, uploaded: str, tmp_path: Path) -> None:
+def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: S3Server, uploaded: str, tmp_path: Path) -> None:
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject("silent", ".tar")
 

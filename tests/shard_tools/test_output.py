@@ -198,10 +198,10 @@ def test_folders_are_urls_too(videos, expected, tmp_path):
     assert hashes(tmp_path / "data") == expected
 
 
-def test_a_real_server(few, s3_proxy, monkeypatch, tmp_path):
-    for name, value in object_store.environment(s3_proxy.url).items():
+def test_a_real_server(few, s3_server, monkeypatch, tmp_path):
+    for name, value in object_store.environment(s3_server.url).items():
         monkeypatch.setenv(name, value)
-    object_store.request(s3_proxy.url, "PUT", "/made")
+    object_store.request(s3_server.url, "PUT", "/made")
     for output in (tmp_path / "data", "s3://made/data"):
         assert make(few, output, "--samples-per-shard", "9") == 0
     made = storage.ObjectStore("s3://made/data")
