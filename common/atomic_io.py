@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,22 @@ def atomic_write(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder next to `path`; rename it to `path` if the block succeeds, remove it otherwise."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for entry in (*temporary.iterdir(), temporary):
+            sync(entry)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,22 +10,23 @@ there is nothing to shard.
 """
 
 import json
-import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
-from common.atomic_io import hash_file, sync
+from common.atomic_io import atomic_folder, hash_file
 from common.errors import InputError
 from model.weights.weight_files import save_tensors
 
@@ -36,14 +37,17 @@ UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
     *(UnpicklingError, SafetensorError),
 )
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+FileName = Annotated[str, msgspec.Meta(pattern="^[^/]+$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class TrainState:
     """How far a run is, and what its steps are made of."""
 
-    step: int  # optimizer steps taken
-    global_batch: int  # clips per step
+    step: Positive  # optimizer steps taken; 0 only where none has been saved
+    global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
 
@@ -64,11 +68,8 @@ def take_snapshot(
     the copy. From a GPU, the copies are queued before the next update, and have arrived when an event recorded now
     has."""
     states = {name: module.state_dict() for name, module in modules.items()}
-    return Snapshot(
-        _copy(states, buffers and buffers.modules),
-        _copy(optimizer.state_dict(), buffers and buffers.optimizer),
-        metadata,
-    )
+    old = buffers or Snapshot({}, {}, {})
+    return Snapshot(_copy(states, old.modules), _copy(optimizer.state_dict(), old.optimizer), metadata)
 
 
 def _copy(value: Any, buffer: Any) -> Any:
@@ -78,11 +79,8 @@ def _copy(value: Any, buffer: Any) -> Any:
         return [_copy(inner, None) for inner in value]  # of parameter groups, which are numbers
     if not isinstance(value, Tensor):
         return value
-    if hasattr(value, "__tensor_flatten__"):  # torchao's moments are made of other tensors
-        names, context = value.__tensor_flatten__()
-        parts = {name: _copy(getattr(value, name), getattr(buffer, name, None)) for name in names}
-        kind: Any = type(value)
-        return kind.__tensor_unflatten__(parts, context, value.shape, value.stride())
+    if is_traceable_wrapper_subclass(value):  # torchao's moments are made of other tensors
+        return transform_subclass(value, lambda name, inner: _copy(inner, getattr(buffer, name, None)))
     if not isinstance(buffer, Tensor) or buffer.shape != value.shape or buffer.dtype != value.dtype:
         buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda, requires_grad=False)
     return buffer.copy_(value.detach(), non_blocking=True)
@@ -93,7 +91,7 @@ class Manifest:
     """What train_state.json says."""
 
     state: TrainState
-    sha256: dict[str, str]  # of the checkpoint's other files, by name
+    sha256: dict[FileName, Sha256]  # of the checkpoint's other files
 
     @classmethod
     def read(cls, checkpoint: Path) -> "Manifest":
@@ -111,45 +109,28 @@ class Manifest:
     def parse(cls, data: bytes) -> "Manifest":
         """Raise ValueError where `data` is not what train_state.json holds."""
         try:
-            parsed = json.loads(data)
-            state, sha256 = TrainState(**parsed["state"]), parsed["sha256"]
-            is_ours = (
-                all(type(value) is type_ for value, type_ in zip(astuple(state), (int, int, str, str), strict=True))
-                and min(state.step, state.global_batch) > 0
-                and all(Path(name).name == name and re.fullmatch("[0-9a-f]{64}", sha256[name]) for name in sha256)
-            )
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
-        if not is_ours:
-            raise ValueError(f"{STATE_FILE} is damaged: {data!r}"[:200])
-        return cls(state, sha256)
 
 
 def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
     """Write a checkpoint, each module as `<name>.safetensors`; raise InputError where it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
-    partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir()
-        for name, tensors in snapshot.modules.items():
-            save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
-        torch.save(snapshot.optimizer, partial / "optimizer.pt")
-        manifest = {"state": asdict(state), "sha256": _hash_files(list(partial.iterdir()))}
-        (partial / STATE_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        for file in (*partial.iterdir(), partial):
-            sync(file)
-        os.replace(partial, final)
-        sync(folder)
+        with atomic_folder(final) as partial:
+            for name, tensors in snapshot.modules.items():
+                save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
+            torch.save(snapshot.optimizer, partial / "optimizer.pt")
+            manifest = Manifest(state, _hash_files(list(partial.iterdir())))
+            (partial / STATE_FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(
             f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB free):"
             " free disk space; re-run the same command to resume from the checkpoint before"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return final
 
 

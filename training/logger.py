@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,14 +40,6 @@ SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not fini
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
 
 
-class Writer(Protocol):
-    """One more place for metrics: a class with these two methods and a line in Logger.__enter__."""
-
-    def scalars(self, step: int, row: Mapping[str, Any]) -> None: ...
-
-    def image(self, step: int, name: str, image: Image.Image) -> None: ...
-
-
 class Logger:
     """Sums per-step tensors on the device; reads them, averages over ranks and writes every `log_every` steps."""
 
@@ -61,7 +53,7 @@ class Logger:
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started, self._waited = time.perf_counter(), 0.0
-        self._writers: list[Writer] = []
+        self._writers: list[Any] = []  # of WRITERS
 
     def __enter__(self) -> "Logger":
         # Half a million objects of imported modules stay. To scan them takes 0.3 s, in the middle of a step and so
@@ -69,19 +61,14 @@ class Logger:
         gc.collect()
         gc.freeze()
         gc.collect()  # from here Python counts how many objects there are, and so how often it collects
-        run, config, start, total, is_main = (
-            self.run, self.config, self.start_step, self.schedule.total_steps, self.dist.is_main,
-        )  # fmt: skip
+        total, is_main = self.schedule.total_steps, self.dist.is_main
         with ExitStack() as stack:
             stack.callback(gc.unfreeze)
-            if is_main:
-                self._writers.append(RunDirWriter(run, start))
-            if is_main and "tensorboard" in config.metrics:
-                self._writers.append(stack.enter_context(TensorBoardWriter(run, config, start)))
-            if is_main and "wandb" in config.metrics:
-                self._writers.append(stack.enter_context(WandbWriter(run, config)))
+            for name in ("files", *self.config.metrics) if is_main else ():
+                self._writers.append(WRITERS[name](self.run, self.config, self.start_step))
+                stack.callback(self._writers[-1].close)
             self._bar = stack.enter_context(
-                progress_bar(unit="step", total=total, initial=start, disable=not is_main, delay=1e-9)
+                progress_bar(unit="step", total=total, initial=self.start_step, disable=not is_main, delay=1e-9)
             )
             self._closing = stack.pop_all()
         return self
@@ -122,7 +109,7 @@ class Logger:
         row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
         self.scalars(step, row, spreads)
         if self.dist.is_main:
-            for sentence in self.stragglers.find_stragglers(spreads):
+            for sentence in self.stragglers.find_stragglers(spreads, self._steps):
                 self._bar.write(sentence, file=sys.stderr)
         loss = row.get("reconstruction_loss", row["loss"])
         waiting = f"{row['data_wait_fraction']:.1%}"
@@ -172,11 +159,14 @@ class Logger:
 class RunDirWriter:
     """metrics.jsonl and figures/ in the run directory."""
 
-    def __init__(self, run: RunDir, start_step: int) -> None:
+    def __init__(self, run: RunDir, config: TrainConfig, start_step: int) -> None:
         self._run = run
         if run.metrics.exists():  # what a killed run logged after its last checkpoint will be logged again
             rows = (row for row in read_rows(run.metrics) if row["step"] <= start_step)
             write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def close(self) -> None:
+        """Leave the files, which are written at once."""
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
         with self._run.metrics.open("a", encoding="utf-8") as file:
@@ -205,8 +195,8 @@ class TensorBoardWriter(SummaryWriter):
 class WandbWriter:
     """One W&B run per run directory, however often it is started; WANDB_MODE=offline keeps it on this machine."""
 
-    def __init__(self, run: RunDir, config: TrainConfig) -> None:
-        """Raises InputError if the package is missing or the service refuses."""
+    def __init__(self, run: RunDir, config: TrainConfig, start_step: int) -> None:
+        """Raise InputError if the package is missing or the service refuses."""
         try:
             import wandb
         except ImportError as error:
@@ -222,18 +212,17 @@ class WandbWriter:
             reason = " ".join(str(error).split())
             raise InputError(f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline") from error
         self._run.config.update(dataclasses.asdict(config), allow_val_change=True)
-
-    def __enter__(self) -> "WandbWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._run.finish()
+        self.close = self._run.finish
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
         self._run.log(flatten_row(row), step=step)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         self._run.log({f"clips/{name}": self._wandb.Image(image)}, step=step)
+
+
+# One more place for metrics: a class with `scalars`, `image` and `close`, and a line here.
+WRITERS: dict[str, Any] = {"files": RunDirWriter, "tensorboard": TensorBoardWriter, "wandb": WandbWriter}
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -23,13 +24,12 @@ class StepProfiler:
     """
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
-        self._folder, self._on_cuda = folder, device.type == "cuda"
+        self._folder, self._on_cuda, self._steps = folder, device.type == "cuda", 0
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
         self._profile = profile(
             activities=activities, schedule=schedule(wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
             on_trace_ready=self._write, profile_memory=True, record_shapes=True,
         )  # fmt: skip
-        self._steps = 0
 
     def __enter__(self) -> "StepProfiler":
         if self._folder is not None:
@@ -68,24 +68,21 @@ class StepProfiler:
 def plot_memory(events: list[dict[str, Any]], on_cuda: bool, path: Path) -> None:
     """Plot the memory that the events of a trace allocate and free, over time and relative to its start."""
     steps = [event["ts"] / 1e6 for event in events if event["name"].startswith("ProfilerStep#")]
-    changes = [
-        event
+    changes = sorted(
+        (event["ts"] / 1e6 - min(steps), event["args"]["Bytes"] / 2**20)
         for event in events
         if event["name"] == "[memory]" and (event["args"]["Device Type"] == CUDA_DEVICE) == on_cuda
-    ]
-    seconds, mebibytes, held = [], [], 0.0
-    for event in sorted(changes, key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"] / 2**20
-        seconds.append(event["ts"] / 1e6 - min(steps))
-        mebibytes.append(held)
+    )
+    seconds, mebibytes = np.array(changes).T
+    held = mebibytes.cumsum()
     figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots()
-    axes.step(seconds, mebibytes, where="post", color="#2471a3", linewidth=0.8)
-    axes.fill_between(seconds, mebibytes, step="post", alpha=0.25)
+    axes.step(seconds, held, where="post", color="#2471a3", linewidth=0.8)
+    axes.fill_between(seconds, held, step="post", alpha=0.25)
     for step in steps:
         axes.axvline(step - min(steps), color="black", linewidth=0.8, linestyle=":")
     axes.set(
-        title=f"{'GPU' if on_cuda else 'tensor'} memory in {ACTIVE} steps: peak {max(mebibytes):,.0f} MiB above start",
+        title=f"{'GPU' if on_cuda else 'tensor'} memory in {ACTIVE} steps: peak {held.max():,.0f} MiB above start",
         xlabel="seconds", ylabel="MiB since the start",
     )  # fmt: skip
     with atomic_write(path) as partial:

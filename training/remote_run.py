@@ -5,7 +5,6 @@ lease keeps two jobs from writing to the same run.
 """
 
 import hashlib
-import os
 import shutil
 import socket
 import sys
@@ -14,7 +13,7 @@ import time
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
-from common.atomic_io import sync
+from common.atomic_io import atomic_folder
 from common.errors import InputError
 from common.logging import log
 from pipeline.reading.cache import user_cache_dir
@@ -96,14 +95,13 @@ class RemoteRun:
                 )
         newest = parse_step(here[-1].name) if here else 0
         is_behind = not here
-        for step in sorted({step for step in map(_step_of, names) if step > newest}, reverse=True):
+        for name in sorted({name.rpartition("/")[0] for name in names if _step_of(name) > newest}, reverse=True):
             try:
-                self._fetch_checkpoint(f"checkpoints/step-{step:08d}", names)
+                self._fetch_checkpoint(name)
                 is_behind = True
                 break
             except ValueError as error:
-                checkpoint = f"{self.url}/checkpoints/step-{step:08d}"
-                log(f"skipping {checkpoint}, which is not complete ({error})", file=sys.stderr)
+                log(f"skipping {self.url}/{name}, which is not complete ({error})", file=sys.stderr)
         for name in names:
             is_log = name in LOGS or name.startswith(f"{BEST}/")
             if is_log and (is_behind or not (self.local / name).exists()):
@@ -116,13 +114,12 @@ class RemoteRun:
         files = [self.local / name for name in LOGS]
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
-        newest_there = max(_complete_steps(self._storage.names("checkpoints")), default=0)
+        there = _complete_steps(self._storage.names("checkpoints"))
         for checkpoint in complete_checkpoints(self.local / "checkpoints"):
-            if parse_step(checkpoint.name) > newest_there:
+            if parse_step(checkpoint.name) > max(there, default=0):
                 files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
-        for file in files:
-            if file.is_file():
-                self._send(file)
+        for file in filter(Path.is_file, files):
+            self._send(file)
         if keep is not None:
             names = self._storage.names("checkpoints")
             kept = _complete_steps(names)[-keep:]
@@ -131,31 +128,22 @@ class RemoteRun:
                 if kept and 0 < _step_of(name) < kept[0]:
                     self._storage.remove(name)
 
-    def _fetch_checkpoint(self, name: str, names: list[str]) -> None:
+    def _fetch_checkpoint(self, name: str) -> None:
         """Raise ValueError if it is not complete."""
         data = self._storage.read(f"{name}/{STATE_FILE}")
         if data is None:
             raise ValueError(f"{STATE_FILE} is missing")
-        manifest = Manifest.parse(data)
-        final = self.local / name
-        partial = final.with_name(f".{final.name}.{socket.gethostname()}-{os.getpid()}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        manifest, stored = Manifest.parse(data), self._storage.names(name)
         try:
-            for file in manifest.sha256:
-                if f"{name}/{file}" not in names:
-                    raise ValueError(f"{file} is missing")
-                self._storage.download(f"{name}/{file}", partial / file)
-            verify_files(partial, manifest)
-            (partial / STATE_FILE).write_bytes(data)
-            sync(partial / STATE_FILE)
-            sync(partial)
-            try:
-                os.replace(partial, final)
-            except OSError:
-                if not final.is_dir():  # another process of this node was faster
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with atomic_folder(self.local / name) as partial:
+                for file in manifest.sha256:
+                    if f"{name}/{file}" in stored:
+                        self._storage.download(f"{name}/{file}", partial / file)
+                verify_files(partial, manifest)
+                (partial / STATE_FILE).write_bytes(data)
+        except OSError:
+            if not (self.local / name).is_dir():  # else another process of this node was faster
+                raise
 
     def _send(self, file: Path) -> None:
         status = file.stat()
@@ -184,7 +172,8 @@ class TakenOverError(InputError):
 
 
 class Lease:
-    """An object that names the holder of a run directory, who counts up in it; no two clocks are compared."""
+    """An object that names its holder and the host, and a number that the holder counts up: no two clocks are
+    compared."""
 
     def __init__(self, storage: ObjectStore, holder: str) -> None:
         self._storage, self._holder, self._count = storage, holder, 0
@@ -196,19 +185,15 @@ class Lease:
 
         A lease of this holder is of a process which has ended: this one holds the lock of the folder.
         """
-        seen = self._storage.read(LEASE)
-        is_ours = seen is not None and _parse_lease(seen)[0] == self._holder
+        seen = self._read()
+        is_ours = seen[:1] == [self._holder]
         if seen and not is_ours:
-            host = _parse_lease(seen)[1]
-            log(f"{self._storage.url} is in use by {host}, or was left by it: watching it", file=sys.stderr)
-            started = time.monotonic()
-            while time.monotonic() < started + PATIENCE_S:
-                time.sleep(PATIENCE_S / 20)
-                now = self._storage.read(LEASE)
-                if not now:
-                    break
+            log(f"{self._storage.url} is in use by {seen[1]}, or was left by it: watching it", file=sys.stderr)
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline and (now := self._read()):
                 if now != seen:
-                    raise self._make_error(now)
+                    self.check()
+                time.sleep(PATIENCE_S / 20)
         self._renew()
         if not is_ours:
             time.sleep(SETTLE_S)
@@ -218,9 +203,11 @@ class Lease:
 
     def check(self) -> None:
         """Raise TakenOverError if the lease is somebody else's by now."""
-        now = self._storage.read(LEASE)
-        if now and _parse_lease(now)[0] != self._holder:
-            raise self._make_error(now)
+        now = self._read()
+        if now and now[0] != self._holder:
+            raise TakenOverError(
+                f"{self._storage.url} is in use by another training job, on {now[1]}: wait for it, or set run="
+            )
 
     def release(self) -> None:
         """Leave the directory to others at once, if it was held."""
@@ -251,14 +238,7 @@ class Lease:
         self._count += 1
         self._storage.write(LEASE, f"{self._holder} {socket.gethostname()} {self._count}".encode())
 
-    def _make_error(self, lease: bytes) -> TakenOverError:
-        host = _parse_lease(lease)[1]
-        return TakenOverError(
-            f"{self._storage.url} is in use by another training job, on {host}: wait for it, or set run="
-        )
-
-
-def _parse_lease(lease: bytes) -> tuple[str, str]:
-    """Return the holder and its host."""
-    holder, host, *_ = (lease.decode(errors="replace") + " ? ").split(" ")
-    return holder, host
+    def _read(self) -> list[str]:
+        """Return the lease's holder, host and count; [] where there is none."""
+        lease = self._storage.read(LEASE)
+        return (lease.decode(errors="replace") + " ? ?").split(" ")[:3] if lease else []

@@ -13,6 +13,7 @@ from training.distributed import Distributed, sum_over_ranks
 
 SLOW = 1.3  # times the median
 MATTERS = 0.05  # fraction of a step
+MIN_STEPS = 10  # in a row: the first ones load, compile and fill caches
 COUNTED = ("batches_ready", "cache_hits", "bad_clips", "timeouts")  # of the loader's counters, besides its seconds
 LOW_IS_BAD = ("batches_ready", "cache_hits")
 CAUSES = {
@@ -42,7 +43,7 @@ class StragglerDetector:
         self._on_cuda = dist.device.type == "cuda"
         self._passes: list[tuple[Any, Any]] = []  # start and end of each forward pass; no end where it failed
         self._before: Mapping[str, float] = {}
-        self._reported: set[tuple[str, int]] = set()
+        self._slow: dict[tuple[str, int], int] = {}  # for how many steps in a row: by metric and rank
         self._hosts = dist.gather(socket.gethostname())
 
     def watch(self, model: nn.Module) -> None:
@@ -66,9 +67,9 @@ class StragglerDetector:
         averaged = {name: statistics.fmean(column) for name, column in zip(means, columns, strict=False)}
         spreads = {}
         for name, column in zip(own, columns[len(means) :], strict=True):
-            worst = column.index(min(column) if name in LOW_IS_BAD else max(column))
-            median = statistics.median_low(column)
-            spreads[name] = Spread(min(column), median, max(column), worst, self._hosts[worst])
+            low, high = min(column), max(column)
+            worst = column.index(low if name in LOW_IS_BAD else high)
+            spreads[name] = Spread(low, statistics.median_low(column), high, worst, self._hosts[worst])
         return averaged, spreads
 
     def measure(self, steps: int, seconds: float, counters: Mapping[str, float]) -> dict[str, float]:
@@ -86,19 +87,21 @@ class StragglerDetector:
             own["device_memory_gib"] = torch.cuda.max_memory_allocated(self._dist.device) / 2**30
         return own | {"host_memory_gib": host_memory_gib()}
 
-    def find_stragglers(self, spreads: Mapping[str, Spread]) -> list[str]:
-        """Return a sentence on each rank that slows down the others, once."""
-        sentences = []
-        for name, cause in CAUSES.items():
-            if (spread := spreads.get(name)) is None or (name, spread.worst_rank) in self._reported:
-                continue
-            excess = spread.max - spread.median
+    def find_stragglers(self, spreads: Mapping[str, Spread], steps: int) -> list[str]:
+        """Return a sentence on each rank that has now slowed down the others for MIN_STEPS; `steps`: since the call
+        before."""
+        before, self._slow, sentences = self._slow, {}, []
+        for name, cause in CAUSES.items() if spreads else ():
+            spread = spreads[name]
+            excess, rank = spread.max - spread.median, spread.worst_rank
             if excess > (SLOW - 1) * spread.median and excess > MATTERS * spreads["step_ms"].median:
-                self._reported.add((name, spread.worst_rank))
-                sentences.append(
-                    f"note: rank {spread.worst_rank} on {spread.worst_host} slows down the others:"
-                    f" {cause.format(spread.max)} (median of {self._dist.world_size} ranks: {spread.median:.3g} ms)"
-                )
+                earlier = before.get((name, rank), 0)
+                self._slow[name, rank] = earlier + steps
+                if earlier < MIN_STEPS <= earlier + steps:
+                    sentences.append(
+                        f"note: rank {rank} on {spread.worst_host} slows down the others: {cause.format(spread.max)}"
+                        f" (median of {self._dist.world_size} ranks: {spread.median:.3g} ms)"
+                    )
         return sentences
 
     def _now(self) -> Any:

@@ -68,7 +68,7 @@ def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
 def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, foreign: bytes) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1, "loss": NaN}\n' + foreign + b'{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
-    RunDirWriter(SimpleNamespace(metrics=file), 2)  # type: ignore[arg-type]
+    RunDirWriter(SimpleNamespace(metrics=file), None, 2)  # type: ignore[arg-type]
     assert file.read_bytes() == b'{"step": 1, "loss": NaN}\n{"step": 2}\n'
 
 
@@ -107,8 +107,9 @@ def test_a_full_collection_does_not_hold_up_a_step(tmp_path: Path) -> None:
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     run: Any = SimpleNamespace(path=tmp_path)
-    with WandbWriter(run, parse(["data.shards=s"])) as writer:
-        writer.scalars(1, {"loss": 0.5})
+    writer = WandbWriter(run, parse(["data.shards=s"]), 0)
+    writer.scalars(1, {"loss": 0.5})
+    writer.close()
     (file,) = tmp_path.rglob("*.wandb")
     deadline = time.monotonic() + 60  # wandb's service writes the file when it has the time
     while b"train/loss" not in file.read_bytes():
