@@ -10,12 +10,14 @@ fields are written by hand. Imports nothing heavy: a command's --help needs thes
 import copy
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
 
 from common.errors import InputError
 
 T = TypeVar("T")
+LIMITS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
 
 
 def option(
@@ -42,20 +44,12 @@ def check_ranges(config: Any, section: str = "") -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         limits = field.metadata.get("limits", {})
-        if not (math.isfinite(value) and all(_holds(value, name, limit) for name, limit in limits.items())):
+        if not (math.isfinite(value) and all(LIMITS[name](value, limit) for name, limit in limits.items())):
             expected = " and ".join(f"{name} {limit:g}" for name, limit in limits.items()) or "finite"
             finite = "" if math.isfinite(value) or not limits else "finite, "
             null = ", or null" if type(None) in get_args(field.type) else ""
             key = f"{section}.{field.name}" if section else field.name
             raise InputError(f"{key} is {value}: must be {finite}{expected}{null}")
-
-
-def _holds(value: float, name: str, limit: float) -> bool:
-    if name == "at least":
-        return value >= limit
-    if name == "above":
-        return value > limit
-    return value <= limit if name == "at most" else value < limit
 
 
 def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:
@@ -65,3 +59,14 @@ def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:
             yield from free_keys(field.type, f"{prefix}{field.name}.")
         elif field.metadata.get("free"):
             yield prefix + field.name
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested dict by their dotted names, tuples as lists; {} for anything else."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat

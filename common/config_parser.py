@@ -10,7 +10,6 @@ from argparse import SUPPRESS, Action
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jsonargparse import (
@@ -22,6 +21,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from common.config_fields import flatten
 from common.errors import InputError
 from common.yaml_io import parse_yaml, read_yaml
 
@@ -44,7 +44,7 @@ class _Formatter(DefaultHelpFormatter):
 class ConfigParser(ArgumentParser):
     """Takes options (`--config FILE`) and overrides (`section.key=value`), which stand above files."""
 
-    former_keys: Mapping[str, str] = {}  # renamed keys that a search for similar ones does not find, and their names
+    former_keys: Mapping[str, str] = {}  # renamed keys that are not spelled alike, and their names
 
     def __init__(self, prog: str, usage: str, description: str) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class ConfigParser(ArgumentParser):
         try:
             for file in _config_files(options):
                 # jsonargparse would read it whole, whatever its size, and not name it
-                self.require_known(dotted_keys(read_yaml(file)), f"{file}: ")
+                self.require_known(flatten(read_yaml(file)), f"{file}: ")
             return self.instantiate_classes(self.parse_args(options))
         except InputError:
             raise
@@ -100,31 +100,15 @@ def split_overrides(arguments: Iterable[str]) -> list[str]:
 
 
 def _similar_keys(key: str, known: list[str]) -> list[str]:
-    """Find keys spelled alike in the key's own section, else anywhere; the same name in another section first."""
-    section, _, name = key.rpartition(".")
-    own = [other for other in known if other.rpartition(".")[0] == section]
-    for others in (own, known):
-        names = [other.rpartition(".")[2] for other in others]
-        close = [name] if name in names else difflib.get_close_matches(name, names, n=2, cutoff=0.7)
-        if close:
-            return [other for other, its_name in zip(others, names, strict=True) if its_name in close]
-    return []
+    """Find the keys of the same name in other sections, or else those spelled alike."""
+    same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    return same_name or difflib.get_close_matches(key, known, n=2, cutoff=0.7)
 
 
 def option_names(options: Iterable[str]) -> list[str]:
     """Return the names of `--name=value` and `--name`."""
     names = (option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--"))
     return [name.rstrip("+") for name in names if name not in ("help", "print_config")]
-
-
-def dotted_keys(tree: Any, prefix: str = "") -> list[str]:
-    """Return the dotted names of the values of a configuration file."""
-    if not isinstance(tree, dict):
-        return []
-    inner = [(f"{prefix}{key}", value) for key, value in tree.items()]
-    return [name for name, value in inner if not isinstance(value, dict) or not value] + [
-        found for name, value in inner for found in dotted_keys(value, f"{name}.")
-    ]
 
 
 def _config_files(options: list[str]) -> list[Path]:

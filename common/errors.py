@@ -45,16 +45,8 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
 def parse_early(parse: Callable[[list[str]], T]) -> T:
     """Parse a command's arguments before its heavy imports: --help and mistakes are answered in under a second.
 
-    torch, timm and torchvision take 3 to 5 s to import, so a command's file stands in this order:
-
-        import argparse                                # only what parsing needs, such as configurations
-        def parse_arguments(arguments): ...
-        if __name__ == "__main__":
-            OPTIONS = parse_early(parse_arguments)
-        import torch                                   # all the rest
-        def main(options): ...
-        if __name__ == "__main__":
-            run_command(lambda: main(OPTIONS))
+    torch, timm and torchvision take 3 to 5 s to import: a command's file parses between the imports that this needs and
+    all others, as train.py does.
     """
     with _exit_on_error():
         return parse(sys.argv[1:])

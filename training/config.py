@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from common.config_fields import check_ranges, free_keys, option
+from common.config_fields import check_ranges, flatten, free_keys, option
 from common.errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
@@ -32,13 +32,10 @@ FORMER_KEYS = {
     "figure_every": "evaluation.every",
     "finetune.validate_every": "evaluation.every",
     "finetune.validation_shards": "evaluation.shards",
-    "data.validation_shards": "evaluation.shards",
     "finetune.checkpoint": "init_from",
     "model.init": "init_from",
     "branch": "init_from",
-    "data.cache": "data.cache_dir",
     "data.lanes": "data.canonical_nodes",
-    "data.max_bad_share": "data.max_bad_fraction",
 }
 
 
@@ -229,27 +226,13 @@ def to_yaml(config: TrainConfig) -> str:
 
 def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
     """List the keys, but those free on resume, in which `config` differs from an earlier run's: `key: old -> new`."""
-    before, now = _flatten(earlier), _flatten(dataclasses.asdict(config))
-    free = set(free_keys(TrainConfig))
-    return [
-        f"{key}: {before.get(key)} -> {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if key not in free and before.get(key) != now.get(key)
-    ]
+    before, now = flatten(earlier), flatten(dataclasses.asdict(config))
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if key not in set(free_keys(TrainConfig))]
 
 
 def changed_keys(config: "TrainConfig | dict[str, Any]") -> dict[str, Any]:
     """Return what differs from the defaults, by dotted key."""
-    values = _flatten(config if isinstance(config, dict) else dataclasses.asdict(config))
-    defaults = _flatten(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
+    values = flatten(config if isinstance(config, dict) else dataclasses.asdict(config))
+    defaults = flatten(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
     return {key: value for key, value in values.items() if value != defaults.get(key)}
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
-    return flat

@@ -11,9 +11,9 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import nn
@@ -101,7 +101,6 @@ class RunDir:
         self.is_resumed = False
         self._writer = BackgroundWriter()
         self._buffers: Snapshot | None = None
-        self._lock: IO[str] | None = None
 
     @property
     def is_new(self) -> bool:
@@ -114,29 +113,26 @@ class RunDir:
         return self._writer.has_failed
 
     def __enter__(self) -> "RunDir":
-        try:
+        with ExitStack() as stack:
             if self.dist.is_main:
-                self._hold()
+                self._hold(stack)
             self.dist.barrier()
             if self.remote is not None and self.dist.is_node_main and not self.dist.is_main:
                 self.remote.fetch()  # on a node of its own
             self.dist.barrier()
             self._find_checkpoint()
-        except BaseException:
-            self._release()
-            raise
+            self._held = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        try:
-            if self.dist.is_main:
-                self._writer.wait()
-                if self.remote is not None and self.checkpoints.exists():
-                    self.remote.sync()
-        except DivergedError as diverged:
-            error = diverged
-        finally:
-            self._release()
+        with self._held:
+            try:
+                if self.dist.is_main:
+                    self._writer.wait()
+                    if self.remote is not None and self.checkpoints.exists():
+                        self.remote.sync()
+            except DivergedError as diverged:
+                error = diverged
         if isinstance(error, DivergedError):
             raise DivergedError(f"{error}; {self._describe_recovery()}") from error
 
@@ -184,18 +180,18 @@ class RunDir:
         if self.dist.is_main:
             self._writer.start(job)
 
-    def _hold(self) -> None:
+    def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("w")
+        lock = stack.enter_context((self.path / ".lock").open("w"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            lock.close()
             raise InputError(f"{self.path} is locked by another training job: wait for it, or set run=") from error
-        self._lock = lock
+        stack.callback(self._remove_if_unused)
         for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
             shutil.rmtree(partial)
         if self.remote is not None:
+            stack.callback(self.remote.release)
             self.remote.hold()
             self.remote.fetch()
         for unknown in sorted(set(self.checkpoints.glob("step-*")) - set(list_checkpoints(self.checkpoints))):
@@ -250,13 +246,9 @@ class RunDir:
             f" and `train.py --config THERE/config.yaml run=THERE` resumes from {saved[-1]}{older}"
         )
 
-    def _release(self) -> None:
-        if self._lock is None:
-            return
-        if self.remote is not None:
-            self.remote.release()
-        self._lock.close()
-        if {file.name for file in self.path.iterdir()} <= {".lock", ".holder"}:  # it failed before it began
+    def _remove_if_unused(self) -> None:
+        """Remove the directory of a run that has failed before it began."""
+        if {file.name for file in self.path.iterdir()} <= {".lock", ".holder"}:
             shutil.rmtree(self.path)
 
 

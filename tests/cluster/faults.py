@@ -28,15 +28,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for object_store and tiny,
 
 import torch
 from network import Network
-from nodes import ROOT, Run, send
 from object_store import S3Server, environment, upload
-from safetensors.torch import load_file
+from runs import is_same, load_weights, saved_steps
 from tiny import TINY
+from torchrun import Job, send, wait_for
 
 from benchmarks.harness import RESULTS, Report, Row
 from common.errors import InputError, run_command
 from common.progress import progress_bar
+from training.logger import read_rows
 
+ROOT = Path(__file__).parents[2]
 NODES, GLOBAL_BATCH = 2, 4
 FROM, TO = 3, 9  # steps between two faults
 CHECKPOINT_EVERY = 4
@@ -49,6 +51,29 @@ SETTINGS = [
     *TINY, "data.prefetch=1", "keep_checkpoints=2", "data.download_timeout_s=3", f"checkpoint_every={CHECKPOINT_EVERY}",
     f"distributed.timeout_s={TIMEOUT_S}",
 ]  # fmt: skip
+
+
+class Run(Job):
+    """A run folder and the command that resumes it, on nodes with caches of their own."""
+
+    def __init__(self, folder: Path, site: "Site", ranks: int, settings: list[str]) -> None:
+        self.folder, self.caches = folder, [Path(f"{folder}-cache-{node}") for node in range(NODES)]
+        arguments = [*settings, f"run={folder}", f"data.cache_dir={folder}-cache-{{node}}"]
+        log = folder.with_suffix(".log")
+        super().__init__(arguments, log, site.net.machines, ranks, environment=environment(site.store.url))
+
+    def losses(self) -> dict[int, float]:
+        return {row["step"]: row["loss"] for row in read_rows(self.folder / "metrics.jsonl")}
+
+    def step(self) -> int:
+        return max(self.losses(), default=0)
+
+    def saved_step(self) -> int:
+        return max(saved_steps(self.folder), default=0)
+
+    def wait_until_over(self, seconds: float) -> bool:
+        """Whether nothing of the run is left within so many seconds."""
+        return wait_for(lambda: not self.processes() and self.is_over(), seconds)
 
 
 @dataclass
@@ -66,7 +91,7 @@ class Site:
         folder = self.disk if self.disk and name == "disturbed" else self.folder
         batch = f"batch_size={GLOBAL_BATCH // NODES // ranks}"
         settings = [*SETTINGS, f"data.shards={self.shards}", batch, f"steps={steps}"]
-        return Run(folder / name, self.net, ranks, settings, environment(self.store.url))
+        return Run(folder / name, self, ranks, settings)
 
 
 @contextmanager
@@ -90,10 +115,10 @@ def signal_to(target: str, number: int) -> Fault:
     def inject(_: Site, run: Run, dice: random.Random) -> None:
         node = dice.randrange(NODES)
         targets = {
-            "worker": lambda: [dice.choice(run.workers(node))],
-            "torchrun": lambda: [run.nodes[node].pid],
-            "node": lambda: run.group(node),
-            "all": run.everyone,
+            "worker": lambda: [dice.choice(list(run.workers(node).values()))],
+            "torchrun": lambda: [run.agents[node].pid or 0],
+            "node": lambda: run.processes(node),
+            "all": run.processes,
         }
         send(targets[target](), number)
 
@@ -170,7 +195,7 @@ def inject_all(site: Site, names: list[str], seed: int, ranks: int = 1) -> tuple
         run.start()
         for name in progress_bar(names, unit="fault", total=len(names)):
             at = run.step() + dice.randint(FROM, TO)
-            _require(run, run.wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S), f"step {at} is not reached")
+            _require(run, wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S), f"step {at} is not reached")
             time.sleep(dice.uniform(0, 0.2))
             rows.append(_inject(site, run, name, dice, steps))
             rows[-1]["losses_equal"] = all(expected.get(step) == loss for step, loss in run.losses().items())
@@ -181,11 +206,7 @@ def inject_all(site: Site, names: list[str], seed: int, ranks: int = 1) -> tuple
         run.kill()
     if run.losses() != expected:
         return rows, "losses"
-    weights, theirs = (
-        load_file(one.folder / f"checkpoints/step-{steps:08d}/model.safetensors") for one in (run, reference)
-    )
-    is_same = weights.keys() == theirs.keys() and all(torch.equal(weights[name], theirs[name]) for name in weights)
-    return rows, "" if is_same else "weights"
+    return rows, "" if is_same(load_weights(run.folder, steps), load_weights(reference.folder, steps)) else "weights"
 
 
 def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> Row:
@@ -194,13 +215,13 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     FAULTS[name](site, run, dice)
     row: Row = {"fault": name, "at_step": at}
     if name in PASSES:
-        _require(run, run.wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S), f"{name}: no step any more")
+        _require(run, wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S), f"{name}: no step any more")
         _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
         return {**row, "happens": "continues", "seconds_lost": round(time.monotonic() - started, 1), "steps_lost": 0}
     ended = run.wait_until_over(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
-    row["exit_codes"] = " ".join(map(str, run.exit_codes()))
+    row["exit_codes"] = " ".join(map(str, run.wait(0)))
     said = [
         line
         for line in run.said().replace("\r", "\n").splitlines()
@@ -208,14 +229,14 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     ]
     row["message"] = re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""  # as on any machine
     if not ended:
-        row["left_running"] = len(run.everyone())
+        row["left_running"] = len(run.processes())
     reached = run.step()
     run.kill()
     while site.undo:
         site.undo.pop()()
     saved = run.saved_step()
     run.start()
-    again = run.wait_for(lambda: run.step() > reached or run.saved_step() >= last, RUNS_WITHIN_S)
+    again = wait_for(lambda: run.step() > reached or run.saved_step() >= last, RUNS_WITHIN_S)
     _require(run, again, f"after {name} the run does not resume")
     row["happens"] = "ends, resumes" if ended else "killed after a minute, resumes"
     row["seconds_lost"] = round(time.monotonic() - started, 1)
@@ -224,7 +245,7 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
 
 
 def _ends_well(run: Run) -> bool:
-    return run.wait_until_over(RUNS_WITHIN_S) and set(run.exit_codes()) == {0}
+    return run.wait_until_over(RUNS_WITHIN_S) and set(run.wait(0)) == {0}
 
 
 def _require(run: Run, fine: bool, claim: str) -> None:

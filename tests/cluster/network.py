@@ -3,16 +3,8 @@
 import os
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Machine:
-    """Where a node of a cluster runs."""
-
-    address: str
-    interface: str
-    enter: list[str] = field(default_factory=list)  # what stands before a command that is to run there
+from torchrun import Machine
 
 
 class Network:
@@ -27,10 +19,7 @@ class Network:
         self._bridge = f"ab{number}"
         self._names = [f"adamae-{number}-{node}" for node in range(count)]
         self._cables = [f"a{number}n{node}" for node in range(count)]
-        self.machines = [
-            Machine(f"{subnet}.{node + 1}", "eth0", ["ip", "netns", "exec", name])
-            for node, name in enumerate(self._names)
-        ]
+        self.machines = [Machine(f"{subnet}.{node + 1}", "eth0", name) for node, name in enumerate(self._names)]
 
     def __enter__(self) -> "Network":
         try:
@@ -47,7 +36,7 @@ class Network:
         except (OSError, subprocess.CalledProcessError):
             self.__exit__()
             self.can_cut, self.outside = False, "127.0.0.1"
-            self.machines = [Machine("127.0.0.1", "lo") for _ in self.machines]
+            self.machines = [Machine() for _ in self.machines]
         return self
 
     def __exit__(self, *_: object) -> None:

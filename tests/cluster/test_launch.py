@@ -12,8 +12,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from faults import SETTINGS
-from nodes import ROOT, free_port
+from faults import ROOT, SETTINGS
+from torchrun import free_port
 
 from training.config import parse
 

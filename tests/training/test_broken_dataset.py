@@ -8,6 +8,8 @@ import forked
 import made_videos
 import pytest
 import torch
+from runs import read_rows
+from tiny import TINY
 
 import train
 from pipeline.planning.plan import PlanRow, TrainingPlan
@@ -17,11 +19,7 @@ from training.config import parse
 ROOT = Path(__file__).parents[2]
 NUM_VIDEOS, BROKEN = 40, {"v07", "v31"}  # 5 %
 STEPS = 25  # of 4 clips: two and a half epochs, so each broken video comes up again after it was written down
-TINY = [
-    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
-    "data.frame_stride=2", "data.num_threads=2", "batch_size=4", f"steps={STEPS}", "precision=fp32", "device=cpu",
-    "log_every=1", "evaluation.every=null",
-]  # fmt: skip
+SETTINGS = [*TINY, "data.num_threads=2", f"steps={STEPS}", "checkpoint_every=100"]
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +48,14 @@ class PlanThatKnows(TrainingPlan):
 
 
 def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in read_rows(run)]
 
 
 def train_here(shards: Path, run: Path) -> list[float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train.train(parse([*TINY, f"data.shards={shards}", f"run={run}"]))
+        train.train(parse([*SETTINGS, f"data.shards={shards}", f"run={run}"]))
     finally:
         torch.set_num_threads(threads)
     return losses(run)
@@ -66,7 +64,7 @@ def train_here(shards: Path, run: Path) -> list[float]:
 def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     intact: Path, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"data.shards={broken}", f"run={tmp_path / 'run'}"]
+    command = [sys.executable, str(ROOT / "train.py"), *SETTINGS, f"data.shards={broken}", f"run={tmp_path / 'run'}"]
     done = forked.run(command)
     assert done.returncode == 0, done.stderr
 
@@ -81,7 +79,7 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     monkeypatch.setattr(train, "TrainingPlan", PlanThatKnows)
     assert train_here(intact, tmp_path / "knowing") == curve, "the clips are not those of the plan"
 
-    config = parse([*TINY, f"data.shards={intact}", f"run={tmp_path / 'no'}"])
+    config = parse([*SETTINGS, f"data.shards={intact}", f"run={tmp_path / 'no'}"])
     plan = TrainingPlan(
         ShardDataset.open(intact), config.data, num_frames=4, image_size=32, seed=config.seed, batch_size=4
     )

@@ -39,6 +39,8 @@ from training.config import differences, parse, to_yaml
         ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
         ("finetune.checkpoint=run", "init_from"),
         ("init_optimizer=true", "set init_from=RUN"),
+        ("global_batch=16 accumulate=2", "accumulate follows from global_batch and batch_size"),
+        ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
         ("data.frame_stride=0", "data.frame_stride is 0"),
         ("data.shards=", "data.shards is empty"),
         ("precision=fp16", "precision"),
@@ -46,21 +48,13 @@ from training.config import differences, parse, to_yaml
 )
 def test_bad_values_are_one_sentence(override, says):
     with pytest.raises(InputError) as raised:
-        parse(["data.shards=s", override])
+        parse(["data.shards=s", *override.split()])
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert "Traceback" not in str(raised.value)
 
 
-def test_accumulation_follows_from_the_global_batch():
-    with pytest.raises(InputError, match="accumulate follows from global_batch and batch_size"):
-        parse(["data.shards=s", "global_batch=16", "accumulate=2"])
-
-
-def test_activation_checkpointing_is_refused_where_it_would_do_nothing():
+def test_activation_checkpointing_works_in_pre_training():
     parse(["data.shards=s", "model.activation_checkpointing=true"])
-    with pytest.raises(InputError, match="activation_checkpointing is for pre-training"):
-        parse(["data.shards=s", "model.activation_checkpointing=true", "task=finetune"])
 
 
 def test_missing_config_file_is_named():
@@ -69,7 +63,7 @@ def test_missing_config_file_is_named():
 
 
 def test_resolved_config_reads_back_as_itself(tmp_path):
-    config = parse(["data.shards=s", "model.size=small", "optimizer.clip_grad_norm=0.5"])
+    config = parse(["data.shards=s", "model.size=small", "optimizer.clip_grad_norm=0.5", "model.image_size=[128,256]"])
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert parse(["--config", str(file)]) == config
@@ -92,12 +86,8 @@ def test_the_recipes_hold_the_papers_numbers():
         assert config.model.num_visible == 78
         optimizer = config.optimizer
         assert (optimizer.base_lr, optimizer.min_lr, optimizer.warmup_lr) == (1.5e-4, 1e-5, 1e-6)
-        assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.warmup_epochs) == (
-            0.9,
-            0.95,
-            0.05,
-            40,
-        )
+        assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.95)
+        assert (optimizer.weight_decay, optimizer.warmup_epochs) == (0.05, 40)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +107,9 @@ def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride,
     assert (finetune.drop_path, finetune.layer_decay) == (0.1, 0.75)
 
 
-def test_frames_need_not_be_square(tmp_path):
+def test_frames_need_not_be_square():
     config = parse(["data.shards=s", "model.image_size=[128,256]"])
     assert (config.model.image_size, config.model.frame_size, config.model.grid) == ([128, 256], (128, 256), (8, 8, 16))
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert parse(["--config", str(tmp_path / "config.yaml")]) == config
     assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])
 
 

@@ -1,21 +1,18 @@
 """Evaluation during training: right by hand, the same every time, without a trace in the training."""
 
-import json
-
 import pytest
 import torch
+from runs import read_rows
+from tiny import TINY
 
 from model.adamae import AdaMAE
+from train import train
 from training.config import parse
 from training.distributed import Distributed
 from training.evaluation import HeldOut, knn_top1, rankme
 
 ALONE = Distributed("cpu")
-TINY = [
-    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
-    "model.encoder_depth=1", "model.decoder_depth=1", "data.frame_stride=2", "batch_size=8", "precision=fp32",
-    "optimizer.warmup_epochs=0", "device=cpu", "log_every=1", "data.num_threads=1", "steps=2", "batch_size=4",
-]  # fmt: skip
+SMALL = [*TINY, "model.encoder_depth=1", "model.decoder_depth=1", "steps=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +33,7 @@ def test_the_rank_of_features():
 
 
 def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
-    config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
+    config = parse([*SMALL, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model = AdaMAE(config.model)
     held_out = HeldOut(config)
     random = torch.get_rng_state()
@@ -49,7 +46,7 @@ def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
 
 
 def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
-    config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
+    config = parse([*SMALL, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model, held_out, parts = AdaMAE(config.model), HeldOut(config), []
     rank = Distributed("cpu")
     rank.world_size = 2
@@ -63,14 +60,11 @@ def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
     assert held_out.evaluate(model, rank) == whole
 
 
-def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path, monkeypatch):
-    import train
-
+def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path):
     run = tmp_path / "run"
     given = [f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}", f"run={run}"]
-    train.train(parse([*TINY, *given, "evaluation.every=1"]))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    evaluated = [line for line in lines if "evaluation/reconstruction_loss" in line]
+    train(parse([*SMALL, *given, "evaluation.every=1"]))
+    evaluated = [row for row in read_rows(run) if "evaluation/reconstruction_loss" in row]
     assert [line["step"] for line in evaluated] == [1, 2]
     assert {"evaluation/knn_top1", "evaluation/rankme"} <= set(evaluated[0])
     text = (run / "report.html").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torchrun import SERVER
+from forked import SERVER
 
 from common.errors import InputError
 from model.config import ModelConfig
