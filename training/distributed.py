@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from common.devices import choose_device
 from common.errors import InputError, PeerLostError, describe_error
+from pipeline.reading.storage import call_with_timeout
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 ROLL_CALL_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
@@ -148,16 +148,9 @@ def _find_missing_ranks() -> str | None:
 
 def _ask_store(question: Callable[[], T]) -> T | None:
     """Return the store's answer if it comes in time: c10d's TCPStore waits without limit behind a cut network."""
-    answers: list[T] = []
-
-    def ask() -> None:
-        with suppress(RuntimeError):
-            answers.append(question())
-
-    thread = threading.Thread(target=ask, name="roll call", daemon=True)
-    thread.start()
-    thread.join(2 * ROLL_CALL_S)
-    return answers[0] if answers else None
+    with suppress(RuntimeError, TimeoutError):
+        return call_with_timeout(question, 2 * ROLL_CALL_S)
+    return None
 
 
 def _store() -> dist.Store:

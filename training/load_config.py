@@ -1,6 +1,5 @@
 """The configuration of a command line, on top of what the weights that a classifier or probe starts from say."""
 
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
     config = parse(arguments)
     if config.task == "pretrain" or not config.init_from or config.init_optimizer:
         return config
+    from common.config_parser import option_names, split_overrides
     from model.weights import pretrained
     from training.remote_run import local_run
 
@@ -31,7 +31,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
     theirs = (
         pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
     )
-    given = _given_keys(arguments)
+    given = set(option_names(split_overrides(arguments)))
     left = [name for name in SHAPE if f"model.{name}" not in given]
     if "model.size" in given:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]
@@ -50,9 +50,3 @@ def _find_config(run: str) -> Path | None:
     if list_checkpoints(path / "checkpoints"):
         return path
     return fetch_config(run) if is_remote(run) else None
-
-
-def _given_keys(arguments: list[str]) -> set[str]:
-    """List the keys that a command line itself sets: `key=value`, `--key=value` or `--key value`."""
-    matches = (re.match(r"(?:--)?([a-z_][\w.]*)(=|$)", argument) for argument in arguments)
-    return {match[1] for match in matches if match}

@@ -49,7 +49,8 @@ class Logger:
         self.run, self.config, self.dist, self.schedule, self.loader = run, config, dist, schedule, loader
         self.start_step = start
         self.stragglers = StragglerDetector(dist)
-        self._sums: dict[str, Tensor] = {}
+        self._names: list[str] = []
+        self._sums: Tensor | float = 0.0  # of the scalars by these names, on the device
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started, self._waited = time.perf_counter(), 0.0
@@ -79,31 +80,27 @@ class Logger:
 
     def step(self, step: int, scalars: Mapping[str, Tensor]) -> None:
         """Add the scalars of a step, which stay on the device; writes their means every `log_every` steps."""
-        for name, value in scalars.items():
-            value = value.detach().float()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._names = list(scalars)
+        self._sums = self._sums + torch.stack([value.detach().float() for value in scalars.values()])
         self._steps += 1
         self._bar.update()
         if step % self.config.log_every == 0:
             self.flush(step)
 
     def flush(self, step: int) -> None:
-        """Write the means since the last call, over all ranks, which all call this.
-
-        Raises DivergedError where no step has changed the weights for long.
-        """
-        if not self._steps:
+        """Write the means since the last call, over all ranks, which all call this; raise DivergedError where no step
+        has changed the weights for long."""
+        if isinstance(self._sums, float):
             return
-        own = (torch.stack(list(self._sums.values())) / self._steps).tolist()  # only here the host waits
+        own = dict(zip(self._names, (self._sums / self._steps).tolist(), strict=True))  # only here the host waits
         seconds = time.perf_counter() - self._started
         counters = self.loader.counters
-        waited = counters["wait_seconds"] - self._waited
-        row, spreads = self.stragglers.gather(dict(zip(self._sums, own, strict=True)), self._steps, seconds, counters)
+        row, spreads = self.stragglers.gather(own, self._steps, seconds, counters)
         row |= {
             "lr": self.schedule.lr(step - 1),
             "clips_per_second": self._steps * self.schedule.global_batch / seconds,
             "step_time_ms": 1000 * seconds / self._steps,
-            "data_wait_fraction": waited / seconds,
+            "data_wait_fraction": (counters["wait_seconds"] - self._waited) / seconds,
             "peak_memory_gib": peak_memory_gib(self.dist.device),
         }
         row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
@@ -111,11 +108,10 @@ class Logger:
         if self.dist.is_main:
             for sentence in self.stragglers.find_stragglers(spreads, self._steps):
                 self._bar.write(sentence, file=sys.stderr)
-        loss = row.get("reconstruction_loss", row["loss"])
-        waiting = f"{row['data_wait_fraction']:.1%}"
-        self._bar.set_postfix({"loss": loss, "clips/s": row["clips_per_second"], "data_wait": waiting})
+        shown = {"loss": row.get("reconstruction_loss", row["loss"]), "clips/s": row["clips_per_second"]}
+        self._bar.set_postfix(shown | {"data_wait": f"{row['data_wait_fraction']:.1%}"})
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
-        self._sums, self._steps, self._waited = {}, 0, counters["wait_seconds"]
+        self._sums, self._steps, self._waited = 0.0, 0, counters["wait_seconds"]
         self._started = time.perf_counter()
         if self._idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
             first = step - self._idle_steps + 1

@@ -19,9 +19,8 @@ CUDA_DEVICE = 1  # "Device Type" of a trace's memory events; 0 is the CPU
 
 
 class StepProfiler:
-    """Profiles ACTIVE steps after WARMUP others into a folder: `trace.json.gz` for chrome://tracing or ui.perfetto.dev,
-    `memory.png`, and on CUDA `memory.pickle` for pytorch.org/memory_viz. Does nothing without a folder.
-    """
+    """Profiles ACTIVE steps after WARMUP others into a folder, if one is given: `trace.json.gz` for ui.perfetto.dev,
+    `memory.png`, and on CUDA `memory.pickle` for pytorch.org/memory_viz."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._folder, self._on_cuda, self._steps = folder, device.type == "cuda", 0

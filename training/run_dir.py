@@ -104,7 +104,6 @@ class RunDir:
 
     @property
     def is_new(self) -> bool:
-        """Whether there is no checkpoint to load."""
         return self.checkpoint is None
 
     @property
@@ -139,8 +138,9 @@ class RunDir:
     def load(
         self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState, total_steps: int
     ) -> TrainState:
-        """Load the checkpoint that the run starts from, if there is one; return how far the run is, `start` if it is
-        new. The files' hashes are checked once per node: that takes longer than reading them."""
+        """Load the checkpoint that the run starts from; return how far the run is, `start` if it is new.
+
+        The files' hashes are checked once per node: that takes longer than reading them."""
         state = start
         if self.checkpoint is not None:
             if self.dist.is_node_main:
@@ -194,8 +194,6 @@ class RunDir:
             stack.callback(self.remote.release)
             self.remote.hold()
             self.remote.fetch()
-        for unknown in sorted(set(self.checkpoints.glob("step-*")) - set(list_checkpoints(self.checkpoints))):
-            log(f"ignoring unknown folder {str(unknown)!r}", file=sys.stderr)
 
     def _find_checkpoint(self) -> None:
         own = list_checkpoints(self.checkpoints)

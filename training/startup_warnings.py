@@ -11,7 +11,7 @@ MAX_CHECKED = 2**20  # videos of each dataset; shards hold them in random order
 
 def startup_warnings(config: TrainConfig, dataset: ShardDataset) -> list[str]:
     """Return a sentence for each finding."""
-    found = [warn_of_short_videos(dataset, config.data, config.model.num_frames)]
+    found = warn_of_short_videos(dataset, config.data, config.model.num_frames)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
         if shared := count_shared_videos(held_out, dataset):
@@ -19,11 +19,11 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset) -> list[str]:
                 f"WARNING: {shared} of {len(held_out.samples)} videos of evaluation.shards are also trained on:"
                 " evaluation results will be optimistically biased"
             )
-    return [warning for warning in found if warning]
+    return found
 
 
-def warn_of_short_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> str:
-    """Return a sentence on the videos with fewer frames than a clip spans; "" if there are none."""
+def warn_of_short_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
+    """Return a sentence on the videos with fewer frames than a clip spans, if there are any."""
     stored = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
     needed = np.full_like(stored, num_frames)
     if data.sampling == "strided":
@@ -31,13 +31,13 @@ def warn_of_short_videos(dataset: ShardDataset, data: DataConfig, num_frames: in
         needed = (num_frames - 1) * (data.frame_stride // stored_stride) + 1
     short = stored < needed
     if not short.any():
-        return ""
+        return []
     checked = str(len(stored)) if len(stored) == len(dataset.samples) else f"the first {len(stored)}"
     repeated = "their last frame is repeated" if data.sampling == "strided" else "frames are repeated"
-    return (
+    return [
         f"WARNING: {short.sum()} of {checked} videos are shorter than a clip (the shortest has {stored[short].min()} of"
         f" {needed[short].max()} frames): {repeated}; lower data.frame_stride or model.num_frames"
-    )
+    ]
 
 
 def count_shared_videos(one: ShardDataset, other: ShardDataset) -> int:

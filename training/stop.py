@@ -1,5 +1,6 @@
 """Signals that ask a run to save and stop: Ctrl-C, a scheduler's SIGTERM, SIGUSR1 or SIGHUP, the end of torchrun."""
 
+import math
 import os
 import signal
 import time
@@ -24,7 +25,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.is_set = False
         self.is_deferred = False
-        self._first_ctrl_c: float | None = None
+        self._first_ctrl_c = math.inf
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -49,7 +50,10 @@ class StopRequest:
             self.is_deferred = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_deferred or (number == signal.SIGINT and self._is_second_ctrl_c()):
+        if number == signal.SIGINT:
+            self._first_ctrl_c = min(self._first_ctrl_c, time.monotonic())
+        is_second_ctrl_c = number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > APART_S
+        if is_second_ctrl_c or not self.is_deferred:
             raise KeyboardInterrupt
         if not self.is_set:
             self.is_set = True
@@ -57,8 +61,3 @@ class StopRequest:
                 os.write(2, MESSAGE.encode())  # print may have been interrupted in the middle of a print
             except OSError:  # the terminal has gone, and must not take the run with it when the next line is written
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-    def _is_second_ctrl_c(self) -> bool:
-        if self._first_ctrl_c is None:
-            self._first_ctrl_c = time.monotonic()
-        return time.monotonic() - self._first_ctrl_c > APART_S

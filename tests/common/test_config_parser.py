@@ -1,10 +1,8 @@
 """Help, suggestions, ranges and printed configurations all come from the declaration of each field."""
 
-import re
 from dataclasses import dataclass, field
 
 import pytest
-import yaml
 
 import preview
 from common.config_fields import check_ranges, free_keys, option
@@ -112,15 +110,3 @@ def test_the_preview_explains_the_same_keys(capsys: pytest.CaptureFixture[str]) 
         preview.parse_arguments(["shards", "data.flop=false"])
     with pytest.raises(InputError, match=r"num.clips"):
         preview.parse_arguments(["shards", "--num-clips", "many"])
-
-
-def test_a_printed_configuration_explains_itself_and_reads_back(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        config.parse(["data.shards=s", "model.mask_ratio=0.9", "--print_config"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert re.search(r"# fraction of the tokens that are masked.*\n +mask_ratio: 0\.9\n", text)
-    assert yaml.safe_load(text)["model"]["mask_ratio"] == 0.9
-    file = tmp_path / "printed.yaml"
-    file.write_text(text)
-    assert config.parse(["--config", str(file)]) == config.parse(["data.shards=s", "model.mask_ratio=0.9"])

@@ -113,9 +113,20 @@ def test_frames_need_not_be_square():
     assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])
 
 
+def print_config(capsys, *overrides: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse([*overrides, "--print_config"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
 def test_the_file_of_defaults_is_generated(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--print_config"])
-    assert capsys.readouterr().out == Path("configs/defaults.yaml").read_text(), (
+    assert print_config(capsys) == Path("configs/defaults.yaml").read_text(), (
         "run `python train.py --print_config > configs/defaults.yaml`"
     )
+
+
+def test_a_printed_configuration_reads_back(capsys, tmp_path):
+    overrides = ["data.shards=s", "model.mask_ratio=0.9"]
+    (tmp_path / "printed.yaml").write_text(print_config(capsys, *overrides))
+    assert parse(["--config", str(tmp_path / "printed.yaml")]) == parse(overrides)

@@ -32,10 +32,7 @@ def log(tmp_path) -> Path:
 
 
 def wait_until(happens: Callable[[], bool], seconds: float) -> None:
-    started = time.monotonic()
-    while not happens():
-        assert time.monotonic() < started + seconds, f"not within {seconds} s"
-        time.sleep(0.01)
+    assert torchrun.wait_for(happens, seconds), f"not within {seconds} s"
 
 
 def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
@@ -73,14 +70,11 @@ def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(argum
     for _ in range(20):
         with torchrun.started([*arguments, "checkpoint_every=1"], log) as job:
             steps = len(read_rows(run))
-            wait_until(
-                lambda steps=steps: len(read_rows(run)) > steps or not any(a.is_alive() for a in job.agents), 120
-            )
+            wait_until(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
             time.sleep(dice.uniform(0, 0.3))
             if job.is_over():
                 break
-            for pid in job.workers().values():
-                os.kill(pid, signal.SIGKILL)
+            torchrun.send(job.workers().values(), signal.SIGKILL)
             kills += 1
     assert kills > 1
     torchrun.run(arguments, log)
@@ -106,30 +100,18 @@ def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks,
             assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
 
 
-def signal_all(job: torchrun.Job, number: int) -> None:
-    for pid in (*job.workers().values(), *(agent.pid for agent in job.agents)):
-        os.kill(pid, number)
-
-
-def signal_agent(job: torchrun.Job, number: int) -> None:
-    os.kill(job.agents[0].pid, number)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("send", "number"),
+    ("to_all", "number"),
     [
-        (signal_all, signal.SIGTERM),
-        (signal_all, signal.SIGUSR1),
-        (signal_agent, signal.SIGHUP),
-        (signal_agent, signal.SIGINT),
-        (signal_agent, signal.SIGKILL),
+        *((True, number) for number in (signal.SIGTERM, signal.SIGUSR1)),
+        *((False, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL)),  # to torchrun alone
     ],
 )
-def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, send, number):
+def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, to_all, number):
     with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
         wait_until(lambda: len(read_rows(tmp_path / "run")) > 1, 120)
-        send(job, number)
+        torchrun.send(job.processes() if to_all else [job.agents[0].pid], number)
         assert job.gone(20), job.said()
         assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
 
@@ -139,7 +121,7 @@ def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments,
     arguments = [*arguments, "steps=1000", "log_every=1", "batch_size=2"]
     with torchrun.started(arguments, log, before=partial(torchrun.slow_down, 4.0)) as job:
         wait_until(lambda: len(read_rows(tmp_path / "run")) > 0, 120)  # the next step has just begun
-        signal_all(job, signal.SIGTERM)
+        torchrun.send(job.processes(), signal.SIGTERM)
         wait_until(lambda: bool(saved_steps(tmp_path / "run")), 10)
         assert job.gone(10)
 
