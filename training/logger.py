@@ -53,7 +53,8 @@ class Logger:
         self._sums: Tensor | float = 0.0  # of the scalars by these names, on the device
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
-        self._started, self._waited = time.perf_counter(), 0.0
+        self._started = time.perf_counter()
+        self._counted: Mapping[str, float] = {}  # by the loader, when a row was last written
         self._writers: list[Any] = []  # of WRITERS
 
     def __enter__(self) -> "Logger":
@@ -94,16 +95,17 @@ class Logger:
             return
         own = dict(zip(self._names, (self._sums / self._steps).tolist(), strict=True))  # only here the host waits
         seconds = time.perf_counter() - self._started
-        counters = self.loader.counters
+        before, self._counted = self._counted, dict(self.loader.counters)
+        counters = {name: count - before.get(name, 0) for name, count in self._counted.items()}
         row, spreads = self.stragglers.gather(own, self._steps, seconds, counters)
         row |= {
             "lr": self.schedule.lr(step - 1),
             "clips_per_second": self._steps * self.schedule.global_batch / seconds,
             "step_time_ms": 1000 * seconds / self._steps,
-            "data_wait_fraction": (counters["wait_seconds"] - self._waited) / seconds,
+            "data_wait_fraction": counters["wait_seconds"] / seconds,
             "peak_memory_gib": peak_memory_gib(self.dist.device),
         }
-        row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
+        row |= {f"pipeline/{name}": float(count) for name, count in self._counted.items()}
         self.scalars(step, row, spreads)
         if self.dist.is_main:
             for sentence in self.stragglers.find_stragglers(spreads, self._steps):
@@ -111,8 +113,7 @@ class Logger:
         shown = {"loss": row.get("reconstruction_loss", row["loss"]), "clips/s": row["clips_per_second"]}
         self._bar.set_postfix(shown | {"data_wait": f"{row['data_wait_fraction']:.1%}"})
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
-        self._sums, self._steps, self._waited = 0.0, 0, counters["wait_seconds"]
-        self._started = time.perf_counter()
+        self._sums, self._steps, self._started = 0.0, 0, time.perf_counter()
         if self._idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
             first = step - self._idle_steps + 1
             raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")

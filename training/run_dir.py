@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -42,41 +43,36 @@ from training.remote_run import RemoteRun, TakenOverError, local_run, staging
 
 
 class BackgroundWriter:
-    """Does one job after another in a thread; `wait` raises what went wrong."""
+    """Does one job after another, in threads; `wait` raises what went wrong."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._last: Future[None] | None = None
 
     @property
     def has_failed(self) -> bool:
-        return self._failure is not None
+        return self._last is not None and self._last.done() and self._last.exception() is not None
 
     def start(self, job: Callable[[], None]) -> None:
         """Do a job after those that were started before, unless one of them fails."""
-        before = self._thread
+        before, done = self._last, Future[None]()
 
         def work() -> None:
-            if before is not None:
-                before.join()
             try:
-                if self._failure is None:
-                    job()
+                if before is not None:
+                    before.result()
+                done.set_result(job())
             except BaseException as error:  # raised by `wait`
-                self._failure = error
+                done.set_exception(error)
 
+        self._last = done
         # A daemon: a second Ctrl-C does not wait for an upload.
-        self._thread = threading.Thread(target=work, name="writer", daemon=True)
-        self._thread.start()
+        threading.Thread(target=work, name="writer", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
 
 class RunDir:

@@ -42,7 +42,6 @@ class StragglerDetector:
         self._dist = dist
         self._on_cuda = dist.device.type == "cuda"
         self._passes: list[tuple[Any, Any]] = []  # start and end of each forward pass; no end where it failed
-        self._before: Mapping[str, float] = {}
         self._slow: dict[tuple[str, int], int] = {}  # for how many steps in a row: by metric and rank
         self._hosts = dist.gather(socket.gethostname())
 
@@ -55,8 +54,8 @@ class StragglerDetector:
     def gather(
         self, means: Mapping[str, float], steps: int, seconds: float, counters: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, Spread]]:
-        """Average `means` over all ranks, and compare what `steps` steps in `seconds` took in each; `counters`: of
-        this rank's loader, since its start."""
+        """Average `means` over all ranks, and compare what `steps` steps took in each: `seconds`, and what the loader
+        has counted meanwhile."""
         if self._dist.world_size == 1:
             return dict(means), {}
         own = self.measure(steps, seconds, counters)
@@ -74,15 +73,13 @@ class StragglerDetector:
 
     def measure(self, steps: int, seconds: float, counters: Mapping[str, float]) -> dict[str, float]:
         """Return what each of `steps` steps in `seconds` has taken in this rank."""
-        since = {name: count - self._before.get(name, 0) for name, count in counters.items()}
-        self._before = dict(counters)
         finished, self._passes = [(start, end) for start, end in self._passes if end is not None], []
         forward = sum(start.elapsed_time(end) if self._on_cuda else 1000 * (end - start) for start, end in finished)
         own = {"step_ms": 1000 * seconds / steps, "forward_ms": forward / steps}
-        for name, amount in since.items():
+        for name, amount in counters.items():
             if name.endswith("_seconds"):
                 own[name.removesuffix("_seconds") + "_ms"] = 1000 * amount / steps
-        own |= {name: since[name] / steps for name in COUNTED if name in since}
+        own |= {name: counters[name] / steps for name in COUNTED if name in counters}
         if self._on_cuda:
             own["device_memory_gib"] = torch.cuda.max_memory_allocated(self._dist.device) / 2**30
         return own | {"host_memory_gib": host_memory_gib()}

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from faults import ROOT, SETTINGS
-from torchrun import free_port
+from runs import read_rows, saved_steps
+from torchrun import free_port, wait_for
 
 from training.config import parse
 
@@ -57,11 +57,8 @@ class Launched:
 
     def stop_at(self, step: int, number: int) -> int:
         """Signal the launched process when this step is over; its exit code."""
-        deadline = time.monotonic() + 200
-        while self.step() < step:
-            assert self.process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.02)
+        assert wait_for(lambda: len(read_rows(self._run)) >= step or self.process.poll() is not None, 200)
+        assert self.process.poll() is None, self._log.read_text()
         self.process.send_signal(number)
         return self.end()
 
@@ -71,14 +68,6 @@ class Launched:
         finally:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
-
-    def step(self) -> int:
-        file = self._run / "metrics.jsonl"
-        return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def saved(run: Path) -> int:
-    return max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.slow
@@ -101,7 +90,7 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     )  # fmt: skip
     assert slurm.stop_at(2, signal.SIGUSR1) != 0
     assert (fakes / "requeued").read_text().split() == [port]
-    by_slurm = saved(run)
+    by_slurm = saved_steps(run)[-1]
     assert 2 <= by_slurm < STEPS, (tmp_path / "slurm.log").read_text()
 
     container = kubernetes()["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
@@ -111,7 +100,7 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     command = [part.replace("29500", str(free_port())) for part in container["command"]]
     pod = Launched([*command, *settings, "batch_size=4"], run, tmp_path / "kubernetes.log", **{**variables, **alone})
     assert pod.stop_at(by_slurm + 2, signal.SIGTERM) != 0
-    by_kubernetes = saved(run)
+    by_kubernetes = saved_steps(run)[-1]
     assert by_slurm < by_kubernetes < STEPS, (tmp_path / "kubernetes.log").read_text()
 
     task = skypilot()
@@ -125,8 +114,8 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
         ["bash", "-c", script], run, tmp_path / "sky.log", **{**variables, **given, "MORE": "batch_size=4", **machines}
     )
     assert sky.end() == 0, (tmp_path / "sky.log").read_text()
-    assert saved(run) == STEPS
-    assert [line.count(b'"step"') for line in (run / "metrics.jsonl").read_bytes().splitlines()] == [1] * STEPS
+    assert saved_steps(run)[-1] == STEPS
+    assert [row["step"] for row in read_rows(run)] == list(range(1, STEPS + 1))
 
 
 def test_slurm_is_asked_for_nothing_it_does_not_know() -> None:

@@ -22,11 +22,7 @@ def test_commands_import_it_before_torch(command: str) -> None:
 @pytest.mark.slow  # a fresh import of torch
 def test_openmp_sees_it() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import common.openmp, torch"],
-        env=environment | {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "import common.openmp, torch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr

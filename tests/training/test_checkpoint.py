@@ -5,6 +5,7 @@ import math
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,11 +249,11 @@ def test_a_second_ctrl_c_does_not_wait_for_the_writer(monkeypatch):
     writer = BackgroundWriter()
     writer.start(lambda: (gate.wait(SECONDS), done.set()))
 
-    def interrupt(_: threading.Thread) -> None:
+    def interrupt(_: Future) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "join", interrupt)
+        patched.setattr(Future, "result", interrupt)
         with pytest.raises(KeyboardInterrupt):
             writer.wait()
     writer.wait()

@@ -16,7 +16,6 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.probe import Probe
-from model.weights.layouts import to_external
 from model.weights.pretrained import find_file, make_metadata, read_state_dict, save
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
@@ -126,13 +125,9 @@ def test_an_evaluation_that_was_stopped_is_made_at_resume(config, synthetic_shar
     assert read_metrics(made) == whole
 
 
-@pytest.mark.parametrize("layout", [None, "huggingface", "adamae"])
-def test_it_starts_from_the_pretrained_encoder(config, pretrained, layout, tmp_path):
-    theirs, file = load_file(pretrained), pretrained
-    if layout:
-        file = tmp_path / "theirs.pth"
-        torch.save({"model": to_external(theirs, layout)}, file)
-    model = make_task(config(f"init_from={file}")).model
+def test_it_starts_from_the_pretrained_encoder(config, pretrained):
+    theirs = load_file(pretrained)
+    model = make_task(config(f"init_from={pretrained}")).model
     for name, value in model.state_dict().items():
         if name.startswith(("tokenizer.", "encoder.")):
             assert torch.equal(value, theirs[name]), name

@@ -40,7 +40,6 @@ def test_of_several_ranks_the_slow_one_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "rank 1 on two slows down the others: its forward pass takes 50 ms per step" in forward
     assert "rank 1 on two slows down the others: it waits 100 ms per step for data" in wait
     assert detector.find_stragglers(found, 10) == [], "once"
-    assert detector.gather({}, 10, 0.6, COUNTERS)[1]["wait_ms"].max == 0, "since the report before"
 
 
 @pytest.mark.slow
