@@ -95,7 +95,8 @@ class RemoteRun:
                 )
         newest = parse_step(here[-1].name) if here else 0
         is_behind = not here
-        for name in sorted({name.rpartition("/")[0] for name in names if _step_of(name) > newest}, reverse=True):
+        for step in sorted({step for step in map(_step_of, names) if step > newest}, reverse=True):
+            name = f"checkpoints/step-{step:08d}"
             try:
                 self._fetch_checkpoint(name)
                 is_behind = True
