@@ -60,7 +60,8 @@ class BackgroundWriter:
             try:
                 if before is not None:
                     before.result()
-                done.set_result(job())
+                job()
+                done.set_result(None)
             except BaseException as error:  # raised by `wait`
                 done.set_exception(error)
 
