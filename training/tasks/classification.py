@@ -118,10 +118,8 @@ class Classification(Task):
     def after_update(self) -> None:
         for layer in self.model.modules():
             if isinstance(layer, nn.BatchNorm1d):  # of a probe: each rank has updated it with its own clips
-                assert layer.running_mean is not None
-                assert layer.running_var is not None
-                mean_over_ranks(layer.running_mean)
-                mean_over_ranks(layer.running_var)
+                mean_over_ranks(layer.get_buffer("running_mean"))
+                mean_over_ranks(layer.get_buffer("running_var"))
         if self.average is not None and self.config.finetune.ema_decay:
             pairs = list(zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True))
             averaged = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
