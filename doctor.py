@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ def measure_reading(run: PlannedRun) -> Iterator[str]:
 
     if run.dataset is None:
         return
-    shards = [str(shard) for shard in run.dataset.shards[:64]]
+    shards = [str(shard) for shard in islice(run.dataset.shards, 64)]
     read, start = 0, time.perf_counter()
     if is_remote(shards[0]):
         import fsspec

@@ -266,8 +266,7 @@ class ClipLoader:
         return clips
 
     def _recover_from_dali(self, batch: PendingBatch, later: Sequence[PendingBatch], error: RuntimeError) -> None:
-        """After an error of DALI, which does not say which video is to blame, decode its part of the batch with PyAV:
-        that finds and replaces a corrupt one.
+        """Decode DALI's part of a failed batch with PyAV, which finds and replaces a corrupt video: DALI names none.
 
         PyAV also decodes these videos whenever they come again, beginning with the first batch that is not yet read.
         """

@@ -34,10 +34,9 @@ def dali_is_installed() -> bool:
 
 
 class DaliGraph:
-    """A DALI pipeline that is fed batches by hand and returns them in the same order.
+    """A DALI pipeline that is fed any number of batches by hand and returns them in the same order.
 
-    Any number of batches may be fed before the first is taken; DALI works on them in its own threads. An error in one
-    batch invalidates the whole graph: build another.
+    An error in one batch invalidates the whole graph: build another.
     """
 
     def __init__(
@@ -155,8 +154,7 @@ class Dali:
     def take(self, rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
         """Return the clips that were fed first.
 
-        Raise RuntimeError if one cannot be decoded, TimeoutError if DALI hangs: it cannot be interrupted, so its graph
-        is left behind.
+        Raise RuntimeError if one cannot be decoded, TimeoutError if DALI hangs and its graph is left behind.
         """
         graph = self._graph
         assert graph is not None

@@ -129,9 +129,9 @@ def crop_filters(form: VideoFormat, box: Crop, size: tuple[int, int]) -> list[tu
     """Return the filters that crop `box` out of upright frames of `size`.
 
     FFmpeg's crop expects boxes of whole chroma samples: at odd offsets, formats of more than a byte per sample are read
-    from the middle of one, which gives wrong colors. So whole samples are cropped first and converted to 4:4:4 before
-    the rest is cropped. 8-bit 4:2:0, which nearly all videos have, is spared that: telling the scaler where its chroma
-    lies is enough. Bayer patterns and formats below 8 bits, which FFmpeg expands in several ways, become RGB first.
+    from the middle of one, with wrong colors. So whole samples are cropped first and converted to 4:4:4 before the rest
+    is cropped. 8-bit 4:2:0, which nearly all videos have, is spared that: the scaler is told where its chroma lies.
+    Bayer patterns and formats below 8 bits, which FFmpeg expands in several ways, become RGB first.
     """
     if form.is_bayer or any(component.bits < 8 for component in form.components):
         return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), _crop(box)]

@@ -1,7 +1,4 @@
-"""Choose RandAugment operations and boxes to erase, as functions of uniform numbers.
-
-The operations and strengths are those of timm's "increasing" set, with which VideoMAE and AdaMAE fine-tune.
-"""
+"""Choose boxes to erase, and operations of timm's "increasing" RandAugment, as VideoMAE and AdaMAE fine-tune."""
 
 import math
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 Every row of a plan is a pure function of (seed, position). Training clips form one endless stream of positions 0, 1, 2,
 …; epochs follow each other without padding or dropping. Step s holds positions s · global_batch + 0, 1, …, which ranks
-and their forward passes share (split_step.py): every world size sees the same steps, and a resume needs nothing but s.
+and their forward passes share (split_step): every world size sees the same steps, and a resume needs nothing but s.
 
 What is not in the plan: the noise that fills an erased box is a function of the position alone (pipeline/augment.py);
 mixup, CutMix, dropout, stochastic depth and the masks are seeded by (seed, step, rank), so they are repeated exactly by
@@ -26,7 +26,6 @@ from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder, choose_subset
-from pipeline.planning.split_step import split_step
 from pipeline.shards.dataset import ShardDataset
 
 
@@ -177,10 +176,8 @@ class EvaluationPlan(ClipPlan):
     """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
 
     As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
-    there is, or, of segments, take frames 0, 1/K, 2/K… into each part.
-
-    The views of a video follow each other; positions end with the dataset, so the last batches may be short or empty
-    and no clip is counted twice at any world size. A video that does not decode is an error: nothing is replaced.
+    there is, or, of segments, take frames 0, 1/K, 2/K… into each part. The views of a video follow each other; the last
+    batches may be short or empty, so no clip is counted twice at any world size.
     """
 
     def __init__(
@@ -196,10 +193,7 @@ class EvaluationPlan(ClipPlan):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Prepare the plan of one rank.
-
-        Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit.
-        """
+        """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
         self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
@@ -237,6 +231,32 @@ class EvaluationPlan(ClipPlan):
             return np.full(len(self._dataset.shards), self._fraction_of_node)
         counts = np.bincount(self._dataset.shard_of[self._chosen], minlength=len(self._dataset.shards))
         return self._fraction_of_node * counts / np.maximum(1, self._dataset.shard_of.counts)
+
+
+def split_step(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
+    """List the clips of a step, from 0, that a rank takes in each of its forward passes: `most` at most in one.
+
+    All passes of all ranks hold the same number of groups of `together` clips or one less, so that no more than two
+    shapes are compiled; ranks, too, differ by one group at most. The first passes of all ranks come first, and together
+    the passes are the step, in its order. Raises InputError if a rank would have nothing to do.
+    """
+    groups, odd = divmod(clips, together)
+    if odd:
+        raise InputError(f"global_batch is {clips}: give a multiple of {together}, as so many clips stay in one batch")
+    if groups < world_size:
+        raise InputError(
+            f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {together} clips: start"
+            " fewer processes, or raise global_batch"
+        )
+    rounds = -(-groups // (world_size * (most // together)))
+    size, larger = divmod(groups, world_size * rounds)
+    smaller = world_size * rounds - larger  # passes, which come first: an empty one is the first of its rank
+    starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]
+    mine = [
+        range(starts[number] * together, starts[number + 1] * together)
+        for number in range(rank, len(starts) - 1, world_size)
+    ]
+    return [part for part in mine if part]
 
 
 def ranks_of_node(rank: int, world_size: int) -> range:

@@ -1,16 +1,15 @@
 """Choose the video at each place of the endless training stream.
 
 Shards follow each other in random order, anew in every epoch, and the samples of every `shuffle_shards` of them, a
-window, are shuffled together. Nothing is laid out before it is reached: an epoch begins with the order of its shards, a
-window with that of its samples (13 ms for 390,000 shards, 1 ms for 4,096 samples).
+window, are shuffled together. Nothing is laid out before it is reached (13 ms for the order of 390,000 shards at the
+beginning of an epoch, 1 ms for a window of 4,096 samples).
 
 Canonical nodes, as in mosaicml/streaming: the shards are divided once per run into groups of equally many samples, and
-the places of a step into as many equal parts, each of which is filled from one group. A node that serves some of the
-groups reads their shards alone, epoch after epoch, whatever the number of nodes. At the cuts, and only there, two
-groups share a shard.
+the places of a step into as many equal parts, each filled from one group. A node that serves some of the groups reads
+their shards alone, epoch after epoch, whatever the number of nodes; only at the cuts, two groups share a shard.
 
-Mixes: in each epoch of the mix, and in each block of it, a dataset has a fixed number of places, in random order; it
-fills them from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
+Mixes: in each block of each epoch of the mix, a dataset has a fixed number of places, in random order, which it fills
+from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +42,7 @@ class _Spans(NamedTuple):
 
 
 class SampleOrder:
-    """Sample numbers of one or several datasets as functions of the draw, which is a place of the endless stream."""
+    """Gives sample numbers of one or several datasets for draws, which are places of the endless stream."""
 
     def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int) -> None:
         """Divide the shards; `step_size`: draws per step, `num_served`: canonical nodes that this process serves.
@@ -55,7 +54,7 @@ class SampleOrder:
             raise InputError(
                 f"data.canonical_nodes is {self._nodes}, but a step decodes {step_size} videos: choose a divisor"
             )
-        self._seed, self._num_shards = seed, len(dataset.part_of)
+        self._seed, self._window_shards, self._num_shards = seed, config.shuffle_shards, len(dataset.part_of)
         members = _list_members(dataset, config)
         self._samples = [samples for samples, _ in members]
         sizes = np.array([len(samples) for samples in self._samples])
@@ -73,14 +72,16 @@ class SampleOrder:
         self.epoch_size = int(self._places.sum())
         self._num_blocks = -(-self.epoch_size // MIX_BLOCK)
         self._mix_block = lru_cache(maxsize=2 * num_served)(self._shuffle_mix_block)
-        self._stream = lru_cache(maxsize=2 * num_served * len(members))(
-            lambda part, node: _Stream(seed, part, node, self._node_spans(part, node), config.shuffle_shards)
-        )
+        streams = 2 * num_served * len(members)
+        self._node_spans = lru_cache(maxsize=streams)(self._cut_spans)
+        self._epoch = lru_cache(maxsize=3 * streams)(self._shuffle_shards)
+        # The window in use, the one that the look-ahead is in, and those that follow them.
+        self._window = lru_cache(maxsize=4 * streams)(self._shuffle_window)
 
     def sample(self, draw: int) -> int:
         """Look up the sample of draw 0, 1, 2, … of the run."""
         part, node, place = self._locate(draw)
-        window, inside = self._stream(part, node).window(place)
+        window, inside = self._find_window(part, node, place)
         return int(self._samples[part][int(window[inside])])
 
     def replacement(self, draw: int, fraction: float, attempt: int) -> int:
@@ -91,19 +92,19 @@ class SampleOrder:
         part, node, place = self._locate(draw)
         candidates: Samples = range(len(self._samples[part]))
         if attempt <= NEARBY_ATTEMPTS:
-            candidates, _ = self._stream(part, node).window(place)
+            candidates, _ = self._find_window(part, node, place)
         return int(self._samples[part][int(candidates[int(fraction * len(candidates))])])
 
     def count_samples(self, nodes: Iterable[int]) -> Int[np.ndarray, " shards"]:
         """Count the samples of each shard that these canonical nodes read."""
         counts = np.zeros(self._num_shards, np.int64)
         for node, part in product(nodes, range(len(self._samples))):
-            spans = self._node_spans(part, node)
+            spans = self._cut_spans(part, node)
             counts[spans.shards] += spans.counts
         return counts
 
     def _locate(self, draw: int) -> tuple[int, int, int]:
-        """The dataset of a draw, its canonical node, and the place in that node's stream of the dataset."""
+        """Return the dataset of a draw, its canonical node, and the place in that node's stream of the dataset."""
         step, inside = divmod(draw, self._step_size)
         share = self._step_size // self._nodes
         node, inside = divmod(inside, share)
@@ -119,11 +120,11 @@ class SampleOrder:
         return part, node, epoch * int(self._places[part]) + int(before[part]) + earlier
 
     def _places_before(self, block: int) -> Int[np.ndarray, " parts"]:
-        """Places of an epoch that each dataset has before a block of the mix."""
+        """Count the places of an epoch that each dataset has before a block of the mix."""
         return block * self._places // self._num_blocks
 
     def _shuffle_mix_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "places 2"]:
-        """The dataset at each place of a block of the mix, and the places that it has before in the block."""
+        """Return the dataset at each place of a block of the mix, and the places that it has before in the block."""
         counts = self._places_before(block + 1) - self._places_before(block)
         parts = np.repeat(np.arange(len(counts)), counts)
         parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, node, block), len(parts))]
@@ -132,10 +133,14 @@ class SampleOrder:
             earlier[parts == part] = np.arange(count)
         return np.stack([parts, earlier], axis=1)
 
-    def _node_spans(self, part: int, node: int) -> _Spans:
-        """The samples of a dataset that belong to a canonical node."""
-        everything, size = self._spans[part], len(self._samples[part])
-        begin, end = node * size // self._nodes, (node + 1) * size // self._nodes
+    def _share(self, part: int, node: int) -> tuple[int, int]:
+        """Return which of a dataset's samples belong to a canonical node: from the first to before the last number."""
+        size = len(self._samples[part])
+        return node * size // self._nodes, (node + 1) * size // self._nodes
+
+    def _cut_spans(self, part: int, node: int) -> _Spans:
+        """Cut the samples that belong to a canonical node out of a dataset."""
+        everything, (begin, end) = self._spans[part], self._share(part, node)
         ends = np.cumsum(everything.counts)
         first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
         shards, starts, counts = (column[first : last + 1].copy() for column in everything)
@@ -146,46 +151,38 @@ class SampleOrder:
         by_shard = np.argsort(shards)
         return _Spans(shards[by_shard], starts[by_shard], counts[by_shard])
 
-
-class _Stream:
-    """The endless stream of the samples of one dataset that belong to one canonical node."""
-
-    def __init__(self, seed: int, part: int, node: int, spans: _Spans, window_shards: int) -> None:
-        self._seed, self._part, self._node, self._spans, self._window_shards = seed, part, node, spans, window_shards
-        self._size = int(spans.counts.sum())
-        # The window in use, the one that the look-ahead is in, and those that follow them.
-        self._window = lru_cache(maxsize=4)(self._shuffle_window)
-        self._epoch = lru_cache(maxsize=3)(self._shuffle_shards)
-
-    def window(self, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
-        """The samples of the window that a place is in, in their order, and the place in it."""
-        epoch, place = divmod(place, self._size)
-        _, ends = self._epoch(epoch)
+    def _find_window(self, part: int, node: int, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
+        """Return the samples, in order, of the window that a place of a node's stream is in, and the place in it."""
+        begin, end = self._share(part, node)
+        epoch, place = divmod(place, end - begin)
+        _, ends = self._epoch(part, node, epoch)
         number = int(ends.searchsorted(place, side="right")) // self._window_shards
-        begin = int(ends[number * self._window_shards - 1]) if number else 0
-        return self._window(epoch, number), place - begin
+        before = int(ends[number * self._window_shards - 1]) if number else 0
+        return self._window(part, node, epoch, number), place - before
 
-    def _shuffle_shards(self, epoch: int) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
-        """The order of the spans in an epoch, and the number of samples up to the end of each."""
-        place = epoch, self._part, self._node
-        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, place, len(self._spans.shards))
-        return order, np.cumsum(self._spans.counts[order])
+    def _shuffle_shards(
+        self, part: int, node: int, epoch: int
+    ) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
+        """Order a node's spans in an epoch; return that and the number of samples up to the end of each."""
+        counts = self._node_spans(part, node).counts
+        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, (epoch, part, node), len(counts))
+        return order, np.cumsum(counts[order])
 
-    def _shuffle_window(self, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
-        order, _ = self._epoch(epoch)
+    def _shuffle_window(self, part: int, node: int, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
+        spans, (order, _) = self._node_spans(part, node), self._epoch(part, node, epoch)
         chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        starts = self._spans.first[chosen]
-        ends = starts + self._spans.counts[chosen]
+        starts = spans.first[chosen]
+        ends = starts + spans.counts[chosen]
         is_gap = starts[1:] != ends[:-1]  # neighboring spans in one run: each call for words costs 10 us
         runs = list(zip(starts[np.r_[True, is_gap]].tolist(), ends[np.r_[is_gap, True]].tolist(), strict=True))
         samples = np.concatenate([np.arange(*run) for run in runs])
-        place = epoch, self._part, 0
+        place = epoch, part, 0
         words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, start) for start, end in runs]
         return samples[np.argsort(np.concatenate(words), kind="stable")]
 
 
 def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
-    """The samples of each dataset of the mix that take part, and their shards."""
+    """List the samples of each dataset of the mix that take part, and their shards."""
     firsts, counts = dataset.shard_of.first_of_shard, dataset.shard_of.counts
     num_parts = int(dataset.part_of.max()) + 1
     if config.subset is not None:

@@ -1,8 +1,7 @@
 """Videos that are arrays of numbers, for what no video codec takes: depth, heat, many bands of light.
 
 They are NumPy's .npy files, uint8 [T, H, W, C], stored as they came. Each frame is a group of its own
-(pipeline/shards/gops.py), so a clip reads and checks its own frames alone. Nothing is decoded; they are cropped,
-flipped and scaled as videos are (pipeline/decoding/array_source.py), each channel by itself.
+(pipeline/shards/gops.py), so a clip reads and checks its own frames alone; each channel is scaled by itself.
 """
 
 import io

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar, overload
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -210,13 +210,7 @@ class Lazy(Sequence[T]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            return [self._item(place) for place in range(*index.indices(self._length))]
+    def __getitem__(self, index: int) -> T:  # type: ignore[override]  # no slices
         place = index + self._length if index < 0 else index
         if not 0 <= place < self._length:
             raise IndexError(f"item {index} of {self._length}")

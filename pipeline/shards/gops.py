@@ -1,9 +1,9 @@
-"""GopIndex of pictures of fragmented MP4, and videos put together of a few of them.
+"""Groups of pictures of fragmented MP4, and videos put together of a few of them.
 
-Shards hold MP4 of which each fragment (boxes `moof` and `mdat`) is a group of pictures that needs no other. So the
-bytes before the first fragment, and any fragments after them, are a whole video: what a clip needs is read and decoded,
-not what lies before it. The group table has a row for these first bytes and one for every group; a group ends where
-the next one begins, the last one with the video. Of arrays (pipeline/shards/arrays.py) every frame is a group.
+Each fragment (boxes `moof` and `mdat`) of a stored MP4 is a group of pictures that needs no other. So the bytes before
+the first fragment, and any fragments after them, are a whole video: what a clip needs is read and decoded, not what
+lies before it. The group table has a row for these first bytes and one for every group; a group ends where the next one
+begins, the last one with the video. Of arrays (pipeline/shards/arrays.py) every frame is a group.
 """
 
 import hashlib
@@ -50,10 +50,9 @@ class GopIndex:
     num_frames: int
 
     def slice_video(self, wanted: Sequence[int], read: Callable[[int, int], bytes]) -> VideoSlice:
-        """The groups that hold the frames `wanted`; `read(offset, size)` gives bytes of the video.
+        """Cut out the groups that hold the frames `wanted`; `read(offset, size)` gives bytes of the video.
 
-        Neighboring groups are read at once. Raises VideoError if the table is broken, or the bytes are not those that
-        it was made of.
+        Raises VideoError if the table is broken, or the bytes are not those that it was made of.
         """
         offsets, firsts = self._checked()
         if not 0 <= min(wanted) <= max(wanted) < self.num_frames:
@@ -69,7 +68,7 @@ class GopIndex:
         return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()))
 
     def _checked(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each row begins, in bytes and in frames, and the last one ends."""
+        """Return where each row begins, in bytes and in frames, and the last one ends."""
         offsets = np.append(self.rows["offset"].astype(np.int64), self.size)
         firsts = np.append(self.rows["first_frame"].astype(np.int64), self.num_frames)
         fits = len(self.rows) > 1 and offsets[0] == 0 and firsts[0] == firsts[1] == 0
@@ -78,7 +77,7 @@ class GopIndex:
         return offsets, firsts
 
     def _read(self, run: np.ndarray, offsets: np.ndarray, read: Callable[[int, int], bytes]) -> bytes:
-        """The bytes of groups that follow each other."""
+        """Read and check groups that follow each other."""
         start, end = int(offsets[run[0]]), int(offsets[run[-1] + 1])
         data = read(start, end - start)
         if len(data) < end - start:
@@ -99,9 +98,13 @@ def checksum(first_frame: int, data: Buffer) -> int:
 
 
 def index_gops(data: Buffer, num_frames: int) -> Rows:
-    """The rows of a video, none if it is not fragmented MP4, or its fragments cannot be decoded without each other."""
+    """Make the rows of a video, none if it is not fragmented MP4, or its fragments need each other to be decoded."""
     try:
-        starts = _frames_of_array(data) if is_array(data) else list(_fragments(data))
+        if is_array(data):
+            shape = read_shape(data)
+            starts = [(shape.start + number * shape.frame_bytes, 1) for number in range(len(map_frames(data)))]
+        else:
+            starts = list(_fragments(data))
     except (struct.error, ValueError, VideoError):
         return np.empty(0, GOP)
     if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
@@ -113,12 +116,6 @@ def index_gops(data: Buffer, num_frames: int) -> Rows:
         for first, start, end in zip(firsts, offsets[:-1], offsets[1:], strict=True)
     ]
     return np.array(rows, GOP)
-
-
-def _frames_of_array(data: Buffer) -> list[tuple[int, int]]:
-    """(offset, 1) of every frame."""
-    shape, count = read_shape(data), len(map_frames(data))
-    return [(shape.start + number * shape.frame_bytes, 1) for number in range(count)]
 
 
 def _fragments(data: Buffer) -> Iterator[tuple[int, int]]:

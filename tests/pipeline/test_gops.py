@@ -52,28 +52,6 @@ def test_a_clip_from_its_groups_is_the_one_of_the_whole_video(stored: Callable[[
         assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(cut.numbers, wanted, strict=True)), wanted
 
 
-@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
-def test_dali_decodes_the_same(stored: Callable[[str], bytes], codec: str) -> None:
-    fn, dali = pytest.importorskip("nvidia.dali.fn"), pytest.importorskip("nvidia.dali")
-    data = stored(codec)
-    groups = groups_of(data)
-    pipeline = dali.Pipeline(batch_size=2, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    with pipeline:
-        encoded = fn.external_source(name="encoded", dtype=dali.types.DALIDataType.UINT8, ndim=1)
-        numbers = fn.external_source(name="numbers", dtype=dali.types.DALIDataType.INT32, ndim=1)
-        pipeline.set_outputs(fn.decoders.video(encoded, frames=numbers, device="cpu"))
-    pipeline.build()
-    for start in range(0, NUM_FRAMES - 9, 3):
-        cut = groups.slice_video(range(start, start + 10), reader(data))
-        pipeline.feed_input("encoded", [np.frombuffer(part, np.uint8) for part in (cut.data, data)])
-        wanted = [np.array(part, np.int32) for part in (cut.numbers, range(start, start + 10))]
-        pipeline.feed_input("numbers", wanted)
-        (clips,) = pipeline.run()
-        ours, whole = (np.array(clips.at(place)) for place in range(2))
-        assert np.array_equal(ours, whole)
-        assert [read_number(frame) for frame in ours] == [number % LEVELS for number in range(start, start + 10)]
-
-
 def test_only_the_groups_of_a_clip_are_read(stored: Callable[[str], bytes]) -> None:
     data = stored("h264")
     groups, read = groups_of(data), []

@@ -21,7 +21,7 @@ from made_videos import KINDS, broken_copy, encode, store, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig, Decoder
-from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
+from pipeline.decoding.sources import CLIP_SOURCES
 from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop
@@ -73,27 +73,20 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: Decoder) -
 
 
 @both_decoders
-def test_batches_do_not_depend_on_threads_prefetch_or_start(
+def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
     short: ShardDataset, vp9: ShardDataset, decoder: Decoder
 ) -> None:
     dataset = vp9 if decoder == "dali" else short
 
-    def clips(first: int, count: int, threads: int, prefetch: int) -> torch.Tensor:
+    def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
         config = DataConfig(frame_stride=1, decoder=decoder, num_threads=threads, prefetch=prefetch)
-        return torch.stack([batch.clip for batch in first_batches(dataset, config, count, first)])
+        return torch.cat([batch.clip for batch in first_batches(dataset, config, count, first, batch_size=size)])
 
     whole = clips(0, 7, threads=1, prefetch=1)
     assert torch.equal(clips(0, 7, threads=4, prefetch=3), whole)
-    assert torch.equal(clips(3, 4, threads=2, prefetch=2), whole[3:])
-
-
-def test_a_clip_does_not_depend_on_the_size_of_its_batch(short: ShardDataset) -> None:
-    small, middle, large = (
-        torch.cat([b.clip for b in first_batches(short, DataConfig(frame_stride=1), 12 // size, batch_size=size)])
-        for size in (2, 3, 6)
-    )
-    assert torch.equal(small, middle)
-    assert torch.equal(small, large)
+    assert torch.equal(clips(3, 4, threads=2, prefetch=2), whole[12:])
+    assert torch.equal(clips(0, 4, threads=2, prefetch=2, size=7), whole)
+    assert torch.equal(clips(0, 14, threads=2, prefetch=2, size=2), whole)
 
 
 @both_decoders
@@ -322,20 +315,30 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "device", "decoder"), EXACT)
-def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decoder, tmp_path: Path) -> None:
-    """From videos as others have encoded them, large enough for NVDEC."""
-    width, height = (192, 160) if device == "cuda" else (64, 48)
-    video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
-    container = str(KINDS[kind].get("container", "mp4"))
+def load_one_video(
+    video: bytes, length: int, device: str, decoder: Decoder, tmp_path: Path, container: str = "mp4"
+) -> tuple[ShardDataset, OneVideoPlan, dict[str, float]]:
+    """Check that every frame of clips from anywhere in it is the one asked for."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
-    dataset, plan = replace(dataset, holds_copies=True), OneVideoPlan(50, Crop(0, 0, width, height))
+    width, height = dataset.samples[0].width, dataset.samples[0].height
+    dataset = replace(dataset, holds_copies=dataset.gops[0] is None)
+    plan = OneVideoPlan(length, Crop(0, 0, width, height))
     with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
         for index, batch in enumerate(loader.batches(0)):
             check_frames([batch], plan, dataset, first=index)
         assert loader.counters["clips"] == len(plan.rows)
         assert loader.counters["fallback_clips"] == 0
-        assert (loader.counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
+        return dataset, plan, loader.counters
+
+
+@pytest.mark.parametrize(("kind", "device", "decoder"), EXACT)
+def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decoder, tmp_path: Path) -> None:
+    """From videos as others have encoded them."""
+    width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
+    video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
+    container = str(KINDS[kind].get("container", "mp4"))
+    *_, counters = load_one_video(video, 50, device, decoder, tmp_path, container)
+    assert (counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
 
 
 GOPS = [
@@ -349,17 +352,11 @@ GOPS = [
 def test_only_the_gops_of_a_clip_are_read_and_decoded(
     codec: str, device: str, decoder: Decoder, tmp_path: Path
 ) -> None:
-    """Every frame is the one asked for, wherever the clip begins."""
-    width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
-    video, plan = store(codec, 34, width=width, height=height), OneVideoPlan(34, Crop(0, 0, width, height))
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)]))
+    width, height = (192, 160) if device == "cuda" else (64, 48)
+    video = store(codec, 34, width=width, height=height)
+    dataset, plan, counters = load_one_video(video, 34, device, decoder, tmp_path)
     gops = dataset.gops[0]
     assert gops is not None
-    with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
-        for index, batch in enumerate(loader.batches(0)):
-            check_frames([batch], plan, dataset, first=index)
-        counters = loader.counters
-    assert counters["fallback_clips"] == 0
     slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
     assert counters["bytes_read"] == sum(len(part.data) for part in slices) < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
@@ -395,14 +392,3 @@ def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
             assert batch.keys == cpu.keys
             assert (copy.cpu().float() - cpu.clip.float()).abs().mean() < 2
         assert loader.counters["fallback_clips"] == 0
-
-
-def test_decode_frames_and_loader_agree(short: ShardDataset) -> None:
-    """The full frame, uncropped and at its own size, is what decode_frames gives."""
-    config = DataConfig(frame_stride=1)
-    plan = EvaluationPlan(short, config, num_frames=4, image_size=48, batch_size=1)
-    with ClipLoader(short, plan, CPU, config, None) as loader:
-        batch = next(loader.batches(0))
-    row = plan.batch(0)[0]
-    frames = decode_frames(Reader(short).read(row.sample), row.frames)[:, :, row.crop.x : row.crop.x + 48]
-    assert np.abs(frames.astype(int) - batch.clip[0].numpy()).max() <= 2

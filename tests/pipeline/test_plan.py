@@ -1,6 +1,7 @@
 """The plan is arithmetic: its promises are checked over many seeds, sizes and world sizes."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, strided_frames
-from pipeline.planning.split_step import split_step
+from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, split_step, strided_frames
 from pipeline.shards.dataset import ShardDataset, ShardOf
 from pipeline.shards.format import DatasetInfo, Lazy, Sample, ShardInfo
 from pipeline.shards.index import RowWriter, Tables
@@ -55,17 +55,20 @@ def stream(plans: list[TrainingPlan], batches: range) -> list[PlanRow]:
 
 
 @given(
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    counts=st.lists(st.integers(1, 9), min_size=3, max_size=6),
     seed=st.integers(0, 2**64 - 1),
     world=st.sampled_from([1, 2, 3, 5, 6]),
     window=st.integers(1, 4),
     repeats=st.sampled_from([1, 2]),
+    nodes=st.sampled_from([1, 2, 3]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_world_size_sees_the_same_global_order(
-    counts: list[int], seed: int, world: int, window: int, repeats: int
+    counts: list[int], seed: int, world: int, window: int, repeats: int, nodes: int
 ) -> None:
-    dataset, config = make_table(counts), DataConfig(frame_stride=1, shuffle_shards=window, repeats=repeats)
+    """Step by step, so that a run resumes anywhere with any number of processes."""
+    dataset = make_table(counts)
+    config = DataConfig(frame_stride=1, shuffle_shards=window, repeats=repeats, canonical_nodes=nodes)
     alone = stream([make_plan(dataset, config, seed=seed, batch_size=12)], range(4))
     shape = {"batch_size": 4, "global_batch": 12, "world_size": world}
     ranks = [make_plan(dataset, config, seed=seed, rank=rank, **shape) for rank in range(world)]
@@ -73,33 +76,6 @@ def test_every_world_size_sees_the_same_global_order(
         taken = [row for plan in ranks for m in range(plan.passes) for row in plan.batch(step * plan.passes + m)]
         assert sorted(taken, key=lambda row: row.position) == alone[12 * step : 12 * (step + 1)]
     assert [row.position for row in alone] == list(range(48))
-
-
-@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), seed=st.integers(0, 10**6), window=st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
-def test_epoch_has_every_video_once(counts: list[int], seed: int, window: int) -> None:
-    dataset = make_table(counts)
-    plan = make_plan(dataset, DataConfig(frame_stride=1, shuffle_shards=window), seed=seed)
-    size = sum(counts)
-    assert plan.clips_per_epoch == size
-    for epoch in range(3):
-        rows = [plan.row(position) for position in range(epoch * size, (epoch + 1) * size)]
-        assert sorted(row.sample for row in rows) == list(range(size))
-        assert {row.epoch for row in rows} == {epoch}
-
-
-@pytest.mark.parametrize("trial", range(20))
-def test_resuming_anywhere_at_another_world_size_continues_the_stream(trial: int) -> None:
-    draw = np.random.default_rng(trial)
-    dataset = make_table(draw.integers(1, 9, size=int(draw.integers(1, 6))).tolist())
-    stop = int(draw.integers(0, 30))
-    worlds = [int(world) for world in draw.choice([1, 2, 3, 4, 6, 12], size=2)]
-    whole = stream([make_plan(dataset, seed=trial, batch_size=12)], range(60))
-    before, after = (
-        [make_plan(dataset, seed=trial, batch_size=12 // world, rank=rank, world_size=world) for rank in range(world)]
-        for world in worlds
-    )
-    assert stream(before, range(stop)) + stream(after, range(stop, 60)) == whole
 
 
 @given(
@@ -150,7 +126,10 @@ def test_epochs_seeds_and_positions_differ() -> None:
     orders = [tuple(make_plan(dataset, seed=seed).row(p).sample for p in range(64)) for seed in (0, 1)]
     assert orders[0] != orders[1]
     assert orders[0][:32] != orders[0][32:]
-    rows = [make_plan(dataset).row(position) for position in range(400)]
+    plan = make_plan(dataset)
+    rows = [plan.row(position) for position in range(400)]
+    assert plan.clips_per_epoch == 32
+    assert [row.epoch for row in rows] == [position // 32 for position in range(400)]
     starts = Counter(row.frames[0] for row in rows)
     assert set(starts) == set(range(37)), "every start from 0 to 40 - 4"
     assert 150 < sum(row.flip for row in rows) < 250
@@ -198,20 +177,6 @@ def test_strides_are_counted_in_source_frames() -> None:
     assert {b - a for a, b in pairwise(plan.row(0).frames)} == {2}
     with pytest.raises(InputError, match="stores one frame of every 4"):
         make_plan(make_table([4], frame_stride=4), DataConfig(frame_stride=2))
-
-
-def test_mix_keeps_its_weights_and_repeats_small_datasets() -> None:
-    dataset = make_table([30, 6], parts=[0, 1])
-    config = DataConfig(shards=["a", "b"], weights=[1.0, 1.0], frame_stride=1)
-    plan = make_plan(dataset, config)
-    assert plan.clips_per_epoch == 36
-    samples = [plan.row(position).sample for position in range(3 * 36)]
-    small = [sample for sample in samples if sample >= 30]
-    assert len(small) == 3 * 18
-    for start in range(0, len(small), 6):
-        assert sorted(small[start : start + 6]) == list(range(30, 36)), "each round of the small dataset is complete"
-    large = [sample for sample in samples if sample < 30]
-    assert sorted(large[:30]) == list(range(30))
 
 
 def test_mix_without_weights_is_by_size() -> None:
@@ -319,14 +284,8 @@ def test_training_clips_follow_the_configuration() -> None:
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     assert all(one.frames == other.frames for one, other in pairs), "one decode"
     assert any(one.augment_ops != other.augment_ops for one, other in pairs)
-
-
-def test_the_magnitude_of_randaugment_is_the_configurations() -> None:
-    def changes(magnitude: float) -> list[tuple]:
-        config = DataConfig(frame_stride=1, rand_augment=2, rand_augment_magnitude=magnitude)
-        return [row.augment_ops for row in stream([make_plan(make_table([20]), config)], range(20))]
-
-    assert changes(9) != changes(1)
+    weaker = stream([make_plan(dataset, replace(config, rand_augment_magnitude=1))], range(40))
+    assert [row.augment_ops for row in weaker] != [row.augment_ops for row in rows]
 
 
 def test_read_fractions_are_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

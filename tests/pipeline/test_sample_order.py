@@ -109,17 +109,6 @@ def test_nodes_read_the_same_shards_in_every_epoch() -> None:
     assert sum((counts > 0).sum() for counts in read) <= 120 + 11, "only at the cuts, two nodes share one"
 
 
-def test_canonical_nodes_do_not_depend_on_the_number_of_processes() -> None:
-    dataset = make_table([5, 3, 8, 6, 1, 9])
-    config = DataConfig(frame_stride=1, canonical_nodes=4, shuffle_shards=2, repeats=2)
-    alone = [row for index in range(9) for row in make_plan(dataset, config, batch_size=24).batch(index)]
-    for world in (2, 3, 4):
-        shape = {"batch_size": 6, "global_batch": 24, "world_size": world}
-        ranks = [make_plan(dataset, config, rank=rank, **shape) for rank in range(world)]
-        rows = [row for plan in ranks for index in range(9 * plan.passes) for row in plan.batch(index)]
-        assert sorted(rows, key=lambda row: row.position) == alone
-
-
 def test_canonical_nodes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"data\.canonical_nodes is 5, but a step decodes 4 videos"):
         make_plan(make_table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8)

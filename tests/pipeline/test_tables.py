@@ -1,7 +1,10 @@
-"""The tables of a dataset: what they say, what of them is refused, and what of them is a bad sample like any other."""
+"""Opening shards: what their tables say, what is refused in one sentence, and what is a bad sample like any other."""
 
 import json
+import os
 import shutil
+import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
+from pipeline.reading.reader import Reader
 from pipeline.shards import index
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
+from pipeline.video_error import VideoError
 
 CPU = torch.device("cpu")
 
@@ -124,12 +129,17 @@ def test_names_that_cannot_be_read_stop_nothing(
     assert len(train_on(dataset, tmp_path / "quarantine.jsonl")) == 1
 
 
-def test_names_that_have_changed_places_are_refused(copied: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [((1, 0), r"has changed since it was written.*--rewrite-tables"), ((), "is missing or incomplete")],
+)
+def test_names_of_others_are_refused_with_the_first_sample(copied: Path, lines: tuple[int, ...], says: str) -> None:
     (path,) = copied.glob("names-*")
-    first, second, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([second, first, *others]))
-    with pytest.raises(InputError, match=r"has changed since it was written.*--rewrite-tables"):
-        _ = ShardDataset.open(copied).samples[0]
+    found = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([found[line] for line in lines] + (found[2:] if lines else [])))
+    dataset = ShardDataset.open(copied)
+    with pytest.raises(InputError, match=says):
+        _ = dataset.samples[0]
 
 
 @pytest.mark.parametrize(
@@ -150,18 +160,14 @@ def test_a_broken_description_is_one_sentence(copied: Path, change: dict[str, An
     assert "\n" not in str(raised.value)
 
 
-def test_a_table_outside_of_the_folder_is_refused(copied: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[]", 10000 * b"[", "a table outside of the folder"])
+def test_a_description_that_is_none_is_one_sentence(copied: Path, content: bytes | str) -> None:
     path = copied / "dataset.json"
-    said = json.loads(path.read_text())
-    said["tables"]["names"]["file"] = "../../etc/passwd"
-    path.write_text(json.dumps(said))
-    with pytest.raises(InputError, match="is not a dataset description"):
-        ShardDataset.open(copied)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[]", 10000 * b"["])
-def test_a_description_that_is_none_is_one_sentence(copied: Path, content: bytes) -> None:
-    (copied / "dataset.json").write_bytes(content)
+    if isinstance(content, str):
+        said = json.loads(path.read_text())
+        said["tables"]["names"]["file"] = "../../etc/passwd"
+        content = json.dumps(said).encode()
+    path.write_bytes(content)
     with pytest.raises(InputError, match="is not a dataset description"):
         ShardDataset.open(copied)
 
@@ -228,13 +234,69 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
         mix.samples[14]
 
 
-def test_names_are_opened_with_the_first_sample(copied: Path) -> None:
-    (path,) = copied.glob("names-*")
-    path.unlink()
-    dataset = ShardDataset.open(copied)
-    with pytest.raises(InputError, match="is missing or incomplete"):
-        _ = dataset.samples[3]
-
-
 def test_the_row_is_what_is_documented() -> None:
     assert SAMPLE.itemsize == 96
+
+
+def test_samples_come_in_tar_order(short: ShardDataset) -> None:
+    assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
+    assert short.shard_of[range(12)].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
+    reader = Reader(short)
+    for number in range(12):
+        with tarfile.open(short.shard_path(number)) as tar:
+            member = tar.extractfile(f"v{number:02d}.mp4")
+            assert member is not None
+            assert reader.read(number) == member.read()
+
+
+def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
+    for name, classes in (("a", ["jump", "run"]), ("b", ["fall", "jump"])):
+        folder = write_shards(tmp_path / name, [(f"{name}{i}", encode(4)) for i in range(2)], classes=2)
+        description = json.loads((folder / "dataset.json").read_text())
+        (folder / "dataset.json").write_text(json.dumps({**description, "classes": classes}))
+    mix = ShardDataset.open([tmp_path / "a", tmp_path / "b"])
+    assert mix.info.classes == ["fall", "jump", "run"]
+    assert [mix.info.classes[sample.label or 0] for sample in mix.samples] == ["jump", "run", "fall", "jump"]
+    assert mix.part_of.tolist() == [0, 1]
+    assert mix.info.num_samples == 4
+    assert ShardDataset.open(tmp_path / "b").info.classes == ["fall", "jump"]
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    for shards, says in (("", "names no folder"), (tmp_path, r"no dataset\.json")):
+        with pytest.raises(InputError, match=says):
+            ShardDataset.open(shards)
+
+
+def test_missing_and_short_shards(copied: Path) -> None:
+    dataset = ShardDataset.open(copied)
+    os.truncate(dataset.shard_path(0), dataset.samples[2].offset + 100)
+    os.unlink(dataset.shard_path(4))
+    reader = Reader(dataset)
+    reader.read(0)
+    with pytest.raises(VideoError, match="the shard ends after 100 of"):
+        reader.read(2)
+    with pytest.raises(InputError, match=r"shard-000001\.tar is missing"):
+        reader.read(4)
+
+
+def test_reading_from_many_threads(short: ShardDataset) -> None:
+    """A shard's file must not be closed under a reader when another thread opens it at the same moment."""
+    expected = [Reader(short).read(index) for index in range(12)]
+    failures: list[BaseException] = []
+
+    def read_all(reader: Reader) -> None:
+        try:
+            assert [reader.read(index) for index in range(12)] == expected
+        except BaseException as error:
+            failures.append(error)
+
+    for _ in range(30):
+        reader = Reader(short)
+        threads = [threading.Thread(target=read_all, args=(reader,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
