@@ -163,7 +163,7 @@ class ClipLoader:
     def _start(self, number: int, rows: list[PlanRow]) -> PendingBatch:
         views = self._plan.views
         shape = (len(rows), self._plan.num_frames, *self._plan.frame_size, self._dataset.channels)
-        host = HostClips(shape, self._device, self._copying)
+        host = HostClips(shape, self._copying)
         first_decode = number * (self._plan.batch_size // views)
         jobs = [
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)

@@ -10,9 +10,9 @@ from torch import Tensor
 class HostClips:
     """The clips of a batch in host memory, which is allocated on first use: DALI may decode the whole batch."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        """stream: on a GPU, one of its own beside the training step, on which clips are copied."""
-        self._shape, self._device, self._stream = shape, device, stream
+    def __init__(self, shape: tuple[int, ...], stream: torch.cuda.Stream | None) -> None:
+        """stream: on which clips are copied to its GPU, beside the training step; None: they stay on the CPU."""
+        self._shape, self._stream = shape, stream
         self._clips: Tensor | None = None
         self._lock = threading.Lock()
         self.copy: Tensor | None = None  # on the device, perhaps still in flight
@@ -31,10 +31,13 @@ class HostClips:
 
     def upload(self) -> None:
         """Queue a copy; later writes to `clips` may or may not be in it."""
+        if self._stream is None:
+            self.copy = self.clips
+            return
         with torch.cuda.stream(self._stream):
             # PyTorch does not reuse the pinned memory before this stream has read it.
-            self.copy = self.clips.to(self._device, non_blocking=True)
-            self._arrived = self._stream.record_event() if self._stream else None
+            self.copy = self.clips.to(self._stream.device, non_blocking=True)
+            self._arrived = self._stream.record_event()
 
     def on_device(self) -> UInt8[Tensor, "B T H W C"]:
         """Return the clips for use on the current stream, which waits for them; the host does not."""
@@ -42,7 +45,7 @@ class HostClips:
             self.upload()
         assert self.copy is not None
         if self._arrived is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self.copy.device)
             stream.wait_event(self._arrived)
             self.copy.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
         return self.copy

@@ -7,7 +7,7 @@ from pipeline.decoding.upload import HostClips
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    host = HostClips((2, 3, 4, 4, 3), torch.device("cpu"), None)
+    host = HostClips((2, 3, 4, 4, 3), None)
     assert not host.is_allocated
     host.clips.fill_(7)
     assert host.is_allocated
@@ -17,7 +17,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 @pytest.mark.gpu
 def test_a_copy_does_not_wait_for_the_step() -> None:
     copying = torch.cuda.Stream()
-    host = HostClips((64, 16, 224, 224, 3), torch.device("cuda", 0), copying)
+    host = HostClips((64, 16, 224, 224, 3), copying)
     host.clips.fill_(7)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
