@@ -12,7 +12,6 @@ import extract_features
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.encoder import VideoEncoder
 from model.weights import pretrained
 
 CONFIG = ModelConfig(
@@ -92,10 +91,3 @@ def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: P
     extract(shards, tmp_path / "out", weights)
     with pytest.raises(InputError, match="made with another frame_stride, tokens"):
         extract(shards, tmp_path / "out", weights, "--tokens", "--frame-stride", "2")
-
-
-def test_encoder_alone_encodes_as_the_whole_model(weights: Path) -> None:
-    clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8)
-    model, encoder = AdaMAE.from_pretrained(weights), VideoEncoder.from_pretrained(weights)
-    assert torch.equal(model.encode(clip).tokens, encoder.encode(clip).tokens)
-    assert torch.equal(model.encode(clip).pooled, encoder.encode(clip).tokens.mean(1))
