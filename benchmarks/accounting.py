@@ -157,11 +157,10 @@ def saved_bytes(
     Every storage counts once, for the part that saves it first. Weights, buffers and `inputs` do not count.
     """
     by_part = dict.fromkeys(PARTS, 0)
-    weights = [parameter.untyped_storage() for parameter in model.parameters()]
-    not_counted = [*weights, *(tensor.untyped_storage() for tensor in (*model.buffers(), *inputs))]
+    weight_keys = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    not_counted = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers(), *inputs)]
     # The storages are held, so that no address is reused while we count.
     seen = {storage._cdata: storage for storage in not_counted}
-    weight_keys = {storage._cdata for storage in weights}
     current = PARTS[0]
 
     def enter(part: str) -> None:

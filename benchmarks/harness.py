@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -206,9 +206,12 @@ class Report:
 def print_table(rows: list[Row]) -> None:
     """Print rows as a Markdown table whose columns are all keys in the order in which they first occur."""
     heads = list(dict.fromkeys(key for row in rows for key in row))
-    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
-    for row in rows:
-        print(f"| {' | '.join(format_cell(row.get(head)) for head in heads)} |")
+    print(format_table(heads, [[format_cell(row.get(head)) for head in heads] for row in rows]), end="")
+
+
+def format_table(heads: list[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
 
 def format_cell(value: object) -> str:

@@ -8,7 +8,7 @@ around the tables is left as it is.
 import json
 import re
 
-from benchmarks.harness import RESULTS, ROOT, Row, format_cell
+from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
 from common.atomic_io import write_text
 from common.errors import InputError, run_command
 
@@ -51,8 +51,7 @@ def make_table(file: str, columns: str, filters: str) -> str:
         for row in rows:
             spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
             cells[-1].append(format_cell(row.get(mean)) + spread)
-    lines = [heads, ["---"] * len(heads), *zip(*cells, strict=True)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return format_table(heads, zip(*cells, strict=True))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The published AdaMAE's step, written afresh as the baseline to be faster than: it computes in the way of that code.
 
 Attention matrices are materialized, tokens go the way of token_path.py, and gradients of the sampling loss reach the
-tokenizer. Parameters are named as in model.AdaMAE, of which `load` takes them.
+tokenizer. Parameters are named as in model.AdaMAE, of which they are taken.
 """
 
 from functools import partial
@@ -68,29 +68,23 @@ class Decoder(Transformer):
 
 
 class NaiveAdaMAE(nn.Module):
-    """Adaptive masking with the paper's sampler (one attention block)."""
+    """Adaptive masking with the paper's sampler (one attention block), with the weights of `model`, on its device."""
 
-    def __init__(self, config: ModelConfig, positions: Tensor, decoder_positions: Tensor) -> None:
+    def __init__(self, model: AdaMAE) -> None:
         super().__init__()
-        size = config.dimensions
-        self.config = config
-        kernel = (config.tubelet_size, config.patch_size, config.patch_size)
-        self.tokenizer = nn.Conv3d(3, size.encoder_width, kernel, stride=kernel)
+        self.config = config = model.config
+        size, t, p = config.dimensions, config.tubelet_size, config.patch_size
+        self.tokenizer = nn.Conv3d(3, size.encoder_width, (t, p, p), stride=(t, p, p))
         self.token_sampler = TokenSampler(config)
+        positions = model.encoder.positions
         self.encoder = Transformer(size.encoder_width, size.encoder_depth, size.encoder_heads, positions)
-        self.decoder = Decoder(config, decoder_positions)
-
-    @classmethod
-    def load(cls, model: AdaMAE) -> "NaiveAdaMAE":
-        """Copy the weights of `model`, on its device."""
-        naive = cls(model.config, model.encoder.positions, model.decoder.positions)
+        self.decoder = Decoder(config, model.decoder.positions)
         state = model.state_dict()
-        t, p = model.config.tubelet_size, model.config.patch_size
         weight = state.pop("tokenizer.projection.weight")
         state["tokenizer.weight"] = rearrange(weight, "d (t h w c) -> d c t h w", t=t, h=p, w=p)
         state["tokenizer.bias"] = state.pop("tokenizer.projection.bias")
-        naive.load_state_dict(state)
-        return naive.to(weight.device)
+        self.load_state_dict(state)
+        self.to(weight.device)
 
     def forward(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None) -> Tensor:
         """Return the loss. pixels: ImageNet-normalized; mask: mask these tokens instead of sampled ones."""

@@ -19,7 +19,7 @@ MaskedLoss = Callable[[Tensor, Tensor], Tensor]
 
 def naive(model: AdaMAE) -> MaskedLoss:
     """The loss of the published step on uint8 clips, with the tokens hidden where the mask [B, N] is True."""
-    peer = NaiveAdaMAE.load(model).eval()
+    peer = NaiveAdaMAE(model).eval()
     return lambda clip, mask: peer(normalized_clip(clip), mask)
 
 
@@ -32,7 +32,7 @@ def hugging_face(model: AdaMAE) -> MaskedLoss:
 def naive_step(config: ModelConfig, clip: Tensor) -> Step:
     """Floats reach the published step from its loader, so their making is not timed."""
     with clip.device:
-        peer = NaiveAdaMAE.load(AdaMAE(config))
+        peer = NaiveAdaMAE(AdaMAE(config))
     pixels = normalized_clip(clip).contiguous()
     # The published loop looks at every step whether its loss is finite.
     step = _training_step(peer, lambda: peer(pixels), clip.device)
