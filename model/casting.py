@@ -16,33 +16,31 @@ def autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def cast_together(weights: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+def cast_together(weights: Sequence[Tensor | None], dtype: torch.dtype) -> Sequence[Tensor | None]:
     """Copy the weights to another dtype, None where there is none; return them themselves where it is theirs."""
-    given = [weight for weight in weights if weight is not None]
-    if all(weight.dtype == dtype for weight in given):
-        return list(weights)
+    if all(weight is None or weight.dtype == dtype for weight in weights):
+        return weights
     if torch.compiler.is_compiling():  # which fuses them as it likes
-        copies = iter([weight.to(dtype) for weight in given])
-    else:
-        copies = iter(Cast.apply(dtype, *given))
-    return [None if weight is None else next(copies) for weight in weights]
+        return [None if weight is None else weight.to(dtype) for weight in weights]
+    return Cast.apply(dtype, *weights)
 
 
 class Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        ctx.dtype = weights[0].dtype
-        return tuple(_copies(weights, dtype))
+        ctx.dtype = next(weight.dtype for weight in weights if weight is not None)
+        return _copy_together(weights, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
-        copies = iter(_copies([grad for grad in grads if grad is not None], ctx.dtype))
-        return None, *(None if grad is None else next(copies) for grad in grads)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *_copy_together(grads, ctx.dtype)
 
 
-def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    if copies:
-        torch._foreach_copy_(copies, list(tensors))
-    return copies
+def _copy_together(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    given = [tensor for tensor in tensors if tensor is not None]
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in given]
+    if given:
+        torch._foreach_copy_(copies, given)
+    rest = iter(copies)
+    return tuple(None if tensor is None else next(rest) for tensor in tensors)

@@ -6,6 +6,7 @@ P values of a patch (tubelet_size · patch_size² · in_channels)
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Literal, NamedTuple
 
 from common.config_fields import check_ranges, option
@@ -170,9 +171,7 @@ class ModelConfig:
     @property
     def frame_size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        if isinstance(self.image_size, int):
-            return self.image_size, self.image_size
-        height, width = self.image_size
+        height, width = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
         return height, width
 
     @property
@@ -183,8 +182,7 @@ class ModelConfig:
 
     @property
     def num_tokens(self) -> int:
-        time, height, width = self.grid
-        return time * height * width
+        return prod(self.grid)
 
     @property
     def patch_values(self) -> int:

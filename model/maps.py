@@ -1,5 +1,6 @@
 """Masks, reconstructions, errors and probabilities as maps over space and time, for figures, reports and notebooks."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -59,6 +60,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         output = model.eval()(clip, seed, 0)
     finally:
         model.train(was_training)
+    visible, masked = output.visible_ids, output.masked_ids
     patches = gather_patches(clip, None, config.tubelet_size, config.patch_size)
     pred = output.pred.float().unflatten(-1, (-1, config.in_channels))
     visible_stats = None
@@ -67,22 +69,17 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         pixels = patches.float() / 255
         mean, std = pixels.mean(dim=2), pixels.std(dim=2) + EPSILON
         near_mean, near_std = (
-            interpolate_from_visible(
-                values[rows, output.visible_ids], output.visible_ids, output.masked_ids, config.grid
-            )
-            for values in (mean, std)
+            interpolate_from_visible(values[rows, visible], visible, masked, config.grid) for values in (mean, std)
         )
-        visible_stats = _fill_in(
-            patches, pred * near_std[:, :, None] + near_mean[:, :, None], output.masked_ids, config
-        )
-        pred = pred * std[rows, output.masked_ids][:, :, None] + mean[rows, output.masked_ids][:, :, None]
+        visible_stats = _fill_in(patches, pred * near_std[:, :, None] + near_mean[:, :, None], masked, config)
+        pred = pred * std[rows, masked][:, :, None] + mean[rows, masked][:, :, None]
     return Maps(
         frames=clip,
-        reconstruction=_fill_in(patches, pred, output.masked_ids, config),
+        reconstruction=_fill_in(patches, pred, masked, config),
         visible_stats=visible_stats,
-        error=_token_map(output.masked_ids, output.loss_per_token, torch.nan, config.grid),
+        error=_token_map(masked, output.loss_per_token, torch.nan, config.grid),
         probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
-        is_masked=_token_map(output.masked_ids, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
+        is_masked=_token_map(masked, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
     )
 
 
@@ -112,6 +109,5 @@ def _fill_in(
 
 def _token_map(ids: Tensor, values: Tensor, elsewhere: float, grid: Grid) -> Float[Tensor, "B t h w"]:
     """Put `values` at their tokens, and `elsewhere` at the others."""
-    time, height, width = grid
-    flat = values.new_full((len(ids), time * height * width), elsewhere)
+    flat = values.new_full((len(ids), math.prod(grid)), elsewhere)
     return flat.scatter(1, ids, values).unflatten(1, grid)

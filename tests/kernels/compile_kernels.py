@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,10 @@ TYPES = {
 }  # fmt: skip
 
 
-class Recorder:
-    """Takes the place of wrap_triton: notes what a launch would compile, and launches nothing."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, tuple[ASTSource, int]] = {}
-
-    def __call__(self, kernel: Any) -> "Launcher":
-        return Launcher(kernel, self.found)
-
-
 class Launcher:
-    def __init__(self, kernel: Any, found: dict) -> None:
+    """Takes the place of wrap_triton(kernel): notes what a launch would compile, and launches nothing."""
+
+    def __init__(self, kernel: Any, found: dict[str, tuple[ASTSource, int]]) -> None:
         self.kernel, self.found = kernel, found
 
     def __getitem__(self, grid: tuple) -> Any:
@@ -72,10 +65,10 @@ def type_of(value: Any) -> str:
 
 def record_presets() -> dict[str, tuple[ASTSource, int]]:
     """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
-    recorder = Recorder()
+    found: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
     for op in OPS:
-        sys.modules[f"kernels.{op}"].wrap_triton = recorder
+        sys.modules[f"kernels.{op}"].wrap_triton = partial(Launcher, found=found)
     with torch.device("meta"):
         for size in SIZES:
             tiny = {"num_frames": 8, "image_size": 48, "patch_size": 8} if size == "tiny" else {}
@@ -83,7 +76,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
-    return recorder.found
+    return found
 
 
 def record_path(config: ModelConfig, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""gumbel_topk samples from softmax(logits), without replacement, and every row, step and rank on its own."""
+"""gumbel_topk samples from softmax(logits), without replacement. (Its noise is checked bit by bit in test_noise.py.)"""
 
 import itertools
 
@@ -7,7 +7,6 @@ import torch
 from scipy import stats
 
 from kernels import gumbel_topk
-from kernels.noise import gumbel, philox
 
 CHANCE = 1e-3  # a true sampler fails a test this often; seeds are fixed, so each either always or never does
 
@@ -56,26 +55,3 @@ def test_inclusion_is_that_of_a_float64_reference_and_no_index_repeats():
     share = (counts + reference) / (2 * rows)
     z = (counts - reference) / np.sqrt(2 * rows * share * (1 - share))
     assert stats.chi2.sf(np.square(z).sum(), tokens - 1) > CHANCE  # k a row costs one degree of freedom
-
-
-def test_words_are_uniform_in_every_byte():
-    words = philox(torch.tensor(11), torch.tensor(0), rows=256, count=1568)
-    for shift in (0, 8, 16, 24):
-        assert stats.chisquare(torch.bincount((words.flatten() >> shift) & 255, minlength=256)).pvalue > CHANCE
-
-
-def test_rows_steps_and_ranks_are_independent():
-    """Correlations of noise between rows, seeds (steps) and distant offsets (ranks) are those of chance."""
-    tokens = 4096
-    blocks = [
-        gumbel(torch.tensor(seed), torch.tensor(offset), rows=64, count=tokens)
-        for seed, offset in ((0, 0), (1, 0), (0, 64), (0, 2**32), (2**32, 0))
-    ]
-    noise = torch.cat(blocks).double()
-    noise = noise - noise.mean(dim=1, keepdim=True)
-    noise /= noise.norm(dim=1, keepdim=True)
-    correlations = (noise @ noise.T)[tuple(torch.triu_indices(len(noise), len(noise), offset=1))]
-    assert stats.chi2.sf((correlations.square().sum() * tokens).item(), len(correlations)) > CHANCE
-    assert correlations.abs().max() < 6 / tokens**0.5
-    lagged = (noise[:, :-1] * noise[:, 1:]).sum(dim=1)  # neighboring tokens of a row
-    assert stats.chi2.sf((lagged.square().sum() * tokens).item(), len(lagged)) > CHANCE

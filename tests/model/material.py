@@ -48,3 +48,10 @@ def randomize(module: nn.Module, seed: int = 0) -> None:
 
 def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+def close(value: Tensor, expected: Tensor, name: str = "", within: float = 1e-5) -> None:
+    """Compare relative to the largest of the expected values."""
+    atol = within * max(expected.abs().max().item(), 1e-3)
+    expected = expected.to(value.dtype)
+    torch.testing.assert_close(value.cpu(), expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")

@@ -14,9 +14,7 @@ from torch import Tensor
 @dataclass
 class Values:
     probabilities: Tensor | None
-    encoded: Tensor
     pred: Tensor
-    target: Tensor
     loss_per_token: Tensor
     reconstruction_loss: Tensor
     sampling_loss: Tensor | None
@@ -33,15 +31,8 @@ class Shape:
 
 
 def adamae(state: dict[str, Tensor], clip: Tensor, visible_ids: Tensor, masked_ids: Tensor, shape: Shape) -> Values:
-    batch = len(clip)
     pixels = clip.movedim(4, 1).double() / 255
-    mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.double).view(1, 3, 1, 1, 1)
-    std = torch.tensor([0.229, 0.224, 0.225], dtype=torch.double).view(1, 3, 1, 1, 1)
-    kernel = state["encoder.patch_embed.proj.weight"]
-    step = (shape.tubelet_size, shape.patch_size, shape.patch_size)
-    tokens = torch.nn.functional.conv3d((pixels - mean) / std, kernel, state["encoder.patch_embed.proj.bias"], step)
-    tokens = tokens.flatten(2).transpose(1, 2)
-
+    tokens = embed(state, "encoder.patch_embed.proj.", pixels, shape)
     probabilities = None
     if "encoder.pos_embed_probs" in state:
         probabilities = token_probabilities(state, tokens.detach())
@@ -50,10 +41,8 @@ def adamae(state: dict[str, Tensor], clip: Tensor, visible_ids: Tensor, masked_i
     x = pick(tokens + sine_table(tokens.shape[1], width), visible_ids)
     for i in range(count_blocks(state, "encoder.blocks.")):
         x = block(state, f"encoder.blocks.{i}.", x, shape.encoder_heads, 1e-6)
-    encoded = norm(state, "encoder.norm.", x, 1e-6)
-
-    x = encoded @ state["encoder_to_decoder.weight"].T
-    table = sine_table(tokens.shape[1], x.shape[-1]).expand(batch, -1, -1)
+    x = norm(state, "encoder.norm.", x, 1e-6) @ state["encoder_to_decoder.weight"].T
+    table = sine_table(tokens.shape[1], x.shape[-1]).expand(len(clip), -1, -1)
     x = torch.cat([x + pick(table, visible_ids), state["mask_token"] + pick(table, masked_ids)], dim=1)
     for i in range(count_blocks(state, "decoder.blocks.")):
         x = block(state, f"decoder.blocks.{i}.", x, shape.decoder_heads, 1e-6)
@@ -67,7 +56,15 @@ def adamae(state: dict[str, Tensor], clip: Tensor, visible_ids: Tensor, masked_i
     if probabilities is not None:
         chosen = torch.log(torch.gather(probabilities, 1, masked_ids))
         sampling = -(chosen * loss_per_token.detach()).mean(1).mean()
-    return Values(probabilities, encoded, pred, target, loss_per_token, loss_per_token.mean(), sampling)
+    return Values(probabilities, pred, loss_per_token, loss_per_token.mean(), sampling)
+
+
+def embed(state: dict[str, Tensor], name: str, pixels: Tensor, shape: Shape) -> Tensor:
+    mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.double).view(1, 3, 1, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225], dtype=torch.double).view(1, 3, 1, 1, 1)
+    step = (shape.tubelet_size, shape.patch_size, shape.patch_size)
+    tokens = torch.nn.functional.conv3d((pixels - mean) / std, state[name + "weight"], state[name + "bias"], step)
+    return tokens.flatten(2).transpose(1, 2)
 
 
 def token_probabilities(state: dict[str, Tensor], tokens: Tensor) -> Tensor:
@@ -85,12 +82,7 @@ def token_probabilities(state: dict[str, Tensor], tokens: Tensor) -> Tensor:
 
 def classifier(state: dict[str, Tensor], clip: Tensor, shape: Shape) -> Tensor:
     """Logits of a fine-tuned model."""
-    mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.double).view(1, 3, 1, 1, 1)
-    std = torch.tensor([0.229, 0.224, 0.225], dtype=torch.double).view(1, 3, 1, 1, 1)
-    step = (shape.tubelet_size, shape.patch_size, shape.patch_size)
-    x = (clip.movedim(4, 1).double() / 255 - mean) / std
-    x = torch.nn.functional.conv3d(x, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], step)
-    x = x.flatten(2).transpose(1, 2)
+    x = embed(state, "patch_embed.proj.", clip.movedim(4, 1).double() / 255, shape)
     x = x + sine_table(x.shape[1], x.shape[2])
     for i in range(count_blocks(state, "blocks.")):
         x = block(state, f"blocks.{i}.", x, shape.encoder_heads, 1e-6)

@@ -88,13 +88,6 @@ def test_without_a_sampler_the_loss_is_the_reconstruction_loss(masking) -> None:
     assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
 
 
-def test_loss_is_the_weighted_sum() -> None:
-    config = small(sampling_loss_weight=0.5)
-    output = AdaMAE(config)(random_clip(config), 0, 0)
-    torch.testing.assert_close(output.loss, output.reconstruction_loss + 0.5 * output.sampling_loss)
-    torch.testing.assert_close(output.reconstruction_loss, output.loss_per_token.mean())
-
-
 def test_both_ways_to_tokenize_agree() -> None:
     """Detached, visible tokens are made a second time instead of gathered: the same values."""
     clip = random_clip(small())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from material import close, same
 from safetensors.torch import load_file
 
 from model.adamae import AdaMAE
@@ -25,10 +26,6 @@ def golden(request, shared_folder: Path | None) -> tuple[str, dict[str, torch.Te
     values = load_file(path)
     values["clip"] = values["clip"].movedim(1, 4).contiguous()
     return request.param, values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
-
-
-def close(value: torch.Tensor, reference: torch.Tensor) -> None:
-    torch.testing.assert_close(value, reference, rtol=0, atol=1e-5 * reference.abs().max().item())
 
 
 def test_golden(golden, given_ids) -> None:
@@ -70,6 +67,4 @@ def classifier(golden, published, given_ids) -> None:
 
 def test_the_published_layout_survives_the_way_through_ours(golden) -> None:
     _, _, published = golden
-    again = to_external(from_external(published), "adamae")
-    assert again.keys() == published.keys()
-    assert all(torch.equal(again[name], published[name]) for name in published)
+    assert same(to_external(from_external(published), "adamae"), published)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import random_clip, random_ids, randomize, small
+from material import close, random_clip, random_ids, randomize, small
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification
@@ -30,11 +30,6 @@ def pixel_values(clip: Tensor) -> Tensor:
     return (clip.movedim(4, 2) / 255 - MEAN) / STD
 
 
-def close(value: Tensor, expected: Tensor, name: str = "") -> None:
-    atol = 1e-5 * max(expected.abs().max().item(), 1e-3)
-    torch.testing.assert_close(value, expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
-
-
 @pytest.fixture
 def pretraining() -> VideoMAEForPreTraining:
     theirs = VideoMAEForPreTraining(huggingface_config(use_mean_pooling=False)).eval()
@@ -51,8 +46,13 @@ def classification() -> VideoMAEForVideoClassification:
     return theirs
 
 
-def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: value.grad for name, value in model.named_parameters()}
+def compare_gradients(ours: torch.nn.Module, loss: Tensor, theirs: torch.nn.Module, their_loss: Tensor) -> None:
+    close(loss, their_loss)
+    loss.backward()
+    their_loss.backward()
+    expected = from_external({name: value.grad for name, value in theirs.named_parameters()})
+    for name, value in ours.named_parameters():
+        close(value.grad, expected[name], name)
 
 
 def test_pretraining(pretraining, given_ids) -> None:
@@ -65,13 +65,7 @@ def test_pretraining(pretraining, given_ids) -> None:
     expected = pretraining(pixel_values(clip), is_masked)
     output = ours(clip, 0, 0)
     close(output.pred, expected.logits)
-    close(output.loss, expected.loss)
-
-    expected.loss.backward()
-    output.loss.backward()
-    theirs = from_external(gradients(pretraining))
-    for name, gradient in gradients(ours).items():
-        close(gradient, theirs[name], name)
+    compare_gradients(ours, output.loss, pretraining, expected.loss)
 
 
 def test_classification(classification) -> None:
@@ -80,15 +74,8 @@ def test_classification(classification) -> None:
     clip, labels = random_clip(CONFIG), torch.tensor([3, 5])
     expected = classification(pixel_values(clip), labels=labels)
     logits = ours(clip)
-    loss = torch.nn.functional.cross_entropy(logits, labels)
     close(logits, expected.logits)
-    close(loss, expected.loss)
-
-    expected.loss.backward()
-    loss.backward()
-    theirs = from_external(gradients(classification))
-    for name, gradient in gradients(ours).items():
-        close(gradient, theirs[name], name)
+    compare_gradients(ours, torch.nn.functional.cross_entropy(logits, labels), classification, expected.loss)
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "classification"])
