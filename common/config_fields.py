@@ -38,9 +38,11 @@ def option(
 
 
 def check_ranges(config: Any, section: str = "") -> None:
-    """Raise InputError for the first number that is not finite or out of its field's range."""
+    """Raise InputError for the first number that is not finite or out of its field's range, in sections too."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         limits = field.metadata.get("limits", {})

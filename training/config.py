@@ -62,9 +62,6 @@ class OptimizerConfig:
     state_bits: Literal[32, 8] = 32
     """precision of AdamW's two moments; 8 saves 6 bytes per weight of huge models"""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "optimizer")
-
 
 @dataclass
 class FinetuneConfig:
@@ -83,9 +80,6 @@ class FinetuneConfig:
     ema_decay: float | None = option(None, above=0, below=1)
     """decay of an exponential moving average of the weights, which is evaluated and kept; null: none"""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "finetune")
-
 
 @dataclass
 class EvaluationConfig:
@@ -96,9 +90,6 @@ class EvaluationConfig:
     every: int | None = option(1000, at_least=1, free=True)
     """steps between evaluations, which also plot reconstructions (pretrain) or keep checkpoints/best; null: never"""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "evaluation")
-
 
 @dataclass
 class DistributedConfig:
@@ -106,9 +97,6 @@ class DistributedConfig:
 
     timeout_s: float = option(300.0, above=0, free=True)
     """seconds after which a rank that does not answer ends the run, and is named"""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "distributed")
 
 
 @dataclass
