@@ -137,8 +137,8 @@ def _agent(
         with open(f"/var/run/netns/{machine.namespace}") as opened:
             assert ctypes.CDLL(None).setns(opened.fileno(), 0) == 0
     config = LaunchConfig(
-        nodes, nodes, per_node, run_id="test", rdzv_backend="c10d", rdzv_endpoint=endpoint, max_restarts=0,
-        rdzv_configs={"is_host": node == 0}, start_method="fork", local_addr=machine.address, monitor_interval=0.1,
+        nodes, nodes, per_node, run_id="test", rdzv_backend="static", rdzv_endpoint=endpoint, max_restarts=0,
+        rdzv_configs={"rank": node}, start_method="fork", local_addr=machine.address, monitor_interval=0.1,
     )  # fmt: skip
     own = [argument.replace("{node}", str(node)) for argument in arguments]
     try:
