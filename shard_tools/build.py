@@ -22,18 +22,10 @@ from typing import Any
 
 from common.atomic_io import write_text
 from common.errors import InputError
-from pipeline.shards.format import (
-    REJECTED_FILE,
-    DatasetInfo,
-    Sample,
-    ShardInfo,
-    is_described,
-    read_dataset_info,
-    read_samples,
-)
+from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.output import PLAN_FILE, LocalOutput
-from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, split_long_videos
+from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, shard_number, split_long_videos
 from shard_tools.report import describe_samples
 from shard_tools.settings import Settings
 from shard_tools.work import Job, Outcome, load_outcome
@@ -44,8 +36,7 @@ from shard_tools.write import ChangedError, publish_tables, write_shard
 class Build:
     """One dataset being made. `part` (i, n): this process works on the videos of shards i, i + n, …
 
-    A video that is split belongs to the part of its first piece. A shard whose videos belong to several parts is put
-    together by the part that ends last.
+    Where videos are split, a shard holds pieces of many: the part that ends last writes all shards.
     """
 
     def __init__(self, output: LocalOutput, settings: Settings, part: tuple[int, int] = (0, 1)):
@@ -54,21 +45,15 @@ class Build:
         self.folder = output.folder
         self.plan_file = self.folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
-        self.done: DatasetInfo | None = read_dataset_info(self.folder) if is_described(self.folder) else None
-        self._require_same_settings()
-
-    def _require_same_settings(self) -> None:
-        theirs = self.done.encode if self.done else None
+        self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
+        ours, theirs = settings.to_json(), self.done.encode if self.done else None
         if self.plan_file.exists():
             theirs = Plan.load(self.plan_file).settings
-        ours = self.settings.to_json()
-        if theirs is None or theirs == ours:
-            return
-        names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-        different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
-        raise InputError(
-            f"{self.output.locate()} was made with other settings ({different}): give another output folder"
-        )
+        if theirs is not None and theirs != ours:
+            names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+            different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
+            where = output.locate()
+            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -93,17 +78,16 @@ class Build:
         with lock_folder(self.folder):
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
-                if not self._save_plan(inputs, classes, retry_rejects):
-                    return None
-            return Plan.load(self.plan_file)
+                self._save_plan(inputs, classes, retry_rejects)
+            return Plan.load(self.plan_file) if self.plan_file.exists() else None
 
-    def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> bool:
-        """Write the plan of what is new in `inputs`; False, and no plan, if nothing is."""
+    def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> None:
+        """Write the plan of what is new in `inputs`, if anything is."""
         where = self.output.locate()
         known = self.done.classes if self.done else []
-        if classes[: len(known)] != known and classes:
-            raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
         if classes:
+            if classes[: len(known)] != known:
+                raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
             inputs.apply_label_map(classes)
         names = classes or assign_class_ids(inputs.labels(), known)
         stored = ((it.source, None if it.label is None else known[it.label], it.source_size) for it in self._stored())
@@ -111,17 +95,14 @@ class Build:
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{where} holds {change}: give another output folder")
         rejected = inputs.new_problems()
-        items = split_long_videos(inputs.new(), self.settings.max_seconds)
-        shards = assign_shards(items, self.settings, names)
+        shards = assign_shards(split_long_videos(inputs.new(), self.settings.max_seconds), self.settings, names)
         first = next(shards, None)
-        if first is None and not rejected:
-            return False
-        for folder in ("items", "shards"):
-            (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
-        last_number = max((int(shard.name[6:-4]) for shard in self._shards()), default=-1)
-        planned = chain([first], shards) if first else ()
-        save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, planned, last_number + 1)
-        return True
+        if first is not None or rejected:
+            for folder in ("items", "shards"):
+                (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
+            first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
+            planned = chain([first], shards) if first else ()
+            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, planned, first_number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -141,52 +122,41 @@ class Build:
         run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]],
         progress: Callable[[Outcome], None],
     ) -> None:
-        """Process this part's videos, and write each shard as soon as it can be. Raise OSError when the disk fails.
+        """Process this part's videos, and write each shard as soon as it can be. Raise OSError when the disk fails."""
+        left: dict[str, int] = {}  # videos without an outcome, of shards that are begun
 
-        Memory holds the videos of shards that are begun; where videos are split, of all.
-        """
-        missing = self._missing(plan)
-        awaited: dict[str, set[str]] = {}  # of shards that only this part works on: sources without an outcome
-
-        def begin(shard: str) -> None:
-            if shard not in awaited and plan.parts_of(shard, self.num_parts) == {self.part}:
-                awaited[shard] = set(plan.sources(shard))
-
-        def finish(outcome: Outcome, shards: list[str]) -> None:
+        def finish(outcome: Outcome, shard: str) -> None:
             progress(outcome)
-            for shard in dict.fromkeys(shards):
-                if shard in awaited:
-                    awaited[shard].discard(outcome.source)
-                    if not awaited[shard]:
-                        del awaited[shard]
-                        self._finish_shard(plan, shard)
+            left[shard] -= 1
+            if not left[shard] and not plan.splits:
+                self._finish_shard(plan, shard)
+
+        def reject(source: str, stem: Path, reason: str) -> Outcome:
+            outcome = Outcome(source, [], reason)
+            outcome.save(stem)
+            return outcome
 
         def jobs() -> Iterator[Job]:
-            needed = set(missing)
+            needed = set(self._missing(plan))
             for shard, entry in self.list_pending(plan):
-                begin(shard)
                 stem = self._stem(plan, entry.source, shard)
-                stem.parent.mkdir(exist_ok=True)
+                first = f"{stem.parent.name}.tar"
+                if first not in left:
+                    stem.parent.mkdir(exist_ok=True)
+                    left[first] = len(plan.entries(first))
                 staged = self._load_staged(plan, entry.source, shard, needed)
-                if staged is None:
-                    location = inputs.location(entry.source)
-                    if location is not None:
-                        yield Job(entry.source, location, entry.label, stem, self.settings)
-                        continue
-                    staged = Outcome(entry.source, [], "it was there when the run began, and is gone now")
-                    staged.save(stem)
-                finish(staged, plan.shards_of(entry.source, shard))
+                if staged is None and (location := inputs.location(entry.source)) is not None:
+                    yield Job(entry.source, location, entry.label, stem, self.settings)
+                else:
+                    gone = "it was there when the run began, and is gone now"
+                    finish(staged or reject(entry.source, stem, gone), first)
 
-        if plan.splits:  # a piece may be made before its shard is reached
-            for shard in missing:
-                begin(shard)
         for job, result in run_jobs(jobs()):
             if isinstance(result, OSError):
                 raise result
             if isinstance(result, Failed):
-                result = Outcome(job.source, [], result.reason)
-                result.save(job.stem)
-            finish(result, plan.shards_of(job.source, f"{job.stem.parent.name}.tar"))
+                result = reject(job.source, job.stem, result.reason)
+            finish(result, f"{job.stem.parent.name}.tar")
 
     def _missing(self, plan: Plan) -> list[str]:
         """List the shards that are not whole yet."""
@@ -196,14 +166,17 @@ class Build:
         """Yield (shard, video) of this part's videos of which a missing shard needs something, each source once."""
         seen: set[str] = set()  # of split videos
         for shard in self._missing(plan):
-            if self.part not in plan.parts_of(shard, self.num_parts):
-                continue
-            for entry in plan.entries(shard):
-                if plan.splits:
-                    if entry.source in seen or plan.part_of(entry.source, shard, self.num_parts) != self.part:
-                        continue
-                    seen.add(entry.source)
-                yield shard, entry
+            if plan.splits:
+                for entry in plan.entries(shard):
+                    if entry.source not in seen and self._part_of(plan.shards_of(entry.source, shard)[0]) == self.part:
+                        seen.add(entry.source)
+                        yield shard, entry
+            elif self._part_of(shard) == self.part:
+                yield from ((shard, entry) for entry in plan.entries(shard))
+
+    def _part_of(self, shard: str) -> int:
+        """Return the part that works on the videos of which this is the first shard."""
+        return shard_number(shard) % self.num_parts
 
     def _load_staged(self, plan: Plan, source: str, shard: str, needed: set[str]) -> Outcome | None:
         """Return an earlier outcome of a video, if all that the `needed` shards want of it is there."""
@@ -222,11 +195,13 @@ class Build:
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
         changed = "it was changed while it was read"  # a copied video is read again here
-        outcomes: dict[str, Outcome] = {}
-        for source in plan.sources(shard):
-            outcomes[source] = self._load_staged(plan, source, shard, {shard}) or Outcome(source, [], changed)
+        entries = plan.entries(shard)
+        outcomes = {
+            source: self._load_staged(plan, source, shard, {shard}) or Outcome(source, [], changed)
+            for source in dict.fromkeys(entry.source for entry in entries)
+        }
         samples = []
-        for entry in plan.entries(shard):
+        for entry in entries:
             last_piece = len(plan.shards_of(entry.source, shard)) - 1
             pieces = enumerate(outcomes[entry.source].samples)
             samples += [sample for piece, sample in pieces if min(piece, last_piece) == entry.piece]
@@ -236,8 +211,7 @@ class Build:
             self._finish_shard(plan, shard)
             return
         rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
-        marker = {"shard": info and asdict(info), "rejected": rejected}
-        write_text(self._marker(shard), json.dumps(marker) + "\n")
+        write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         if info is not None:
             self.output.add_shard(info)
         for _, path in samples:
@@ -256,15 +230,15 @@ class Build:
                 self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
                 return None
             for shard in self._missing(plan):
-                parts = plan.parts_of(shard, self.num_parts)
-                late = parts.pop() if len(parts) == 1 else None  # a part that has a shard for itself writes it itself
-                if late is None:
-                    awaited = (it for it in plan.sources(shard) if not self._load_staged(plan, it, shard, {shard}))
-                    late = next((plan.part_of(source, shard, self.num_parts) for source in awaited), None)
-                if late == self.part:
-                    raise InputError(f"{self.folder / shard} is not complete yet: run the same command again")
-                if late is not None:
-                    return late
+                awaited: Iterator[str] = iter([shard])  # first shards of videos without an outcome
+                if plan.splits:
+                    sources = dict.fromkeys(entry.source for entry in plan.entries(shard))
+                    late = (source for source in sources if not self._load_staged(plan, source, shard, {shard}))
+                    awaited = (plan.shards_of(source, shard)[0] for source in late)
+                if first := next(awaited, None):
+                    if self._part_of(first) == self.part:
+                        raise InputError(f"{self.folder / shard} is not complete yet: run the same command again")
+                    return self._part_of(first)
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
@@ -274,8 +248,7 @@ class Build:
         # A run that was killed right after publishing may have put some in already.
         shards = [shard for shard in self._shards() if shard.name not in plan.offsets]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
-        rejected = {} if plan.retries else read_rejects(self.folder)
-        rejected |= plan.rejected
+        rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]

@@ -8,15 +8,15 @@ with 1 if anything is wrong.
 """
 
 import argparse
-import hashlib
 import json
+import mmap
 import random
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 import av
 
@@ -24,7 +24,6 @@ from common.atomic_io import hash_file
 from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
-from pipeline.shards import arrays
 from pipeline.shards.format import (
     DATASET_FILE,
     DatasetInfo,
@@ -34,22 +33,22 @@ from pipeline.shards.format import (
     read_dataset_info,
     read_samples,
 )
-from pipeline.shards.gops import index_gops
-from pipeline.shards.index import encode_gops
-from pipeline.video_error import VideoError
 from shard_tools.build import lock_folder
-from shard_tools.encoding.picture import Pose, UnusableError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS, check_frames, open_source
-from shard_tools.encoding.timing import read_timing
+from shard_tools.encoding.encode import StoredVideo, store_video
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs import TarMember
 from shard_tools.report import describe_samples
-from shard_tools.work import local_copy
-from shard_tools.workers import ENGINES, Failed, count_cpus
+from shard_tools.settings import COPY, Settings
+from shard_tools.work import explain, local_copy
+from shard_tools.workers import ENGINES, NUM_CPUS, Failed
 from shard_tools.write import (
+    ChangedError,
     Members,
     format_index,
     hash_description,
     list_members,
+    place_sample,
     publish_tables,
     tar_metadata,
     write_tables,
@@ -59,15 +58,14 @@ DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedVideo:
+class CheckedVideo(NamedTuple):
     """A video inside a tar; `sample` is what it should decode to, None if unknown."""
 
-    shard: Path
-    member: str
-    offset: int
-    size: int
+    place: TarMember
     sample: Sample | None
+
+    def complain(self, problem: str) -> str:
+        return f"{Path(self.place.archive).name}: {self.place.name}: {problem}"
 
 
 Found = tuple[list[str], list[CheckedVideo]]  # problems, and the videos that a shard holds
@@ -116,38 +114,37 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
     except InputError as error:
         return [*problems, str(error)], []
     index = folder / shard.index_name
-    if not index.is_file() or index.read_bytes() != format_index(members).encode(errors="surrogateescape"):
+    if not index.is_file() or index.read_bytes() != format_index(members):
         problems.append(f"{shard.index_name} does not match its tar")
     if not len(samples) == shard.num_samples == len(members) / 2:
         problems.append(
             f"{shard.name} holds {len(members)} files and {shard.samples_name} {len(samples)} samples, expected"
             f" {shard.num_samples} samples of two files each"
         )
-    with path.open("rb") as file:
+    videos = []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as tar:
         for sample in samples:
-            wrong = check_sample(file, sample, members, num_classes)
+            wrong = check_sample(tar, sample, members, num_classes)
             problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
-    return problems, [
-        CheckedVideo(path, f"{sample.key}.{sample.container}", sample.offset, sample.size, sample) for sample in samples
-    ]
+            place = TarMember(str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}")
+            videos.append(CheckedVideo(place, sample))
+    return problems, videos
 
 
-def check_sample(file: BinaryIO, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
+def check_sample(tar: mmap.mmap, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
     """Yield what is wrong with a sample, as the end of a sentence that starts with its key."""
     if sample.label is not None and not 0 <= sample.label < num_classes:
         yield f": label {sample.label}, but there are {num_classes} classes"
     if members.get(f"{sample.key}.{sample.container}") != (sample.offset, sample.size):
         yield " is not where its shard's samples.jsonl says"
         return
-    file.seek(sample.offset)
-    video = file.read(sample.size)
-    if hashlib.sha256(video).hexdigest() != sample.sha256:
+    try:
+        if place_sample(sample, sample.offset, sample.size, tar) != sample:
+            yield ": its GOPs are not those in samples.jsonl"
+    except ChangedError:
         yield ": the video's bytes have changed"
-    elif sample.gops and sample.gops != encode_gops(index_gops(video, sample.num_frames)):
-        yield ": its GOPs are not those in samples.jsonl"
     offset, size = members.get(f"{sample.key}.json", (0, 0))
-    file.seek(offset)
-    if file.read(size) != tar_metadata(sample):
+    if tar[offset : offset + size] != tar_metadata(sample):
         yield ": its metadata in the tar is not that in samples.jsonl"
 
 
@@ -158,14 +155,13 @@ def check_foreign_shard(path: Path) -> Found:
     except tarfile.TarError as error:
         return [f"{path.name} is not a complete tar file ({error})"], []
     videos = [
-        CheckedVideo(path, name, offset, size, None)
+        CheckedVideo(TarMember(str(path), offset, size, name), None)
         for name, (offset, size) in members.items()
         if name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS
     ]
     problems = [] if videos else [f"{path.name} holds no video"]
     index = path.with_suffix(".idx")
-    expected = format_index(members).encode(errors="surrogateescape")
-    if index.is_file() and index.read_bytes().split(b"\n")[1:] != expected.split(b"\n")[1:]:
+    if index.is_file() and index.read_bytes().split(b"\n")[1:] != format_index(members).split(b"\n")[1:]:
         problems.append(f"{index.name} does not match its tar")
     return problems, videos
 
@@ -174,43 +170,31 @@ def check_video(video: CheckedVideo) -> str | None:
     """Decode a video; return what is wrong with it, or None."""
     av.logging.set_level(None)
     try:
-        with local_copy(TarMember(str(video.shard), video.offset, video.size, video.member)) as path:
-            wrong = "; ".join(_find_differences(path, video.sample))
-    except (UnusableError, VideoError) as error:
-        wrong = str(error)
-    return f"{video.shard.name}: {video.member}: {wrong}" if wrong else None
+        with local_copy(video.place) as path:
+            (decoded,) = store_video(path, path, Settings(encode=COPY, check="full"))
+        wrong = "; ".join(_find_differences(decoded, video.sample)) if video.sample else ""
+    except (UnusableError, av.error.FFmpegError) as error:
+        wrong = explain(error)
+    return video.complain(wrong) if wrong else None
 
 
-def _find_differences(path: Path, sample: Sample | None) -> Iterator[str]:
-    """Yield where a video is not what was said of it. Raise UnusableError or VideoError if it does not decode."""
-    if path.suffix == f".{arrays.CONTAINER}":
-        count, height, width, channels = arrays.map_frames(path).shape
-        fps, codec = arrays.FPS, arrays.codec_name(channels)
-    else:
-        with open_source(path) as (container, stream):
-            first, count = check_frames(container, stream)
-            size = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
-            width, height = map(round, size)
-            codec = stream.codec_context.codec.canonical_name
-        with open_source(path) as (container, stream):
-            fps = float(read_timing(container, stream).rate)
-    if sample is None:
-        return
-    if count != sample.num_frames:
-        yield f"{count} frames decode instead of {sample.num_frames}"
-    if (width, height) != (sample.width, sample.height):
-        yield f"it has {width}x{height} pixels instead of {sample.width}x{sample.height}"
-    if codec != sample.codec:
-        yield f"it is {codec} instead of {sample.codec}"
-    if count > 1 and abs(fps - sample.fps) > FPS_TOLERANCE * sample.fps:
-        yield f"it has {fps:.4g} fps instead of {sample.fps:.4g}"
+def _find_differences(decoded: StoredVideo, sample: Sample) -> Iterator[str]:
+    """Yield where a video is not what was said of it."""
+    if decoded.num_frames != sample.num_frames:
+        yield f"{decoded.num_frames} frames decode instead of {sample.num_frames}"
+    if (decoded.width, decoded.height) != (sample.width, sample.height):
+        yield f"it has {decoded.width}x{decoded.height} pixels instead of {sample.width}x{sample.height}"
+    if decoded.codec != sample.codec:
+        yield f"it is {decoded.codec} instead of {sample.codec}"
+    if decoded.num_frames > 1 and abs(decoded.fps - sample.fps) > FPS_TOLERANCE * sample.fps:
+        yield f"it has {decoded.fps:.4g} fps instead of {sample.fps:.4g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
+    parser.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
     parser.add_argument(
         "--rewrite-tables", action="store_true", help="first write the dataset's tables again from what the shards say"
     )
@@ -240,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = ENGINES["processes"](check_video, videos, parsed.workers, DECODE_TIMEOUT_S)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
-            problem = f"{video.shard.name}: {video.member}: {problem.reason}"
+            problem = video.complain(problem.reason)
         problems += [problem] if problem else []
     for problem in problems:
         log(problem)

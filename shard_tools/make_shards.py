@@ -9,6 +9,7 @@ OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run, 
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,16 +18,16 @@ from typing import Any
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
+from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
-from shard_tools.encoding.codecs import CODECS
-from shard_tools.inputs import Inputs, Skipped, assign_class_ids, is_url, read_inputs, read_label_map
+from shard_tools.inputs import Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.report import estimate_dataset, write_contact_sheet
-from shard_tools.settings import CHECKS, COPY, ENCODING, PRESETS, PURPOSES, Settings
+from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import Job, Outcome, process_job
-from shard_tools.workers import ENGINES, count_cpus
+from shard_tools.workers import ENGINES, NUM_CPUS
 
 NUM_SHOWN = 10  # rejects that are printed
 
@@ -50,29 +51,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
     how = parser.add_argument_group("how to store it")
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
-    how.add_argument("--encode", choices=[*CODECS, COPY], help="codec, or copy to keep the bytes (default h264)")
-    how.add_argument("--frame-stride", type=int, metavar="N", help="store every N-th frame (default 4)")
-    how.add_argument("--fps", type=float, help="target frame rate; chooses the nearest stride per video")
-    how.add_argument("--short-side", type=int, metavar="PIXELS", help="maximum short side in pixels (default 256)")
-    how.add_argument("--gop", type=int, metavar="N", help="frames per group of pictures (default 8)")
-    how.add_argument("--quality", type=int, help="CRF or quantizer, lower is better (default for h264: 23)")
-    how.add_argument("--preset", choices=PRESETS, help="effort of the h264 and hevc encoders (default veryfast)")
-    how.add_argument("--max-seconds", type=float, help="split longer videos into samples of this length")
-    how.add_argument("--check", choices=CHECKS, help="how much of copied videos to decode (default sample)")
-    where = parser.add_argument_group("where to put it")
-    where.add_argument("--seed", type=int, help="seed of the global shuffle (default 0)")
-    where.add_argument("--samples-per-shard", type=int, metavar="N", help="maximum samples per shard (default 256)")
-    where.add_argument("--shard-mb", type=float, help="target megabytes of source video per shard, instead of a count")
-    where.add_argument("--min-shards", type=int, metavar="N", help="minimum number of shards: ranks × workers")
+    for option in fields(Settings):
+        argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
+        how.add_argument(f"--{option.name.replace('_', '-')}", **argument)
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
+    run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds allowed per video (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
-    run.add_argument(
-        "--staging", type=Path, metavar="FOLDER", help="local folder for shards before upload (default: your cache)"
-    )
+    run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
     run.add_argument("--estimate", action="store_true", help="only estimate time and size, from a few videos")
     run.add_argument("--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png with random samples")
     return parser.parse_args(arguments)
@@ -114,12 +102,12 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise InputError("--split names must differ")
     inputs, place = arguments.input, arguments.output
-    is_folder = is_url(inputs) or Path(inputs).is_dir()
+    is_folder = is_remote(inputs) or Path(inputs).is_dir()
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
     if place.startswith(("http://", "https://")):
         raise InputError(f"{place} is read-only: give a folder, or a URL such as s3://bucket/name")
-    if is_url(place):
+    if is_remote(place):
         if f"{place}/".startswith(f"{inputs.rstrip('/')}/"):
             raise InputError(f"{place} lies inside the input {inputs}: give a URL outside of it")
         if arguments.contact_sheet:
@@ -131,7 +119,7 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError("--staging is for an OUTPUT that is a URL: remove it")
     if Path(place).exists() and not Path(place).is_dir():
         raise InputError(f"{place} is a file: give a folder for the shards")
-    if not is_url(inputs) and is_folder and Path(place).resolve().is_relative_to(Path(inputs).resolve()):
+    if not is_remote(inputs) and is_folder and Path(place).resolve().is_relative_to(Path(inputs).resolve()):
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
 
 
@@ -141,20 +129,21 @@ def make_dataset(
     """Create, resume or extend one dataset; return the exit code."""
     part, num_parts = arguments.part
     build = Build(output, choose_settings(arguments), (part - 1, num_parts))
-    retry_rejects = arguments.retry_rejects
 
     def run_jobs(jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         return ENGINES[arguments.engine](process_job, jobs, arguments.workers, arguments.timeout)
 
+    retry_rejects = arguments.retry_rejects
     with output, build.lock():
-        plan = build.plan(inputs, classes, retry_rejects)
-        while plan is not None:
+        # When an interrupted run is complete, what has come into the input since then is next.
+        while plan := build.plan(inputs, classes, retry_rejects):
+            retry_rejects = retry_rejects and not plan.retries
             with progress_bar(unit="video", total=sum(1 for _ in build.list_pending(plan))) as bar:
-                totals = {"frames": 0, "rejected": 0}
+                totals = Counter(frames=0, rejected=0)
 
-                def count(outcome: Outcome, bar: Any = bar, totals: dict[str, int] = totals) -> None:
-                    totals["frames"] += sum(sample.num_frames for sample, _ in outcome.samples)
-                    totals["rejected"] += outcome.reason is not None
+                def count(outcome: Outcome, bar: Any = bar, totals: Counter[str] = totals) -> None:
+                    frames = sum(sample.num_frames for sample, _ in outcome.samples)
+                    totals.update(frames=frames, rejected=outcome.reason is not None)
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
 
@@ -168,8 +157,6 @@ def make_dataset(
                 return 0
             if build.done is None:
                 break
-            # An interrupted run is complete now; what has come into the input since then is next.
-            plan = build.plan(inputs, classes, retry_rejects and not plan.retries)
         return conclude(build, arguments, skipped)
 
 
@@ -213,12 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 of_split.log()
             estimate_dataset(list(splits.values()), settings, parsed.workers)
             return 0
-        outputs: dict[str, LocalOutput] = {}
-        for name in splits:
-            if is_url(parsed.output):
-                outputs[name] = RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)
-            else:
-                outputs[name] = LocalOutput(Path(parsed.output) / name)
+        outputs: dict[str, LocalOutput] = {
+            name: RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)
+            if is_remote(parsed.output)
+            else LocalOutput(Path(parsed.output) / name)
+            for name in splits
+        }
         if parsed.split and not classes:  # all splits have the same ones, which keep the ids that they were made with
             folders = [output.folder for output in outputs.values() if is_described(output.folder)]
             known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])

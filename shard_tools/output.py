@@ -8,9 +8,9 @@ uploaded last, and is what counts; while no run is under way, the staging folder
 import hashlib
 import re
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import BoundedSemaphore
 
 from common.atomic_io import hash_file
 from common.errors import InputError
@@ -25,17 +25,13 @@ TABLE = re.compile(r"(shards|samples|gops|names)-[0-9a-f]{16}\.(npy|jsonl)")
 RESUMES = "run the same command again to resume"
 
 
-class LocalOutput:
-    """A dataset that is made where it stays. A context manager."""
+class LocalOutput(AbstractContextManager["LocalOutput"]):
+    """A dataset that is made where it stays."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __enter__(self) -> "LocalOutput":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        pass
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def locate(self, name: str = "") -> str:
         """Return where a file of the dataset ends up, for messages."""
@@ -69,8 +65,7 @@ class RemoteOutput(LocalOutput):
         except OSError as error:
             raise InputError(f"{self.folder} cannot be made ({error.strerror}): give another --staging") from error
         self._threads = ThreadPoolExecutor(UPLOADS, "upload")
-        self._room = BoundedSemaphore(WAITING)
-        self._uploads: list[Future[None]] = []
+        self._uploads: set[Future[None]] = set()
         self._sizes = self._store.sizes()
         self._store.write(".writable", b"yes")  # a refusal is better found now than after the first shard
         self._store.remove(".writable")
@@ -92,13 +87,8 @@ class RemoteOutput(LocalOutput):
 
     def add_shard(self, shard: ShardInfo) -> None:
         """Upload a shard in the background; block while too many wait. Raise InputError if an earlier one failed."""
-        self._room.acquire()
-        for upload in [upload for upload in self._uploads if upload.done()]:
-            self._uploads.remove(upload)
-            upload.result()
-        upload = self._threads.submit(self._upload_shard, shard)
-        upload.add_done_callback(lambda _: self._room.release())
-        self._uploads.append(upload)
+        self._wait(WAITING - 1)
+        self._uploads.add(self._threads.submit(self._upload_shard, shard))
 
     def publish(self, info: DatasetInfo | None) -> None:
         """Upload what is still here, `dataset.json` last, and remove the tables that it no longer names."""
@@ -106,9 +96,8 @@ class RemoteOutput(LocalOutput):
         if info is None:
             self._upload(REJECTED_FILE)
             return
-        here = {path.name for path in self.folder.glob("*.tar")}  # of other parts, or of a run that was killed
         for shard in info.shards:
-            if shard.name in here:
+            if (self.folder / shard.name).exists():  # of another part, or of a run that was killed
                 self.add_shard(shard)
         self._wait()
         self._sizes = self._store.sizes()
@@ -123,9 +112,12 @@ class RemoteOutput(LocalOutput):
             if TABLE.fullmatch(name):
                 self._store.remove(name)
 
-    def _wait(self) -> None:
-        while self._uploads:
-            self._uploads.pop().result()
+    def _wait(self, num_left: int = 0) -> None:
+        """Wait until at most `num_left` uploads have not ended. Raise InputError if one failed."""
+        while any(upload.done() for upload in self._uploads) or len(self._uploads) > num_left:
+            done, self._uploads = wait(self._uploads, return_when=FIRST_COMPLETED)
+            for upload in done:
+                upload.result()
 
     def _upload_shard(self, shard: ShardInfo) -> None:
         tar = self.folder / shard.name

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import av
 import fsspec
@@ -24,11 +24,12 @@ import fsspec
 from common.atomic_io import atomic_write
 from common.errors import InputError
 from pipeline.decoding.containers import open_video
+from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
-from shard_tools.inputs import Item, TarMember, is_url
+from shard_tools.inputs import Item, TarMember
 from shard_tools.settings import Settings
-from shard_tools.temp_table import TempTable, as_bytes, as_text
+from shard_tools.temp_table import TempTable
 from shard_tools.work import local_copy
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
@@ -45,9 +46,10 @@ class Entry(NamedTuple):
 
 
 @contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
+def _open_plan(path: Path) -> Iterator[BinaryIO]:
     try:
-        yield
+        with path.open("rb") as file:
+            yield file
     except (ValueError, TypeError) as error:  # no JSON, or JSON of another shape
         raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
 
@@ -71,7 +73,7 @@ class Plan:
     def load(cls, path: Path) -> "Plan":
         offsets: dict[str, int] = {}
         offset = 0
-        with path.open("rb") as file, _explain_damage(path):
+        with _open_plan(path) as file:
             for line in file:
                 if not line.startswith(b"["):
                     return cls(**json.loads(line), path=path, offsets=offsets)
@@ -80,14 +82,10 @@ class Plan:
             raise ValueError("its last line is missing")
 
     def entries(self, shard: str) -> list[Entry]:
-        with self.path.open("rb") as file, _explain_damage(self.path):
+        with _open_plan(self.path) as file:
             file.seek(self.offsets[shard])
             _, entries = json.loads(file.readline())
             return [Entry(*entry) for entry in entries]
-
-    def sources(self, shard: str) -> list[str]:
-        """List the sources of which something goes into a shard, each once."""
-        return list(dict.fromkeys(entry.source for entry in self.entries(shard)))
 
     @property
     def splits(self) -> bool:
@@ -105,20 +103,6 @@ class Plan:
     def shards_of(self, source: str, shard: str) -> list[str]:
         """List the shards of a source's pieces in order; `shard` is one of them."""
         return self._shards_of_pieces[source] if self.splits else [shard]
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {shard: number for number, shard in enumerate(self.offsets)}
-
-    def part_of(self, source: str, shard: str, num_parts: int) -> int:
-        """Return the part of a job array that works on a source: the part of its first piece."""
-        return self._numbers[self.shards_of(source, shard)[0]] % num_parts
-
-    def parts_of(self, shard: str, num_parts: int) -> set[int]:
-        """Return the parts that work on the sources of a shard."""
-        if not self.splits:
-            return {self._numbers[shard] % num_parts}
-        return {self.part_of(source, shard, num_parts) for source in self.sources(shard)}
 
 
 def save_plan(
@@ -138,6 +122,11 @@ def save_plan(
         file.write(json.dumps(rest) + "\n")
 
 
+def shard_number(name: str) -> int:
+    """Return 17 for shard-000017.tar."""
+    return int(name.removeprefix("shard-").removesuffix(".tar"))
+
+
 def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str]) -> Iterator[list[Entry]]:
     """Shuffle items and cut them into shards of equal count, or of about equal bytes; no shard is empty."""
     table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, label BLOB, size INTEGER, piece INTEGER)")
@@ -145,10 +134,10 @@ def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str])
     def rows() -> Iterator[tuple[Any, ...]]:
         for item in items:
             key = shuffle_key(f"{item.source}\0{item.piece}" if item.piece else item.source, settings.seed)
-            yield key, as_bytes(item.source), as_bytes(item.label), item.size, item.piece
+            yield key, item.source, item.label, item.size, item.piece
 
     table.insert("items", rows(), 5)
-    count, num_bytes = table.fetch_one("SELECT count(*), coalesce(sum(size), 0) FROM items")
+    ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
         num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
@@ -165,7 +154,7 @@ def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str])
             else:
                 number = ((place + 1) * num_shards - 1) // count
             bytes_before += size
-            yield number, Entry(as_text(source), None if label is None else ids[as_text(label)], piece)
+            yield number, Entry(source, None if label is None else ids[label], piece)
 
     for _, group in groupby(numbered(), itemgetter(0)):
         yield [entry for _, entry in group]
@@ -201,7 +190,7 @@ def probe_duration(location: str | TarMember) -> float:
     """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
     try:
         with ExitStack() as stack:
-            if isinstance(location, str) and is_url(location):
+            if isinstance(location, str) and is_remote(location):
                 container = stack.enter_context(open_video(stack.enter_context(fsspec.open(location))))
             else:
                 container, _ = stack.enter_context(open_source(stack.enter_context(local_copy(location))))

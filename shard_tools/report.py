@@ -22,7 +22,7 @@ from shard_tools.encoding.source import open_source, read_frames
 from shard_tools.inputs import Inputs, TarMember
 from shard_tools.plan import shuffle_key
 from shard_tools.settings import Settings
-from shard_tools.temp_table import TempTable, as_bytes, as_text
+from shard_tools.temp_table import TempTable
 from shard_tools.work import Job, Outcome, local_copy, process_job
 from shard_tools.write import tar_metadata
 
@@ -41,14 +41,11 @@ def describe_samples(
     num_rejected: int,
 ) -> DatasetInfo:
     """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
-    counts: Counter[str] = Counter()
-    codecs: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    histogram: Counter[str] = Counter()
+    counts, codecs, sizes, histogram = (Counter[str]() for _ in range(4))
     seconds = 0.0
     files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB)")
     for sample in samples:
-        files.insert("files", [(sample.source_sha256.encode(), as_bytes(sample.source))], 2)
+        files.insert("files", [(sample.source_sha256, sample.source)], 2)
         counts.update(samples=1, frames=sample.num_frames, bytes=sample.size)
         codecs[sample.codec] += 1
         sizes[f"{sample.width}x{sample.height}"] += 1
@@ -58,7 +55,7 @@ def describe_samples(
     file_list_sha256, duplicates = _hash_files(files)
     report: Report = {
         "hours": round(seconds / 3600, 6),
-        "num_sources": files.fetch_one("SELECT count(DISTINCT source) FROM files")[0],
+        "num_sources": next(files.run("SELECT count(DISTINCT source) FROM files"))[0],
         "video_bytes": counts["bytes"],
         "codecs": dict(sorted(codecs.items())),
         "sizes": dict(sizes.most_common(10)),
@@ -84,9 +81,9 @@ def _hash_files(files: TempTable) -> tuple[str, list[list[str]]]:
     digest, duplicates = hashlib.sha256(), []
     rows = files.run("SELECT DISTINCT sha256, source FROM files ORDER BY sha256, source || x'0a'")
     for sha256, group in groupby(rows, itemgetter(0)):
-        sources = [as_text(source) for _, source in group]
+        sources = [source for _, source in group]
         for source in sources:
-            digest.update(f"{sha256.decode()}  {source}\n".encode(errors="surrogateescape"))
+            digest.update(f"{sha256}  {source}\n".encode(errors="surrogateescape"))
         if len(sources) > 1:
             duplicates.append(sorted(sources))
     return digest.hexdigest(), sorted(duplicates)
@@ -103,14 +100,9 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
     draw.text((5, 5), f"{title} (middle frames)", fill="black")
     for number, (shard, sample) in enumerate(chosen):
         left, top = number % COLUMNS * CELL[0], HEAD + number // COLUMNS * CELL[1]
-        middle = sample.num_frames // 2
         member = TarMember(str(folder / shard.name), sample.offset, sample.size, f"{sample.key}.{sample.container}")
         with local_copy(member) as path:
-            if sample.container == arrays.CONTAINER:
-                picture = Image.fromarray(arrays.to_rgb(arrays.read_array(path, [middle])[0]))
-            else:
-                with open_source(path) as (container, stream):
-                    picture = next(islice(read_frames(container, stream), middle, None)).to_image()
+            picture = _read_frame(path, sample.num_frames // 2)
         picture.thumbnail((CELL[0] - 10, CELL[1] - 72))
         sheet.paste(picture, (left + 5, top + 5))
         label = "no label" if sample.label is None else info.classes[sample.label]
@@ -119,6 +111,13 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
         draw.text((left + 5, top + CELL[1] - 64), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
     with atomic_write(folder / "contact_sheet.png") as aside:
         sheet.save(aside, format="PNG")
+
+
+def _read_frame(path: Path, number: int) -> Image.Image:
+    if arrays.is_array(path):
+        return Image.fromarray(arrays.to_rgb(arrays.read_array(path, [number])[0]))
+    with open_source(path) as (container, stream):
+        return next(islice(read_frames(container, stream), number, None)).to_image()
 
 
 def estimate_dataset(splits: Sequence[Inputs], settings: Settings, num_workers: int) -> None:

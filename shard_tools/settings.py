@@ -1,6 +1,6 @@
 """What can be chosen about shards, and the presets behind `--for`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from common.errors import InputError
@@ -11,37 +11,45 @@ CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "max_seconds")  # no effect on copied bytes
-MINIMA = {"frame_stride": 1, "gop": 1, "samples_per_shard": 1, "min_shards": 1, "short_side": 16, "seed": 0}
+
+
+def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
+    """Declare a field that is an option of the command; `argument`: argparse's, `minimum` None: above 0, and finite."""
+    return field(default=default, metadata={"help": text, "minimum": minimum, **argument})
+
+
+def _count(default: int | None, text: str, minimum: int = 1, metavar: str | None = "N") -> Any:
+    return _option(default, text, minimum, type=int, metavar=metavar)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All that decides the bytes of a dataset, besides the videos themselves."""
 
-    encode: str = "h264"  # a codec of CODECS, or copy: keep the bytes as they are
-    frame_stride: int = 4  # store every n-th source frame
-    fps: float | None = None  # instead of frame_stride: per video, the stride that comes nearest to this rate
-    short_side: int | None = 256  # maximum in pixels; None: as it comes
-    gop: int = 8  # frames from one key frame to the next
-    quality: int | None = None  # CRF or quantizer, lower is better; None: the codec's default
-    preset: str = "veryfast"  # x264's and x265's effort
-    max_seconds: float | None = None  # longer videos are split into samples of this length
-    check: str | None = None  # of a copied video decode all, or (None too) the first quarter of every GOP
-    seed: int = 0  # of the shuffle
-    samples_per_shard: int = 256  # maximum
-    shard_mb: float | None = None  # instead of samples_per_shard: megabytes of source video in a shard
-    min_shards: int = 1  # as far as there are videos
+    encode: str = _option("h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY])
+    frame_stride: int = _count(4, "store every N-th frame (default 4)")
+    fps: float | None = _option(None, "target frame rate; chooses the nearest stride per video", type=float)
+    short_side: int | None = _count(256, "maximum short side in pixels (default 256)", 16, "PIXELS")
+    gop: int = _count(8, "frames per group of pictures (default 8)")
+    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 23)", 0, None)
+    preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
+    max_seconds: float | None = _option(None, "split longer videos into samples of this length", type=float)
+    check: str | None = _option(None, "how much of copied videos to decode (default sample)", choices=CHECKS)
+    seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
+    samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
+    shard_mb: float | None = _option(None, "target megabytes of source video per shard, instead of a count", type=float)
+    min_shards: int = _count(1, "minimum number of shards: ranks × workers")
 
     def __post_init__(self) -> None:
-        for name, minimum in MINIMA.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}, not {value}")
-        for name in ("fps", "max_seconds", "shard_mb"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"--{name.replace('_', '-')} must be above 0, not {value}")
-        if self.quality is not None and not 0 <= self.quality <= 63:
+        for option in fields(self):
+            value, minimum = getattr(self, option.name), option.metadata["minimum"]
+            if isinstance(value, int | float):
+                name = f"--{option.name.replace('_', '-')}"
+                if minimum is None and not 0 < value < float("inf"):
+                    raise InputError(f"{name} must be above 0, not {value}")
+                if minimum is not None and value < minimum:
+                    raise InputError(f"{name} must be at least {minimum}, not {value}")
+        if self.quality is not None and self.quality > 63:
             raise InputError(f"--quality must be between 0 (best) and 63, not {self.quality}")
         if self.check is not None and self.encode != COPY:
             raise InputError("--check is for --encode copy: what is encoded is always decoded completely, remove it")

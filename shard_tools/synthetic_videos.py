@@ -23,12 +23,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import av
 import numpy as np
 from av.video.stream import VideoStream
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 
 from common.errors import InputError, run_command
@@ -37,7 +37,8 @@ from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER as ARRAY
 from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
 
-Boxes = list[list[float]]  # [x0, y0, x1, y1] in pixels, of what moves in a frame
+Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels
+Boxes = list[list[float]]  # of what moves in a frame
 Frame = UInt8[np.ndarray, "H W 3"]
 
 DIRECTIONS = {
@@ -60,17 +61,21 @@ MIN_SIDE = 48  # pixels: below, cells of the grid are too small to read
 class Sprite:
     """A textured object. Position and velocity are in pixels and pixels per frame, of its top left corner."""
 
-    picture: UInt8[np.ndarray, "h w 3"]
-    shape: Bool[np.ndarray, "h w"]  # True where the object is
+    picture: Image.Image
+    shape: Image.Image  # a mask of the same size
     start: tuple[float, float]
     velocity: tuple[float, float]
 
-    def corner(self, frame: int, width: int, height: int) -> tuple[int, int]:
-        """Return the top left corner at `frame`; what leaves the picture comes back on the other side."""
-        h, w = self.shape.shape
-        x = (self.start[0] + frame * self.velocity[0]) % (width + w) - w
-        y = (self.start[1] + frame * self.velocity[1]) % (height + h) - h
-        return round(x), round(y)
+    def paste(self, canvas: Image.Image, frame: int) -> Box:
+        """Draw it as it stands at `frame`; what leaves the picture comes back on the other side."""
+        left, top = (
+            round((start + frame * velocity) % (side + own) - own)
+            for start, velocity, side, own in zip(
+                self.start, self.velocity, canvas.size, self.picture.size, strict=True
+            )
+        )
+        canvas.paste(self.picture, (left, top), self.shape)
+        return left, top, left + self.picture.width, top + self.picture.height
 
 
 def make_texture(rng: np.random.Generator, width: int, height: int, contrast: float) -> Frame:
@@ -96,21 +101,14 @@ def _make_sprite(rng: np.random.Generator, width: int, height: int, velocity: tu
     inside = ((x + 0.5) / w * 2 - 1) ** 2 + ((y + 0.5) / h * 2 - 1) ** 2 <= 1
     shape = inside if rng.random() < 0.5 else np.ones((h, w), bool)
     start = (rng.uniform(w, width), rng.uniform(h, height))
-    return Sprite(make_texture(rng, w, h, contrast=45), shape, start, velocity)
+    picture = Image.fromarray(make_texture(rng, w, h, contrast=45))
+    return Sprite(picture, Image.fromarray(np.uint8(255 * shape)), start, velocity)
 
 
-def _paste(canvas: np.ndarray, thing: Sprite, corner: tuple[int, int]) -> list[float]:
-    """Draw `thing` and return its visible box [x0, y0, x1, y1] in pixels, or [] when it is outside."""
-    height, width = canvas.shape[:2]
-    h, w = thing.shape.shape
-    x0, y0 = max(corner[0], 0), max(corner[1], 0)
-    x1, y1 = min(corner[0] + w, width), min(corner[1] + h, height)
-    if x0 >= x1 or y0 >= y1:
-        return []
-    inside = np.s_[y0 - corner[1] : y1 - corner[1], x0 - corner[0] : x1 - corner[0]]
-    target = canvas[y0:y1, x0:x1]
-    np.copyto(target, thing.picture[inside], where=thing.shape[inside][..., None])
-    return [float(x0), float(y0), float(x1), float(y1)]
+def _clip(boxes: list[Box], size: tuple[int, int]) -> Boxes:
+    """Return the visible parts of boxes in a picture of `size` (width, height)."""
+    clipped = np.clip(np.array(boxes, float), 0, (*size, *size)).tolist()
+    return [box for box in clipped if box[0] < box[2] and box[1] < box[3]]
 
 
 def _check_bits(number: int) -> int:
@@ -153,35 +151,26 @@ def draw_directions(
 
     `size` is (width, height) in pixels. Objects cross a quarter to the whole of the picture per second.
     """
-    direction = DIRECTIONS[class_name]
-    width, height = size
-    still = make_texture(rng, width, height, contrast=28)
+    x, y = DIRECTIONS[class_name]
+    still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 4)):
-        thing = _make_sprite(rng, width, height, velocity=(0, 0))
-        _paste(still, thing, thing.corner(0, width, height))
+        _make_sprite(rng, *size, velocity=(0, 0)).paste(still, 0)
     movers = []
     for _ in range(rng.integers(1, 4)):
         speed = min(size) * rng.uniform(0.25, 1.0) / fps
-        movers.append(_make_sprite(rng, width, height, (direction[0] * speed, direction[1] * speed)))
+        movers.append(_make_sprite(rng, *size, (x * speed, y * speed)))
     for number in range(num_frames):
-        frame = still.copy()
-        boxes = [_paste(frame, thing, thing.corner(number, width, height)) for thing in movers]
+        picture = still.copy()
+        boxes = [thing.paste(picture, number) for thing in movers]
+        frame = np.array(picture)
         draw_frame_number(frame, number)
-        yield frame, [box for box in boxes if box]
+        yield frame, _clip(boxes, size)
 
 
-class Pose(NamedTuple):
-    """Coordinates in turns: 0 and 1 are the same position, angle and size."""
-
-    x: float
-    y: float
-    angle: float
-    size: float
-
-
+Pose = Float[np.ndarray, "4"]  # x, y, angle and size in turns: 0 and 1 are the same
 _ACROSS, _DOWN, _TURN, _GROW = np.eye(4)
 # Class -> directions in which the pose moves, one for each equal part of the video.
-MOTIONS: dict[str, tuple[Float[np.ndarray, "4"], ...]] = {
+MOTIONS: dict[str, tuple[Pose, ...]] = {
     "right": (_ACROSS,),
     "left": (-_ACROSS,),
     "down": (_DOWN,),
@@ -204,18 +193,20 @@ class MovingObject:
 
     picture: Image.Image
     shape: Image.Image
-    start: Float[np.ndarray, "4"]
+    start: Pose
     speed: float  # turns per second
 
-    def paste(self, canvas: Image.Image, pose: Pose) -> list[tuple[int, int, int, int]]:
+    def paste(self, canvas: Image.Image, pose: Pose) -> list[Box]:
         """Draw it onto `canvas`, around whose borders it wraps; return its boxes in pixels of the canvas."""
-        side = max(3, round(self.picture.width * math.exp(-LOG_SIZES * (1 - pose.size))))
-        # PIL turns counterclockwise.
-        picture = self.picture.rotate(-360 * pose.angle, Image.Resampling.BILINEAR).resize((side, side))
-        shape = self.shape.rotate(-360 * pose.angle, Image.Resampling.BILINEAR).resize((side, side))
+        center_x, center_y, angle, size = pose.tolist()
+        side = max(3, round(self.picture.width * math.exp(-LOG_SIZES * (1 - size))))
+        picture, shape = (  # PIL turns counterclockwise
+            image.rotate(-360 * angle, Image.Resampling.BILINEAR).resize((side, side))
+            for image in (self.picture, self.shape)
+        )
         left, top, right, bottom = shape.getbbox() or (0, 0, side, side)
         boxes = []
-        for x, y in product((pose.x - 1, pose.x, pose.x + 1), (pose.y - 1, pose.y, pose.y + 1)):
+        for x, y in product((center_x - 1, center_x, center_x + 1), (center_y - 1, center_y, center_y + 1)):
             corner = round(x * canvas.width - side / 2), round(y * canvas.height - side / 2)
             canvas.paste(picture, corner, shape)
             boxes.append((corner[0] + left, corner[1] + top, corner[0] + right, corner[1] + bottom))
@@ -237,8 +228,8 @@ def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
     )
 
 
-def move(thing: MovingObject, travel: Float[np.ndarray, "4"]) -> Pose:
-    return Pose(*((thing.start + thing.speed * travel) % 1).tolist())
+def move(thing: MovingObject, travel: Pose) -> Pose:
+    return (thing.start + thing.speed * travel) % 1
 
 
 def draw_motion(
@@ -256,12 +247,11 @@ def draw_motion(
     size: (width, height). movers: objects that move by the class. object_size: side of the largest object as a fraction
     of the picture's.
     """
-    width, height = size
     side = round(object_size * min(size))
-    still = Image.fromarray(make_texture(rng, width, height, contrast=28))
+    still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 3)):
         thing = _make_object(rng, side)
-        thing.paste(still, Pose(*thing.start))
+        thing.paste(still, thing.start)
     things = [_make_object(rng, side) for _ in range(movers)]
     strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     parts = MOTIONS[class_name]
@@ -275,33 +265,28 @@ def draw_motion(
         for thing in things:
             boxes += thing.paste(frame, move(thing, travel))
         travel = travel + parts[number * len(parts) // num_frames] / fps
-        corners = np.clip(np.array(boxes, float), 0, (width, height, width, height))
-        seen = [box for box in corners.tolist() if box[0] < box[2] and box[1] < box[3]]
-        yield np.asarray(frame), seen
+        yield np.asarray(frame), _clip(boxes, size)
 
 
 DATASETS: dict[str, Any] = {"directions": DIRECTIONS, "motion": MOTIONS}
 
 
-def write_video(path: Path, frames: Iterable[Frame], fps: int, codec_name: str) -> None:
+def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], fps: int, codec_name: str) -> None:
     """Encode frames as a camera or a web site would: long groups, default options. As npy they are stored unencoded."""
     if codec_name == ARRAY:
         np.save(path, np.stack(list(frames)))
         return
     codec = CODECS[codec_name]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as output:
-        stream = None
+        options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast")
+        stream = cast(VideoStream, output.add_stream(codec.encoder, rate=fps, options=options))
+        stream.width, stream.height = size
+        stream.pix_fmt = codec.pixel_format
+        stream.thread_count = 1
+        open_encoder(stream.codec_context)
         for picture in frames:
-            if stream is None:
-                options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast")
-                stream = cast(VideoStream, output.add_stream(codec.encoder, rate=fps, options=options))
-                stream.height, stream.width = picture.shape[:2]
-                stream.pix_fmt = codec.pixel_format
-                stream.thread_count = 1
-                open_encoder(stream.codec_context)
             output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        if stream is not None:
-            output.mux(stream.encode(None))
+        output.mux(stream.encode(None))
 
 
 def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Iterable[tuple[Frame, Boxes]]) -> None:
@@ -309,22 +294,16 @@ def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Itera
     stem.parent.mkdir(parents=True, exist_ok=True)
     container = ARRAY if arguments.codec == ARRAY else CONTAINER
     moving_boxes: list[Boxes] = []
-    width, height = arguments.size
-    sidecar = {
-        "fps": arguments.fps,
-        "width": width,
-        "height": height,
-        "num_frames": arguments.num_frames,
-        "class": stem.parent.name,
-        "moving_boxes": moving_boxes,
-    }
 
     def collect_boxes() -> Iterator[Frame]:
         for frame, boxes in frames:
             moving_boxes.append(boxes)
             yield frame
 
-    write_video(stem.with_suffix(f".{container}"), collect_boxes(), arguments.fps, arguments.codec)
+    write_video(stem.with_suffix(f".{container}"), collect_boxes(), arguments.size, arguments.fps, arguments.codec)
+    width, height = arguments.size
+    facts = {"fps": arguments.fps, "width": width, "height": height, "num_frames": arguments.num_frames}
+    sidecar = {**facts, "class": stem.parent.name, "moving_boxes": moving_boxes}
     stem.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
 
 
@@ -348,10 +327,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsed.classes = parsed.classes or list(known)[: 4 if known is DIRECTIONS else None]
     if not known.keys() >= set(parsed.classes):
         raise InputError(f"--classes must be among {', '.join(known)}")
-    for names, minimum in ((("num_videos", "num_frames", "fps", "movers"), 1), (("distractors", "seed"), 0)):
-        for name in names:
-            if getattr(parsed, name) < minimum:
-                raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
+    for name in ("num_videos", "num_frames", "fps", "movers", "distractors", "seed"):
+        minimum = 0 if name in ("distractors", "seed") else 1
+        if getattr(parsed, name) < minimum:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
     if not 0 < parsed.object_size <= 1:
         raise InputError(f"--object-size must be above 0 and at most 1, not {parsed.object_size}")
     if known is DIRECTIONS and (parsed.num_frames > MAX_FRAMES or min(parsed.size) < MIN_SIDE):
@@ -373,11 +352,11 @@ def main(arguments: list[str] | None = None) -> None:
     for index in progress_bar(range(parsed.num_videos), unit="video"):
         name = parsed.classes[index % len(parsed.classes)]
         rng = np.random.default_rng([parsed.seed, index])
+        scene = rng, name, parsed.size, parsed.num_frames, parsed.fps
         if parsed.dataset == "directions":
-            frames = draw_directions(rng, name, parsed.size, parsed.num_frames, parsed.fps)
+            frames = draw_directions(*scene)
         else:
-            options = {option: getattr(parsed, option) for option in ("movers", "distractors", "object_size")}
-            frames = draw_motion(rng, name, parsed.size, parsed.num_frames, parsed.fps, **options)
+            frames = draw_motion(*scene, parsed.movers, parsed.distractors, parsed.object_size)
         write_labeled_video(parsed.output / name / f"video_{index:06d}", parsed, frames)
     log(f"wrote {parsed.num_videos} videos of {parsed.num_frames} frames to {parsed.output}")
 

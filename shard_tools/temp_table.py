@@ -15,7 +15,7 @@ BYTES_PER_VIDEO = 1000  # of disk, about
 
 
 class TempTable:
-    """One private database with the tables of `schema`."""
+    """One private database with the tables of `schema`. Text is stored as bytes, which sort as its characters do."""
 
     def __init__(self, schema: str) -> None:
         self.database = sqlite3.connect("", isolation_level=None)
@@ -23,14 +23,22 @@ class TempTable:
             f"PRAGMA cache_size = -{CACHE_KIB}; PRAGMA journal_mode = OFF; {schema}; BEGIN"  # nothing is rolled back
         )
 
-    def run(self, query: str, *values: Any) -> Iterable[Any]:
-        return self.database.execute(query, values)
+    def run(self, query: str, *values: Any) -> Iterator[list[Any]]:
+        return map(_decode, self.database.execute(query, _encode(values)))
 
-    def fetch_one(self, query: str, *values: Any) -> Any:
-        return self.database.execute(query, values).fetchone()
+    def fetch_one(self, query: str, *values: Any) -> list[Any] | None:
+        return next(self.run(query, *values), None)
 
     def insert(self, table: str, rows: Iterable[tuple[Any, ...]], num_columns: int) -> None:
-        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
+        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(_encode, rows))
+
+
+def _encode(row: Iterable[Any]) -> list[Any]:
+    return [value.encode(errors="surrogatepass") if isinstance(value, str) else value for value in row]
+
+
+def _decode(row: Iterable[Any]) -> list[Any]:
+    return [value.decode(errors="surrogatepass") if isinstance(value, bytes) else value for value in row]
 
 
 @contextmanager
@@ -46,12 +54,3 @@ def explain_full_disk() -> Iterator[None]:
             f"the list of all videos does not fit on the disk for temporary files ({error}): free some space, or set"
             f" SQLITE_TMPDIR to a folder with {BYTES_PER_VIDEO} bytes per video"
         ) from error
-
-
-def as_bytes(text: str | None) -> bytes | None:
-    """Encode a name, which may hold half a surrogate pair; these bytes sort as the characters do."""
-    return None if text is None else text.encode(errors="surrogatepass")
-
-
-def as_text(content: bytes | None) -> Any:
-    return None if content is None else content.decode(errors="surrogatepass")

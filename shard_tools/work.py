@@ -13,24 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import av
 import fsspec
 
 from common.atomic_io import hash_file
+from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
 from shard_tools.encoding.encode import store_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import TarMember, is_url
+from shard_tools.inputs import TarMember
 from shard_tools.settings import Settings
 
 MIN_FREE_BYTES = 1_000_000
-REASONS = {
-    FileNotFoundError: "there is no such file",
-    PermissionError: "no permission to read it",
-    MemoryError: "it needs more memory than there is",
-}
 MAX_SUFFIX = 16  # characters, of a temporary copy
 
 
@@ -54,8 +49,8 @@ class Outcome:
     reason: str | None = None
 
     def save(self, stem: Path) -> None:
-        value: dict[str, Any] = {"source": self.source, "reason": self.reason}
-        value["samples"] = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
+        samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
+        value = {"source": self.source, "reason": self.reason, "samples": samples}
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
         aside.write_text(json.dumps(value), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))
@@ -77,9 +72,9 @@ def process_job(job: Job) -> Outcome | OSError:
     """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
     av.logging.set_level(None)
     try:
-        outcome = Outcome(job.source, _make_samples(job))
+        outcome = Outcome(job.source, list(_make_samples(job)))
     except Exception as error:  # whatever it is costs this video, and says why
-        outcome = Outcome(job.source, [], _explain(error))
+        outcome = Outcome(job.source, [], explain(error))
     try:
         if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < MIN_FREE_BYTES:
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
@@ -89,37 +84,36 @@ def process_job(job: Job) -> Outcome | OSError:
     return outcome
 
 
-def _explain(error: Exception) -> str:
-    for kind, reason in REASONS.items():
-        if isinstance(error, kind):
-            return reason
-    if isinstance(error, UnusableError):
-        return str(error)
-    if isinstance(error, (av.error.FFmpegError, OSError, ValueError, KeyError)):  # of FFmpeg, the disk or the network
-        return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
+def explain(error: Exception) -> str:
+    """Say why a video cannot be used."""
+    match error:
+        case UnusableError():
+            return str(error)
+        case FileNotFoundError():
+            return "there is no such file"
+        case PermissionError():
+            return "no permission to read it"
+        case MemoryError():
+            return "it needs more memory than there is"
+        case av.error.FFmpegError() | OSError() | ValueError() | KeyError():  # of FFmpeg, the disk or the network
+            return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_samples(job: Job) -> list[tuple[Sample, Path]]:
+def _make_samples(job: Job) -> Iterator[tuple[Sample, Path]]:
     with local_copy(job.location, job.stem.parent) as path:
         source_hash = hash_file(path)
         # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
         stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
-        samples = []
         for number, video in enumerate(store_video(path, stem, job.settings)):
-            kept = video.path
+            facts = video._asdict()
+            kept: Path = facts.pop("path")
             if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
                 kept = stem.with_name(f"{stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
             sample = Sample(
                 key=job.stem.name + (f"-{number:04d}" if job.settings.max_seconds else ""),
-                container=video.container,
-                codec=video.codec,
-                num_frames=video.num_frames,
-                fps=video.fps,
-                frame_stride=video.frame_stride,
-                width=video.width,
-                height=video.height,
+                **facts,
                 label=job.label,
                 source=job.source,
                 sha256=source_hash if kept == path else hash_file(kept),
@@ -127,14 +121,13 @@ def _make_samples(job: Job) -> list[tuple[Sample, Path]]:
                 source_sha256=source_hash,
                 source_size=path.stat().st_size,
             )
-            samples.append((sample, kept))
-        return samples
+            yield sample, kept
 
 
 @contextmanager
 def local_copy(location: str | TarMember, folder: Path | None = None) -> Iterator[Path]:
     """Yield a local file with the bytes at `location`: the file itself, or a temporary copy in `folder`."""
-    if isinstance(location, str) and not is_url(location):
+    if isinstance(location, str) and not is_remote(location):
         yield Path(location)
         return
     name = location.name if isinstance(location, TarMember) else location

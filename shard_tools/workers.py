@@ -19,6 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 from common.errors import InputError
 
 START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
+NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 
 
@@ -31,11 +32,6 @@ class Failed:
     """The result of a job whose worker died or took too long."""
 
     reason: str
-
-
-def count_cpus() -> int:
-    """Count the CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_in_processes(
@@ -109,20 +105,16 @@ def end_with_parent() -> None:
 def run_on_ray(
     function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` on the cluster at $RAY_ADDRESS, or on a local one of `num_workers` processes.
-
-    All nodes must see the folders of input and output.
-    """
+    """Apply `function` on the cluster at $RAY_ADDRESS, whose nodes see all files, or in `num_workers` processes."""
     try:
         import ray
     except ImportError as error:
         raise InputError("--engine ray needs Ray: pip install ray") from error
     address = os.environ.get("RAY_ADDRESS")
+    # By default a cluster of our own: one that happens to run here ends when its owner says so.
+    own: dict[str, Any] = {} if address else {"num_cpus": num_workers, "include_dashboard": False}
     try:
-        if address:
-            ray.init(address=address, log_to_driver=False)
-        else:  # a cluster of our own: one that happens to run here ends when its owner says so
-            ray.init("local", num_cpus=num_workers, log_to_driver=False, include_dashboard=False)
+        ray.init(address or "local", log_to_driver=False, **own)
     except (ConnectionError, ValueError) as error:
         raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
     try:

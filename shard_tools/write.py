@@ -12,7 +12,7 @@ import mmap
 import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from pipeline.shards.format import (
     read_samples,
     sample_line,
 )
-from pipeline.shards.gops import GOP, index_gops
+from pipeline.shards.gops import index_gops
 from pipeline.shards.index import RowWriter, Tables, encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
@@ -45,34 +45,27 @@ class ChangedError(Exception):
     """A video is not what it was when it was processed; the message is its source."""
 
 
-class HashingReader:
-    """Hashes what is read from a file."""
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        self.digest = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        data = self.file.read(size)
-        self.digest.update(data)
-        return data
-
-
 def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
     """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raise ChangedError."""
-    placed = []
-    members: Members = {}
     with atomic_write(folder / name) as aside:
         # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
                 metadata = tar_metadata(sample)
-                _add(tar, members, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
-                offset, size = _add_video(tar, members, sample, path)
-                gops = encode_gops(_index_stored_gops(sample, path))
-                placed.append(replace(sample, offset=offset, size=size, gops=gops))
+                with path.open("rb") as video:
+                    _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
+                    try:
+                        _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
+                    except OSError as error:
+                        if error.errno is not None:  # the disk's; tarfile's own, at a file that ends early, has none
+                            raise
+                        raise ChangedError(sample.source) from error
+        members = list_members(aside)
+        with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            placed = [place_sample(sample, *members[f"{sample.key}.{sample.container}"], data) for sample, _ in samples]
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
-    write_text(folder / info.index_name, format_index(members))
+    with atomic_write(folder / info.index_name) as aside:
+        aside.write_bytes(format_index(members))
     with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
@@ -83,43 +76,24 @@ def tar_metadata(sample: Sample) -> bytes:
     return json.dumps({name: value for name, value in asdict(sample).items() if name not in PLACE}).encode()
 
 
-def _index_stored_gops(sample: Sample, path: Path) -> np.ndarray:
-    """Return the GOP table's rows of a video that we have encoded.
-
-    A copied one may have groups too, but only its encoder knows whether they are closed; frames of an array always are.
-    """
-    if sample.sha256 == sample.source_sha256 and sample.container != CONTAINER:
-        return np.empty(0, GOP)
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as video,
-        memoryview(video) as view,
-    ):
-        return index_gops(view, sample.num_frames)
-
-
-def _add_video(tar: tarfile.TarFile, members: Members, sample: Sample, path: Path) -> tuple[int, int]:
-    """Raise ChangedError if its bytes are not those that `sample` was made from: a copied video is the user's file."""
-    with path.open("rb") as video:
-        hashing, size = HashingReader(video), path.stat().st_size
-        try:
-            place = _add(tar, members, f"{sample.key}.{sample.container}", cast(BinaryIO, hashing), size)
-        except OSError as error:
-            if error.errno is not None:  # the disk's fault; tarfile's own error, for a file that ends early, has none
-                raise
-            raise ChangedError(sample.source) from error
-    if hashing.digest.hexdigest() != sample.sha256:
-        raise ChangedError(sample.source)
-    return place
-
-
-def _add(tar: tarfile.TarFile, members: Members, name: str, content: BinaryIO, size: int) -> tuple[int, int]:
+def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o444
-    offset = tar.offset + tarfile.BLOCKSIZE  # names are short enough for a header of one block
     tar.addfile(member, content)
-    members[name] = offset, size
-    return members[name]
+
+
+def place_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sample:
+    """Return a sample with its place in the tar, and its GOPs if we have encoded it.
+
+    A copied video may have groups too, but only its encoder knows whether they are closed; frames of an array always
+    are. Raise ChangedError if its bytes are not those that it was made from: a copied video is the user's file.
+    """
+    with memoryview(tar) as whole, whole[offset : offset + size] as video:
+        if hashlib.sha256(video).hexdigest() != sample.sha256:
+            raise ChangedError(sample.source)
+        is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
+        gops = "" if is_copied else encode_gops(index_gops(video, sample.num_frames))
+    return replace(sample, offset=offset, size=size, gops=gops)
 
 
 def list_members(path: Path) -> Members:
@@ -137,13 +111,14 @@ def list_members(path: Path) -> Members:
         raise tarfile.ReadError(f"a header describes an impossible file: {error}") from error
 
 
-def format_index(members: Members) -> str:
+def format_index(members: Members) -> bytes:
     """Return what DALI's `wds2idx` writes for a tar with these members."""
     lines: dict[str, list[str]] = {}
     for name, (offset, size) in members.items():
         start = name.find(".", name.rfind("/") + 1)
         lines.setdefault(name[:start], []).append(f"{name[start + 1 :]} {offset} {size} {name}")
-    return f"{INDEX_VERSION} {len(lines)}\n" + "".join(" ".join(parts) + "\n" for parts in lines.values())
+    text = "\n".join([f"{INDEX_VERSION} {len(lines)}", *map(" ".join, lines.values()), ""])
+    return text.encode(errors="surrogateescape")
 
 
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:

@@ -4,10 +4,11 @@ Memory does not grow with a video's length.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import av
 from av.video.frame import VideoFrame
@@ -19,15 +20,16 @@ from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS, CONTAINER, Codec, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
+    Timing,
     assign_ticks,
     check_frames,
     choose_extension,
     open_source,
     read_frames,
+    read_timing,
     require_complete,
     subsample,
 )
-from shard_tools.encoding.timing import Timing, read_timing
 from shard_tools.settings import COPY, Settings
 
 # A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a
@@ -36,9 +38,8 @@ FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 SAMPLED_FRACTION = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
-@dataclass(frozen=True, slots=True)
-class StoredVideo:
-    """One file to put into a shard."""
+class StoredVideo(NamedTuple):
+    """One file to put into a shard; all but the path are fields of its Sample."""
 
     path: Path
     container: str
@@ -104,54 +105,47 @@ def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVide
         if settings.encode == COPY:
             stored = [_copy(source, timing, settings.check != "full")]
         else:
-            stored = _transcode(source, stem, settings, timing)
+            stored = list(_transcode(source, stem, settings, timing))
     after = source.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):  # an unfinished download, say
         raise UnusableError("it was changed while it was read")
     return stored
 
 
-def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing) -> list[StoredVideo]:
+def _transcode(source: Path, stem: Path, settings: Settings, timing: Timing) -> Iterator[StoredVideo]:
     """Encode every n-th frame, and decode what was stored: the number of frames is the one that comes out again."""
     codec = CODECS[settings.encode]
     stride = max(1, round(timing.rate / Fraction(settings.fps))) if settings.fps else settings.frame_stride
     rate = (timing.rate / stride).limit_denominator(100_000)
     max_frames = max(1, round(settings.max_seconds * rate)) if settings.max_seconds else None
-    pieces: list[tuple[Path, int]] = []  # with the number of frames
-    writer: VideoWriter | None = None
     with open_source(source) as (container, stream):
         convert = FrameConverter(codec, settings.short_side, stream.sample_aspect_ratio)
         frames = deinterlace(assign_ticks(read_frames(container, stream), timing))
-        for frame in subsample(frames, stride):
-            picture = convert(frame)
-            if writer is None or writer.num_frames == max_frames:
-                if writer is not None:
-                    writer.close()
-                path = stem.with_name(f"{stem.name}-{len(pieces):04d}.{CONTAINER}")
-                writer = VideoWriter(path, codec, settings, rate, (picture.width, picture.height))
-                pieces.append((path, 0))
-            writer.write(picture)
-            pieces[-1] = path, writer.num_frames
-        if writer is not None:
+        pictures = map(convert, subsample(frames, stride))
+        for number in count():
+            piece = islice(pictures, max_frames)
+            first = next(piece, None)
+            if first is None:
+                return
+            path = stem.with_name(f"{stem.name}-{number:04d}.{CONTAINER}")
+            writer = VideoWriter(path, codec, settings, rate, (first.width, first.height))
+            for picture in chain([first], piece):
+                writer.write(picture)
             writer.close()
-    stored = []
-    for path, num_frames in pieces:
-        with open_source(path) as (container, stream):
-            size = stream.width, stream.height
-            _, count = check_frames(container, stream)
-        if count != num_frames:
-            raise UnusableError(f"{num_frames} frames were encoded, but {count} decode")
-        fps = float(timing.rate / stride)
-        stored.append(StoredVideo(path, CONTAINER, settings.encode, count, fps, stride, *size))
-    return stored
+            with open_source(path) as (written, stored):
+                size = stored.width, stored.height
+                num_frames = check_frames(written, stored)[1]
+            if num_frames != writer.num_frames:
+                raise UnusableError(f"{writer.num_frames} frames were encoded, but {num_frames} decode")
+            fps = float(timing.rate / stride)
+            yield StoredVideo(path, CONTAINER, settings.encode, num_frames, fps, stride, *size)
 
 
 def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
-    Decoding everything takes a fifth of the time of encoding. A sample takes less: all packets are read and inspected,
-    and SAMPLED_FRACTION of the frames are decoded, among them the key frames, on which the others rest. It speaks for
-    the others only if as many as expected come out.
+    Decoding everything takes a fifth of the time of encoding. A sample, SAMPLED_FRACTION of the frames with all key
+    frames, speaks for the others only if as many as expected come out.
     """
     run = max(1, round(SAMPLED_FRACTION * timing.num_packets / len(timing.gops))) if sample_only else math.inf
     with open_source(source) as (container, stream):
@@ -166,14 +160,6 @@ def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
             # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again. Only
             # decoding everything tells how many there are.
             return _copy(source, timing, sample_only=False)
-        width, height = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
-        return StoredVideo(
-            path=source,
-            container=choose_extension(source, container),
-            codec=stream.codec_context.codec.canonical_name,
-            num_frames=timing.num_packets if sample_only else decoded,
-            fps=float(timing.rate),
-            frame_stride=1,
-            width=round(width),
-            height=round(height),
-        )
+        size = map(round, Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height))
+        num_frames, codec = timing.num_packets if sample_only else decoded, stream.codec_context.codec.canonical_name
+        return StoredVideo(source, choose_extension(source, container), codec, num_frames, float(timing.rate), 1, *size)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, cast
@@ -94,9 +95,7 @@ class FrameConverter:
     """Rotates, scales and converts frames to one size and pixel format, whatever form they come in."""
 
     def __init__(self, codec: Codec, short_side: int | None, pixel_aspect: Fraction | None):
-        self.codec = codec
-        self.pixel_aspect = pixel_aspect
-        self.short_side = short_side
+        self.codec, self.short_side, self.pixel_aspect = codec, short_side, pixel_aspect
         # Decided by the first frame for all of them.
         self.pose: Pose | None = None
         self.size = (0, 0)
@@ -108,11 +107,11 @@ class FrameConverter:
         """Raise UnusableError if the picture's shape changes in the middle of the video."""
         form = _read_form(frame)
         if form != self.form or self.graph is None:
-            if self.pose is None:
-                self.pose = Pose.read(frame, self.pixel_aspect)
-                width, height = self.pose.display_size(frame.width, frame.height)
-                self.size, self.shape = choose_size(width, height, self.short_side), width / height
+            first = self.pose is None
+            self.pose = self.pose or Pose.read(frame, self.pixel_aspect)
             width, height = self.pose.display_size(frame.width, frame.height)
+            if first:
+                self.size, self.shape = choose_size(width, height, self.short_side), width / height
             if abs(width / height / self.shape - 1) > MAX_SHAPE_CHANGE and min(self.size) > 32:
                 raise UnusableError("its picture changes shape in the middle")
             color_range = "pc" if self.codec.full_range else "tv"
@@ -134,29 +133,24 @@ def deinterlace(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int,
     form: dict[str, Any] = {}
     ticks: deque[int] = deque()
 
-    def pull(graph: Graph) -> Iterator[tuple[int, VideoFrame]]:
-        while True:
-            try:
-                frame = graph.pull()
-            except (av.error.BlockingIOError, av.error.EOFError):
-                return
-            yield ticks.popleft(), frame  # type: ignore[misc]
+    def push(graph: Graph, frame: VideoFrame | None) -> Iterator[tuple[int, VideoFrame]]:
+        graph.push(frame)
+        with suppress(av.error.BlockingIOError, av.error.EOFError):
+            while picture := graph.pull():
+                yield ticks.popleft(), picture  # type: ignore[misc]
 
     for tick, frame in frames:
         if graph is not None and _read_form(frame) != form:
-            graph.push(None)
-            yield from pull(graph)
+            yield from push(graph, None)
             graph = None
-        if graph is None and not frame.interlaced_frame:
-            yield tick, frame
-            continue
         if graph is None:
+            if not frame.interlaced_frame:
+                yield tick, frame
+                continue
             form = _read_form(frame)
             graph = _build_graph(form, [("bwdif", "mode=send_frame:deint=interlaced")])
         frame.pts, frame.time_base = tick, Fraction(1, 1000)
         ticks.append(tick)
-        graph.push(frame)
-        yield from pull(graph)
+        yield from push(graph, frame)
     if graph is not None:
-        graph.push(None)
-        yield from pull(graph)
+        yield from push(graph, None)

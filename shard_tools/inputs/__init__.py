@@ -5,15 +5,16 @@ import sys
 from pathlib import Path
 
 from common.errors import InputError
+from pipeline.reading.storage import is_remote
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.classes import assign_class_ids, read_label_map
 from shard_tools.inputs.folders import list_folder, list_url, make_item
-from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden, is_url
+from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import read_lines, read_list
 from shard_tools.inputs.table import Inputs
 from shard_tools.inputs.tars import list_tars, require_uncompressed
 
-__all__ = ["Inputs", "Item", "Skipped", "TarMember", "assign_class_ids", "is_url", "read_inputs", "read_label_map"]
+__all__ = ["Inputs", "Item", "Skipped", "TarMember", "assign_class_ids", "read_inputs", "read_label_map"]
 
 
 def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped | None = None) -> Inputs:
@@ -29,7 +30,7 @@ def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped
     if inputs == "-":
         lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
         found.add(read_lines(lines, "stdin", Path(root or "."), " "))
-    elif is_url(inputs):
+    elif is_remote(inputs):
         found.add(list_url(inputs, skipped))
     elif not path.exists():
         raise InputError(f"{path} does not exist: give a folder of videos or a list of them")

@@ -69,9 +69,5 @@ class Skipped:
             log(line, sys.stderr)
 
 
-def is_url(location: str) -> bool:
-    return "://" in location
-
-
 def is_hidden(name: str) -> bool:
     return name.startswith(".")

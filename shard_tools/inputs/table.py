@@ -1,6 +1,6 @@
 """All videos of an input, in a table on disk: there may be more of them than memory should hold."""
 
-import pickle
+import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -9,12 +9,12 @@ from typing import Any
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.item import Item, Skipped, TarMember
-from shard_tools.temp_table import TempTable, as_bytes, as_text
+from shard_tools.temp_table import TempTable
 
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
-SELECT = "SELECT source, location, label, size, problem FROM items"
 SCHEMA = """
     CREATE TABLE items (source BLOB, location BLOB, label BLOB, size INTEGER, problem BLOB, is_array INTEGER);
+    CREATE TABLE names (label BLOB PRIMARY KEY, name BLOB, problem BLOB) WITHOUT ROWID;
     CREATE TABLE stored (source BLOB, label BLOB, size INTEGER);
     CREATE TABLE rejects (source BLOB PRIMARY KEY) WITHOUT ROWID
 """
@@ -37,7 +37,7 @@ class Inputs:
 
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
         for (source,) in self._table.run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
-            skipped.add(kind, as_text(source))
+            skipped.add(kind, source)
         self._table.run("DELETE FROM items WHERE is_array")
 
     def deduplicate(self, unlabeled: bool) -> None:
@@ -47,10 +47,10 @@ class Inputs:
         conflicts = "GROUP BY source HAVING count(DISTINCT coalesce(label, x'')) > 1"
         for source, first in list(table.run(f"SELECT source, min(rowid) FROM items {conflicts}")):
             rows = table.run("SELECT label FROM items WHERE source = ? ORDER BY rowid", source)
-            label, *others = [as_text(row[0]) for row in rows]
+            label, *others = [label for (label,) in rows]
             other = [other for other in others if other != label][-1]
-            reason = as_bytes(f"it is listed with two labels, {label!r} and {other!r}")
-            table.run("UPDATE items SET problem = ? WHERE rowid = ?", reason, first)
+            problem = f"it is listed with two labels, {label!r} and {other!r}"
+            table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         repeated = "FROM items GROUP BY source HAVING count(*) > 1"
         table.run(f"""DELETE FROM items
             WHERE source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
@@ -58,55 +58,63 @@ class Inputs:
             table.run("UPDATE items SET label = NULL")
         elif table.fetch_one("SELECT 1 FROM items WHERE label IS NOT NULL LIMIT 1"):
             problem = "it has no label, others have one"
-            table.run("UPDATE items SET problem = ? WHERE label IS NULL AND problem IS NULL", as_bytes(problem))
+            table.run("UPDATE items SET problem = ? WHERE label IS NULL AND problem IS NULL", problem)
 
     def __len__(self) -> int:
-        return int(self._table.fetch_one("SELECT count(*) FROM items")[0])
+        return self._count("TRUE")
 
     def __iter__(self) -> Iterator[Item]:
-        return map(_to_item, self._table.run(f"{SELECT} ORDER BY source"))
-
-    @property
-    def num_usable(self) -> int:
-        return int(self._table.fetch_one("SELECT count(*) FROM items WHERE problem IS NULL")[0])
+        return self._select("TRUE ORDER BY source")
 
     def by_size(self) -> Iterator[Item]:
         """Yield the usable ones from the smallest to the largest."""
-        return map(_to_item, self._table.run(f"{SELECT} WHERE problem IS NULL ORDER BY size, source"))
+        return self._select("problem IS NULL ORDER BY size, source")
+
+    def new(self) -> Iterator[Item]:
+        """Yield the usable ones that the dataset neither holds nor has rejected."""
+        return self._select(f"problem IS NULL AND {IS_NEW} ORDER BY source")
+
+    def new_problems(self) -> dict[str, str]:
+        """Return the new sources that cannot be used, with the reason."""
+        found = self._select(f"problem IS NOT NULL AND {IS_NEW} ORDER BY source")
+        return {item.source: item.problem or "" for item in found}
+
+    def _select(self, condition: str) -> Iterator[Item]:
+        rows = self._table.run(f"SELECT source, location, label, size, problem FROM items WHERE {condition}")
+        return (Item(source, _parse_location(location), *others) for source, location, *others in rows)
+
+    @property
+    def num_usable(self) -> int:
+        return self._count("problem IS NULL")
+
+    def _count(self, condition: str) -> int:
+        return int(next(self._table.run(f"SELECT count(*) FROM items WHERE {condition}"))[0])
 
     def location(self, source: str) -> str | TarMember | None:
-        row = self._table.fetch_one("SELECT location FROM items WHERE source = ?", as_bytes(source))
-        return None if row is None else pickle.loads(row[0])
+        row = self._table.fetch_one("SELECT location FROM items WHERE source = ?", source)
+        return None if row is None else _parse_location(row[0])
 
     def labels(self) -> set[str]:
-        rows = self._table.run("SELECT DISTINCT label FROM items WHERE label IS NOT NULL")
-        return {as_text(label) for (label,) in rows}
+        return {label for (label,) in self._table.run("SELECT DISTINCT label FROM items WHERE label IS NOT NULL")}
 
     def apply_label_map(self, classes: list[str]) -> None:
         """Turn labels that are numbers of the label map into names; any other unknown label is a problem."""
-        names = {name: name for name in classes}
+        by_id = dict(enumerate(classes))
+        rows: list[tuple[str, str | None, str | None]] = [(name, name, None) for name in classes]
         for label in self.labels() - set(classes):
-            if is_id(label) and int(label) < len(classes):
-                names[label] = classes[int(label)]
-
-        def find_name(label: bytes) -> bytes | None:
-            return as_bytes(names.get(as_text(label)))
-
-        def find_problem(label: bytes) -> bytes | None:
-            text = as_text(label)
-            return None if text in names else as_bytes(f"its label {text!r} is not in the label map")
-
-        self._table.database.create_function("find_name", 1, find_name)
-        self._table.database.create_function("find_problem", 1, find_problem)
-        self._table.run("""UPDATE items SET label = find_name(label), problem = find_problem(label)
-            WHERE problem IS NULL AND label IS NOT NULL""")
+            name = by_id.get(int(label)) if is_id(label) else None
+            rows.append((label, name, None if name is not None else f"its label {label!r} is not in the label map"))
+        self._table.run("DELETE FROM names")
+        self._table.insert("names", dict.fromkeys(rows), 3)
+        self._table.run("""UPDATE items SET (label, problem) = (SELECT name, names.problem FROM names
+            WHERE names.label = items.label) WHERE problem IS NULL AND label IS NOT NULL""")
 
     def compare(self, stored: Iterable[tuple[str, str | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, label, bytes), and what it has rejected: these are not new."""
         self._table.run("DELETE FROM stored")
         self._table.run("DELETE FROM rejects")
-        self._table.insert("stored", ((as_bytes(name), as_bytes(label), size) for name, label, size in stored), 3)
-        self._table.insert("rejects", ((as_bytes(source),) for source in rejects), 1)
+        self._table.insert("stored", stored, 3)
+        self._table.insert("rejects", ((source,) for source in rejects), 1)
         self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source)")
 
     def find_change(self) -> str | None:
@@ -127,33 +135,16 @@ class Inputs:
             """)
             last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0))]
             if last_samples:
-                source, *values = (as_text(it) if isinstance(it, bytes) else it for it in last_samples[0])
+                source, *values = last_samples[0]
                 return f"{len(last_samples)} videos that {what} (the first: {source}, {how.format(*values)})"
         return None
 
-    def new(self) -> Iterator[Item]:
-        """Yield the usable ones that the dataset neither holds nor has rejected."""
-        return map(_to_item, self._table.run(f"{SELECT} WHERE problem IS NULL AND {IS_NEW} ORDER BY source"))
-
-    def new_problems(self) -> dict[str, str]:
-        """Return the new sources that cannot be used, with the reason."""
-        rows = self._table.run(
-            f"SELECT source, problem FROM items WHERE problem IS NOT NULL AND {IS_NEW} ORDER BY source"
-        )
-        return {as_text(source): as_text(problem) for source, problem in rows}
-
 
 def _to_row(item: Item) -> tuple[Any, ...]:
-    return (
-        as_bytes(item.source),
-        pickle.dumps(item.location),
-        as_bytes(item.label),
-        min(item.size, MAX_SIZE),
-        as_bytes(item.problem),
-        item.source.lower().endswith(f".{CONTAINER}"),
-    )
+    is_array = item.source.lower().endswith(f".{CONTAINER}")
+    return item.source, json.dumps(item.location), item.label, min(item.size, MAX_SIZE), item.problem, is_array
 
 
-def _to_item(row: tuple[Any, ...]) -> Item:
-    source, location, label, size, problem = row
-    return Item(as_text(source), pickle.loads(location), as_text(label), size, as_text(problem))
+def _parse_location(text: str) -> str | TarMember:
+    location = json.loads(text)
+    return location if isinstance(location, str) else TarMember(*location)

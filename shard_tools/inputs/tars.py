@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs.classes import MAX_DIGITS
+from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.folders import classify_name
 from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import LABEL_COLUMNS, find_first
@@ -81,7 +81,7 @@ def _list_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> Iterat
         if label is None:
             problem = problem or label_problems.get(stem)
         elif classes is not None:
-            is_known = label.isdecimal() and len(label) <= MAX_DIGITS and int(label) < len(classes)
+            is_known = is_id(label) and int(label) < len(classes)
             if not is_known:
                 problem = problem or f"its label {label!r} is none of the dataset's {len(classes)} classes"
             label = classes[int(label)] if is_known else None

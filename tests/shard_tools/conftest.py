@@ -1,16 +1,16 @@
 """Small synthetic videos, and shards of them; videos are processed in this process unless a test wants workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from shard_making import NUM_FRAMES, NUM_VIDEOS, make, run_here
 
 from shard_tools import synthetic_videos
-from shard_tools.workers import ENGINES
+from shard_tools.workers import ENGINES, run_in_processes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """generate("--codec", "vp9") makes one video and returns its path."""
 
@@ -22,43 +22,32 @@ def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return one
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small videos in three classes."""
     folder = tmp_path_factory.mktemp("videos")
-    options = [
-        "--num-videos",
-        str(NUM_VIDEOS),
-        "--num-frames",
-        str(NUM_FRAMES),
-        "--size",
-        "64",
-        "--classes",
-        "right",
-        "left",
-        "down",
-    ]
-    synthetic_videos.main([str(folder), *options])
+    options = f"--num-videos {NUM_VIDEOS} --num-frames {NUM_FRAMES} --size 64 --classes right left down"
+    synthetic_videos.main([str(folder), *options.split()])
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of `videos` with the default settings, three samples each."""
     folder = tmp_path_factory.mktemp("shards") / "dataset"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "processes", run_here)
-        assert make(videos, folder, "--samples-per-shard", "3") == 0
+    assert make(videos, folder, "--samples-per-shard", "3") == 0
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def _in_this_process() -> Iterator[None]:
     """Spawning a worker takes longer than most tests."""
-    if "workers" not in request.fixturenames:
-        monkeypatch.setitem(ENGINES, "processes", run_here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "processes", run_here)
+        yield
 
 
 @pytest.fixture
-def workers() -> None:
-    """For tests that want worker processes."""
+def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give worker processes to tests that want them."""
+    monkeypatch.setitem(ENGINES, "processes", run_in_processes)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from shard_tools import build
 from shard_tools.encoding import encode as encoding
 from shard_tools.encoding.encode import SAMPLED_FRACTION, store_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import check_frames, open_source
-from shard_tools.encoding.timing import read_timing
+from shard_tools.encoding.source import check_frames, open_source, read_timing
 from shard_tools.settings import CHECKS, Settings
 from shard_tools.write import write_shard
 
@@ -81,11 +81,6 @@ def flip(data: bytearray, places: list[int]) -> bytes:
     return bytes(data)
 
 
-def zeros(data: bytearray, start: int, count: int) -> bytes:
-    data[start : start + count] = bytes(count)
-    return bytes(data)
-
-
 @pytest.mark.parametrize("check", CHECKS)
 def test_random_damage_is_found(source: Path, check: str) -> None:
     draw, places = np.random.default_rng(1), packet_places(source)
@@ -97,7 +92,8 @@ def test_random_damage_is_found(source: Path, check: str) -> None:
         kinds: dict[str, Callable[[bytearray], bytes]] = {
             "cut off": lambda data, cut=cut: bytes(data[:cut]),
             "flipped": lambda data, many=many: flip(data, many),
-            "a hole": lambda data, at=offset + size // 3: zeros(data, at, 300),  # in any picture, decoded or not
+            # In any picture, decoded or not.
+            "a hole": lambda data, at=offset + size // 3: bytes(data[:at] + bytes(300) + data[at + 300 :]),
             "a byte is missing": lambda data, cut=cut: bytes(data[:cut] + data[cut + 1 :]),
         }
         for damage in kinds.values():
@@ -148,33 +144,30 @@ def test_trimmed_videos_are_taken(
     assert [read_number(frame) for frame in last] == [shown[0], shown[-1]]
 
 
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + bytes(8))
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "longer": lambda data: data + bytes(8),
+    "shorter": lambda data: data[:-9000],
+    "another": lambda data: flip(bytearray(data), [len(data) // 2]),  # and neither size nor time tell
+}
 
 
-def shorter(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9000])
-
-
-def another(path: Path) -> None:
-    """One byte of a picture, and neither size nor time tell."""
-    status, data = path.stat(), bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+def change(path: Path, how: str) -> None:
+    status = path.stat()
+    path.write_bytes(CHANGES[how](path.read_bytes()))
+    if how == "another":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.parametrize("encode", ["copy", "h264"])
-@pytest.mark.parametrize("change", [longer, shorter])
+@pytest.mark.parametrize("how", ["longer", "shorter"])
 def test_a_file_that_changes_while_it_is_read_is_refused(
-    source: Path, tmp_path: Path, change: Callable[[Path], None], encode: str, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, how: str, encode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "touched.mp4"
-    path.write_bytes(source.read_bytes())
+    path = Path(shutil.copy(source, tmp_path / "touched.mp4"))
 
     def changing(*arguments: Any) -> Any:
         timing = read_timing(*arguments)
-        change(path)
+        change(path, how)
         return timing
 
     monkeypatch.setattr(encoding, "read_timing", changing)
@@ -182,18 +175,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         encoding.store_video(path, tmp_path / "stem", Settings(encode=encode))
 
 
-@pytest.mark.parametrize("change", [longer, shorter, another])
+@pytest.mark.parametrize("how", CHANGES)
 def test_a_file_that_changes_before_it_is_stored_is_rejected(
-    source: Path, tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in").mkdir()
-    for name in ("kept.mp4", "touched.mp4"):
-        (tmp_path / "in" / name).write_bytes(source.read_bytes())
-    touched = tmp_path / "in" / "touched.mp4"
+    _, touched = (Path(shutil.copy(source, tmp_path / "in" / name)) for name in ("kept.mp4", "touched.mp4"))
 
     def changing(*arguments: Any) -> Any:
         if touched.read_bytes() == source.read_bytes():
-            change(touched)
+            change(touched, how)
         return write_shard(*arguments)
 
     monkeypatch.setattr(build, "write_shard", changing)

@@ -1,4 +1,4 @@
-"""Each codec's shards: short groups, frames in order, the same bytes again, and DALI's decoder takes what it can."""
+"""Each codec's shards: short groups, frames in order, and the same bytes again."""
 
 import os
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def
 from shard_making import decode
 
 from pipeline.decoding.video import is_plain
@@ -59,25 +58,6 @@ def test_h264_is_the_same_on_every_processor(generate, tmp_path: Path, monkeypat
     without_vectors = usual.options | {"x264-params": usual.options["x264-params"] + ":asm=0"}
     monkeypatch.setitem(CODECS, "h264", replace(usual, options=without_vectors))
     assert [made(source, tmp_path).path.read_bytes() for source in sources] == bytes_here
-
-
-@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
-def test_dali_decodes_without_a_gpu_what_it_can(source: Path, tmp_path: Path, codec: str) -> None:
-    one = made(source, tmp_path, encode=codec)
-    video = np.frombuffer(one.path.read_bytes(), np.uint8)
-
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    def graph() -> object:
-        encoded = fn.external_source(source=lambda: [video], dtype=None)
-        return fn.decoders.video(encoded, device="cpu")
-
-    pipe = graph()
-    pipe.build()
-    frames = np.asarray(pipe.run()[0].as_cpu().at(0))
-    assert frames.shape == (20, 96, 128, 3)
-    assert [read_frame_number(frame) for frame in frames] == list(range(0, 80, 4))
-    ours = np.stack(decode(one.path)).astype(int)
-    assert np.abs(frames - ours).mean() < 2
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

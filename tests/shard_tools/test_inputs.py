@@ -1,18 +1,16 @@
 """Everything that a collection of videos comes as."""
 
-import hashlib
 import io
 import json
 import os
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from shard_making import all_samples, make
+from shard_making import hashes, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
@@ -90,38 +88,13 @@ def test_kinetics_annotations(clips: Path) -> None:
     assert list(items)[2].problem == "there is no such file"
 
 
-def test_urls(videos: Path, tmp_path: Path) -> None:
+def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(f"local://{videos}", tmp_path / "url", "--samples-per-shard", "3")
-    make(videos, tmp_path / "path", "--samples-per-shard", "3")
-    for name in ("shard-000000.tar", "shard-000002.tar", "dataset.json"):
-        assert (tmp_path / "url" / name).read_bytes() == (tmp_path / "path" / name).read_bytes()
+    assert hashes(tmp_path / "url") == hashes(dataset)
     (tmp_path / "list.csv").write_text(f"local://{next(videos.rglob('*.mp4'))},here\nlocal:///nowhere.mp4,here\n")
     make(tmp_path / "list.csv", tmp_path / "list")
     assert read_dataset_info(tmp_path / "list").num_samples == 1
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
-
-
-def test_a_webdataset_of_raw_videos(videos: Path, tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    sources = sorted(videos.rglob("*.mp4"))[:4]
-    for shard in range(2):
-        with tarfile.open(tmp_path / "raw" / f"raw-{shard}.tar", "w") as tar:
-            for path in sources[2 * shard : 2 * shard + 2]:
-                tar.add(path, f"{path.stem}.mp4")
-                label = path.parent.name.encode()
-                content = json.dumps({"label": path.parent.name}).encode() if shard else label
-                info = tarfile.TarInfo(f"{path.stem}.{'json' if shard else 'cls'}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    (tmp_path / "raw" / "dataset.json").write_text('{"name": "somebody else\'s"}')
-    make(tmp_path / "raw", tmp_path / "out", "--encode", "copy")
-    samples = [sample for _, sample in all_samples(tmp_path / "out")]
-    assert sorted(s.source_sha256 for s in samples) == sorted(
-        hashlib.sha256(path.read_bytes()).hexdigest() for path in sources
-    )
-    classes = read_dataset_info(tmp_path / "out").classes
-    by_name = {path.stem: path.parent.name for path in sources}
-    assert all(classes[s.label or 0] == by_name[s.source.split("/")[1].split(".")[0]] for s in samples)
 
 
 def test_shards_of_ours_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -144,25 +117,12 @@ def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytes
         read_inputs(str(clips), None, False)
 
 
-def test_the_same_files_give_the_same_list_hash_however_encoded(videos: Path, dataset: Path, tmp_path: Path) -> None:
-    make(videos, tmp_path / "copy", "--encode", "copy", "--seed", "5")
-    ours = read_dataset_info(tmp_path / "copy").report["file_list_sha256"]
-    assert ours == read_dataset_info(dataset).report["file_list_sha256"]
-    fewer = tmp_path / "fewer"
-    shutil.copytree(videos, fewer)
-    next(fewer.rglob("*.mp4")).unlink()
-    make(fewer, tmp_path / "out", "--encode", "copy")
-    assert read_dataset_info(tmp_path / "out").report["file_list_sha256"] != ours
-
-
 def test_class_ids_are_stable() -> None:
-    assert assign_class_ids({"b", "a"}, []) == ["a", "b"]
     assert assign_class_ids({"0", "a", "b"}, ["b"]) == ["b", "0", "a"], "known classes keep their ids"
     assert assign_class_ids({"2", "0"}, []) == ["0", "1", "2"], "numbers are ids"
     assert assign_class_ids({"4", "1"}, ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
     assert assign_class_ids({"4", "1"}, ["1", "0"]) == ["1", "0", "4"]
-    assert assign_class_ids({"2018", "2021"}, []) == ["2018", "2021"], "numbers with many gaps are names"
-    assert assign_class_ids({"9" * 5000}, []) == ["9" * 5000], "and however large"
+    assert assign_class_ids({"9" * 5000}, []) == ["9" * 5000], "numbers with many gaps are names, however large"
     assert assign_class_ids({"1", "999999999"}, []) == ["1", "999999999"]
     assert assign_class_ids({"00", "01", "02"}, []) == ["00", "01", "02"], "numbers with leading zeros are names"
     assert assign_class_ids(set(), []) == []
@@ -173,13 +133,6 @@ def test_bad_label_maps(tmp_path: Path, content: str) -> None:
     (tmp_path / "map.json").write_text(content)
     with pytest.raises(InputError, match="not a label map"):
         read_label_map(tmp_path / "map.json")
-
-
-def test_a_quote_that_is_never_closed_does_not_swallow_the_lines_after_it(tmp_path: Path) -> None:
-    table = tmp_path / "train.csv"
-    table.write_text('a.mp4,left\nb.mp4,"left\nc.mp4,right\n')
-    with pytest.raises(InputError, match=r"train\.csv has a line that is not a table row"):
-        read_inputs(str(table), None, unlabeled=False)
 
 
 def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> None:
@@ -196,12 +149,6 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
         "skipped 2 hidden: .cache/, .hidden.mp4",
         "skipped 3 without a video's extension (.json 2, none 1): readme, run/a.json, run/b.JSON",
     ]
-
-
-def test_a_folder_without_videos_says_what_it_holds_instead(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").touch()
-    with pytest.raises(InputError, match=r"no video found in .*; skipped 1 without .* \(\.jpg 1\): a\.jpg"):
-        read_inputs(str(tmp_path), None, False)
 
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:

@@ -36,8 +36,9 @@ def frame_numbers(folder: Path) -> dict[str, list[int]]:
     }
 
 
-def copy_videos(videos: Path, folder: Path) -> Path:
-    return Path(shutil.copytree(videos, folder))
+@pytest.fixture
+def copied(videos: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(videos, tmp_path / "videos"))
 
 
 def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Path) -> None:
@@ -114,22 +115,21 @@ def test_a_torn_staged_result_is_made_again(
     assert hashes(tmp_path) == hashes(dataset)
 
 
-def test_new_videos_come_into_new_shards(videos: Path, tmp_path: Path) -> None:
-    grown, out = copy_videos(videos, tmp_path / "videos"), tmp_path / "out"
-    late = sorted(grown.rglob("*.mp4"))[::4]
+def test_new_videos_come_into_new_shards(copied: Path, tmp_path: Path) -> None:
+    out, late = tmp_path / "out", sorted(copied.rglob("*.mp4"))[::4]
     for path in late:
         path.rename(tmp_path / path.name)
-    make(grown, out, *THREE)
+    make(copied, out, *THREE)
     before = {name: data for name, data in hashes(out).items() if name.startswith("shard-")}
     for path in late:
         (tmp_path / path.name).rename(path)
-    make(grown, out, *THREE)
+    make(copied, out, *THREE)
     after = hashes(out)
     assert before.items() <= after.items()
     samples = all_samples(out)
-    assert {s.source for name, s in samples if name not in before} == {p.relative_to(grown).as_posix() for p in late}
+    assert {s.source for name, s in samples if name not in before} == {p.relative_to(copied).as_posix() for p in late}
     assert len(samples) == NUM_VIDEOS
-    make(grown, out, *THREE)
+    make(copied, out, *THREE)
     assert hashes(out) == after, "a run with nothing to do changed something"
 
 
@@ -162,10 +162,9 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(video
             make(listed, out, *COPY)
 
 
-def test_a_reject_moves_no_other_video(videos: Path, dataset: Path, tmp_path: Path) -> None:
-    copied, out = copy_videos(videos, tmp_path / "videos"), tmp_path / "out"
-    broken = all_samples(dataset)[4][1].source
-    intact = (videos / broken).read_bytes()
+def test_a_reject_moves_no_other_video(copied: Path, dataset: Path, tmp_path: Path) -> None:
+    out, broken = tmp_path / "out", all_samples(dataset)[4][1].source
+    intact = (copied / broken).read_bytes()
     (copied / broken).write_bytes(intact[: len(intact) // 2])
     make(copied, out, *THREE)
     expected = [(name, sample.key) for name, sample in all_samples(dataset) if sample.source != broken]
@@ -181,9 +180,8 @@ def test_a_reject_moves_no_other_video(videos: Path, dataset: Path, tmp_path: Pa
 
 
 def test_too_many_rejects_are_an_error_after_the_work(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copied = copy_videos(videos, tmp_path / "videos")
     (copied / "left" / "empty.mp4").touch()
     arguments = [str(copied), str(tmp_path / "out"), "--max-rejects"]
     assert make_shards.main([*arguments, "0.05"]) == 3

@@ -1,13 +1,12 @@
 """A dataset in a store has the bytes of one in a folder, whatever comes between."""
 
+import shutil
 from pathlib import Path
-from typing import ClassVar
 
-import fsspec
 import object_store
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from shard_making import hashes, run_here
+from shard_making import hashes
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -15,87 +14,58 @@ from pipeline.reading import storage
 from pipeline.shards.dataset import ShardDataset
 from shard_tools import make_shards
 
-URL = "leaky://bucket/data"
+URL = "memory://bucket/data"
 COPY = ["--encode", "copy", "--samples-per-shard", "2", "--max-rejects", "1", "--workers", "1"]
 
 
-class Leaky(MemoryFileSystem):
-    """A store of its own; `refused` ends the names of what it does not take, `cut` of what it keeps a half of."""
-
-    protocol = "leaky"
-    store: ClassVar[dict] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    order: ClassVar[list[str]] = []
-    refused: ClassVar[str | None] = None
-    cut: ClassVar[str | None] = None
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + path.removeprefix("leaky://").strip("/")
-
-    def pipe_file(self, path, value, mode="overwrite", **options):
-        self._refuse(path)
-        super().pipe_file(path, value, **options)
-
-    def put_file(self, lpath, rpath, *others, **options):
-        self._refuse(rpath)
-        super().put_file(lpath, rpath, *others, **options)
-        Leaky.order.append(rpath.rsplit("/", 1)[1])
-        if Leaky.cut and rpath.endswith(Leaky.cut):
-            content = self.cat_file(rpath)
-            super().pipe_file(rpath, content[: len(content) // 2])
-
-    def _refuse(self, path: str) -> None:
-        if Leaky.refused is not None and path.endswith(Leaky.refused):
-            raise PermissionError(path)
-
-
 @pytest.fixture(autouse=True)
-def store_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Leaky]:
-    fsspec.register_implementation("leaky", Leaky, clobber=True)
-    monkeypatch.setattr(Leaky, "store", {})
-    monkeypatch.setattr(Leaky, "order", [])
-    monkeypatch.setattr(Leaky, "refused", None)
-    monkeypatch.setattr(Leaky, "cut", None)
+def uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Empty the store; return the names of what is uploaded to it, in order."""
+    names = []
+
+    def put_file(self, file, target, *others, **options):
+        names.append(target.rsplit("/", 1)[1])
+        put(self, file, target, *others, **options)
+
+    put = MemoryFileSystem.put_file
+    for name, value in (("store", {}), ("pseudo_dirs", [""]), ("put_file", put_file)):
+        monkeypatch.setattr(MemoryFileSystem, name, value)
     monkeypatch.setattr("shard_tools.output.user_cache_dir", lambda *_: tmp_path / "cache")
     monkeypatch.setattr(storage.time, "sleep", lambda _: None)
-    return Leaky
+    return names
 
 
 def make(inputs: Path | str, output: Path | str, *options: str) -> int:
     return make_shards.main([str(inputs), str(output), *COPY, *options])
 
 
-def there(url: str = URL) -> dict[str, bytes]:
-    """Every file under a URL of the store."""
-    root = Leaky._strip_protocol(url) + "/"
-    return {name.removeprefix(root): file.getvalue() for name, file in Leaky.store.items() if name.startswith(root)}
+def there() -> dict[str, bytes]:
+    """Every file under URL."""
+    root = URL.removeprefix("memory:/") + "/"
+    files = MemoryFileSystem.store.items()
+    return {name.removeprefix(root): file.getvalue() for name, file in files if name.startswith(root)}
 
 
 @pytest.fixture(scope="module")
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A part of the videos."""
     folder = tmp_path_factory.mktemp("few")
-    for video in sorted(videos.glob("*/*.mp4"))[::2]:
-        (folder / video.parent.name).mkdir(exist_ok=True)
-        (folder / video.parent.name / video.name).hardlink_to(video)
-    return folder
+    names = {path.name for path in sorted(videos.glob("*/*.mp4"))[1::2]}
+    return Path(shutil.copytree(videos, folder, dirs_exist_ok=True, ignore=lambda *_: names))
 
 
 @pytest.fixture(scope="module")
 def expected(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What a folder holds that the videos are made into."""
     folder = tmp_path_factory.mktemp("expected") / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(make_shards.ENGINES, "processes", run_here)
-        assert make(videos, folder) == 0
+    assert make(videos, folder) == 0
     return hashes(folder)
 
 
-def test_a_dataset_in_a_store_is_one_of_a_folder(videos, expected, tmp_path, capsys):
+def test_a_dataset_in_a_store_is_one_of_a_folder(videos, expected, tmp_path, capsys, uploaded):
     assert make(videos, URL) == 0
     assert there() == expected
-    assert Leaky.order[-1] == "dataset.json"
+    assert uploaded[-1] == "dataset.json"
     assert URL in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*data*"))  # nothing of it stays on this machine
     config = DataConfig(shards=URL, cache_dir=str(tmp_path / "read"))
@@ -105,20 +75,15 @@ def test_a_dataset_in_a_store_is_one_of_a_folder(videos, expected, tmp_path, cap
 
 
 def test_videos_are_added_without_a_look_at_the_tars(few, videos, tmp_path, monkeypatch):
-    for output in (tmp_path / "data", URL):
-        assert make(few, output) == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(storage.ObjectStore, "download", refusing_tars(storage.ObjectStore.download))
-            assert make(videos, output) == 0
-    assert there() == hashes(tmp_path / "data")
-
-
-def refusing_tars(download):
-    def refusing(self, name, file):
+    def refuse_tars(self, name, file):
         assert not name.endswith(".tar")
         download(self, name, file)
 
-    return refusing
+    download = storage.ObjectStore.download
+    monkeypatch.setattr(storage.ObjectStore, "download", refuse_tars)
+    for output in (tmp_path / "data", URL):
+        assert make(few, output) == make(videos, output) == 0
+    assert there() == hashes(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -145,36 +110,51 @@ def test_killed_at_an_upload_the_same_command_goes_on(videos, expected, monkeypa
     assert there() == expected
 
 
-@pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000000.idx", "dataset.json"])
-def test_what_the_store_refuses_is_said_and_made_good(videos, expected, name):
-    Leaky.refused = name
-    with pytest.raises(InputError, match=rf"^{URL}/{name} cannot be written to: no permission; run the same command"):
-        make(videos, URL)
+REFUSED = "cannot be written to: no permission; run the same command"
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "says"),
+    [
+        ("refused", "shard-000001.tar", REFUSED),
+        ("refused", "shard-000000.idx", REFUSED),
+        ("refused", "dataset.json", REFUSED),
+        ("cut", "shard-000001.tar", r"has \d+ bytes after uploading \d+; run the same command"),
+    ],
+)
+def test_what_the_store_refuses_or_cuts_is_said_and_made_good(videos, expected, monkeypatch, fault, name, says):
+    def put_file(self, file, target, *others, **options):
+        if not target.endswith(name):
+            put(self, file, target, *others, **options)
+        elif fault == "refused":
+            raise PermissionError(target)
+        else:
+            self.pipe_file(target, Path(file).read_bytes()[:5000])
+
+    put = MemoryFileSystem.put_file
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", put_file)
+        with pytest.raises(InputError, match=rf"^{URL}/{name} {says}"):
+            make(videos, URL)
     assert "dataset.json" not in there()
-    Leaky.refused = None
-    assert make(videos, URL) == 0
-    assert there() == expected
-
-
-def test_half_a_shard_is_found_and_made_good(videos, expected):
-    Leaky.cut = "shard-000001.tar"
-    with pytest.raises(InputError, match=r"shard-000001.tar has \d+ bytes after uploading \d+"):
-        make(videos, URL)
-    Leaky.cut = None
     assert make(videos, URL) == 0
     assert there() == expected
 
 
 def test_a_store_that_takes_nothing_is_found_before_a_video_is_read(videos, monkeypatch):
     monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *_: pytest.fail("began"))
-    Leaky.refused = ""
+
+    def refuse(self, path, *_, **__):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     with pytest.raises(InputError, match=rf"^{URL}/.writable cannot be written to: no permission$"):
         make(videos, URL)
 
 
 def test_a_shard_that_is_gone_from_the_store_is_said(few, videos):
     assert make(few, URL) == 0
-    del Leaky.store["/bucket/data/shard-000000.tar"]
+    del MemoryFileSystem.store["/bucket/data/shard-000000.tar"]
     with pytest.raises(InputError, match=rf"^{URL}/shard-000000.tar is missing or incomplete"):
         make(videos, URL)
 

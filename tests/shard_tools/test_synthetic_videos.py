@@ -81,14 +81,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path, dataset: str) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "--classes northwest",
-        "--num-frames 0",
-        "--num-videos 0",
-        "--seed -1",
-        "--object-size 1.5",
-        "--size 32",
-    ],
+    ["--classes northwest", "--num-frames 0", "--num-videos 0", "--seed -1", "--object-size 1.5", "--size 32"],
 )
 def test_impossible_options_are_refused(tmp_path: Path, options: str) -> None:
     with pytest.raises(InputError, match=options.split()[0]):
