@@ -19,19 +19,15 @@ def select_decoder_targets(
 
     The loss over uniformly sampled ones is an unbiased estimate of the loss over all.
     """
-    logits = _logits(mask, config).gather(1, mask.masked_ids)
-    chosen, _, _ = gumbel_topk(logits, config.num_reconstructed, seed ^ STREAM, offset)
-    return mask.masked_ids.gather(1, chosen)
-
-
-def _logits(mask: Mask, config: ModelConfig) -> Float[Tensor, "B N"]:
     if config.decoder_choice == "probability":
         assert mask.log_probs is not None
-        return mask.log_probs.detach()
-    uniform = torch.zeros(len(mask.masked_ids), config.num_tokens, device=mask.masked_ids.device)
+        logits = mask.log_probs.detach()
+    else:
+        logits = torch.zeros(len(mask.masked_ids), config.num_tokens, device=mask.masked_ids.device)
     if config.decoder_choice == "running-cell":
-        return uniform + FIRST * running_cell(config.grid, uniform.device)
-    return uniform
+        logits = logits + FIRST * running_cell(config.grid, logits.device)
+    chosen, _, _ = gumbel_topk(logits.gather(1, mask.masked_ids), config.num_reconstructed, seed ^ STREAM, offset)
+    return mask.masked_ids.gather(1, chosen)
 
 
 def running_cell(grid: Grid, device: torch.device) -> Float[Tensor, " N"]:

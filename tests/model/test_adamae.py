@@ -252,17 +252,10 @@ def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, mo
     torch.testing.assert_close(other_gradients, gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_weight_decay_leaves_positions_and_mask_token_alone() -> None:
-    assert AdaMAE(small()).no_weight_decay() == {"token_sampler.positions", "decoder.mask_token"}
-
-
-def test_state_dict_holds_no_fixed_positions() -> None:
-    model = AdaMAE(small())
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-
-
-def test_initialization() -> None:
+def test_parameters_and_their_initialization() -> None:
     model = AdaMAE(ModelConfig(size="tiny"))
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}, "fixed positions are not saved"
+    assert model.no_weight_decay() == {"token_sampler.positions", "decoder.mask_token"}
     for name, value in model.named_parameters():
         if name.endswith("bias") or name == "token_sampler.positions":
             assert not value.any(), name
