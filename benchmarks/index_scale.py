@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.arguments import ArgumentParser, at_least, existing_folder
 from benchmarks.harness import Report, Row, in_fresh_process, print_table, require
 from common.atomic_io import hash_file
 from common.errors import InputError, run_command
@@ -48,7 +48,7 @@ NOTE = (
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__, "benchmarks/results/cpu")
     parser.add_argument("--clips", type=at_least(NUM_ROWS), nargs="+", default=SIZES, help=f"default: {SIZES}")
-    parser.add_argument("--work", type=Path, help="folder for the tables (default: the system's temporary one)")
+    parser.add_argument("--work", type=existing_folder, help="folder for the tables (default: the temporary one)")
     options = parser.parse_args(arguments)
     needed, free = 180 * max(options.clips), shutil.disk_usage(options.work or tempfile.gettempdir()).free
     if free < needed:
