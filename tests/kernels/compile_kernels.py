@@ -23,12 +23,13 @@ from triton.compiler import ASTSource
 
 import kernels
 from kernels import launch
+from kernels.crop_resize import DecodedClips
 from model.config import SIZES, ModelConfig
 
-OPS = ("gather_tokens", "gumbel_topk", "masked_patch_loss", "patchify", "sampling_loss", "scatter_tokens")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
+    torch.bool: "*i1",
 }  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
     """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
     found: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
-    for op in OPS:
+    for op in kernels.__all__:
         sys.modules[f"kernels.{op}"].wrap_triton = partial(Launcher, found=found)
     with torch.device("meta"):
         for size in SIZES:
@@ -76,6 +77,13 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
+        clips = DecodedClips(
+            torch.empty(2**20, dtype=torch.uint8), torch.empty(32, 16, dtype=torch.int64),
+            torch.empty(32, 3, dtype=torch.int32), torch.empty(32, 4, dtype=torch.int32),
+            torch.empty(32, dtype=torch.bool), torch.empty(32, 3, 4), torch.empty(32, 2),
+        )  # fmt: skip
+        for height, width in ((224, 224), (219, 173)):
+            kernels.crop_resize(clips, height, width)
     return found
 
 

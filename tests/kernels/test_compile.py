@@ -12,7 +12,7 @@ import triton
 pytestmark = pytest.mark.slow  # minutes of compiling
 
 HERE = Path(__file__).parent
-WRITTEN = {  # by every kernel; what torch.compile would have to copy before a launch if it could not tell
+WRITTEN = {  # by every kernel of the model; what torch.compile would have to copy before a launch if it could not tell
     "gumbel_topk_kernel": ["visible_ptr", "masked_ptr", "log_probs_ptr", "is_finite_ptr"],
     "log_softmax_backward_kernel": ["out_ptr"],
     "gather_kernel": ["out_ptr"],
@@ -39,7 +39,7 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_kernel_compiles_without_spills(capability):
     rows = [json.loads(line) for line in run("compile_kernels.py", str(capability)).splitlines()]
-    assert {row["kernel"] for row in rows} == set(WRITTEN)
+    assert {row["kernel"] for row in rows} == {"crop_resize_kernel", *WRITTEN}
     for row in rows:
         print(row["kernel"], row["registers"], "registers", row["shared_bytes"], "B shared", row["constants"])
         one_register = (

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kernels
+from tests.kernels.test_crop_resize import CLIP as DECODED
 from tests.kernels.test_references import IDS, token_path_inputs
 
 
@@ -13,6 +14,7 @@ def op_arguments(device):
     table, pred = torch.randn(12, 8, device=device), torch.randn(2, 3, 384, device=device, requires_grad=True)
     features = torch.randn(2, 3, 8, device=device, requires_grad=True)
     return {
+        "crop_resize": (*(table.to(device) for table in DECODED), 4, 5),
         "gumbel_topk": (logits, 3, scalar, scalar),
         "gather_tokens": (x, ids, table),
         "scatter_tokens": (features, mask_token, table, ids, ids),
