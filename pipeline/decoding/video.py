@@ -9,16 +9,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import av.error
 import numpy as np
 from av.bitstream import BitStreamFilterContext
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
+from pipeline.decoding.colors import BT601, find_matrix
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
@@ -153,10 +155,8 @@ class Video:
         numbers = {index.pts[number]: number for number in run}
         to_send = len(numbers)
         decoder = self._stream.codec_context
-        # Unwanted frames without references (most B-frames) are not decoded; dav1d takes this setting only once.
-        unwanted: Literal["DEFAULT", "NONREF"] = "DEFAULT" if decoder.codec.name == "libdav1d" else "NONREF"
         for packet in packets:
-            decoder.skip_frame = "DEFAULT" if packet.pts in numbers else unwanted
+            reduce_unwanted(decoder, packet.pts in numbers)
             to_send -= packet.pts in numbers
             # After the last wanted packet, drain what the decoder holds back for reordering.
             for frame in [*decoder.decode(packet), *(decoder.decode(None) if to_send == 0 else ())]:
@@ -206,8 +206,14 @@ class Video:
                 return
 
 
+def reduce_unwanted(decoder: VideoCodecContext, is_wanted: bool) -> None:
+    """Have a decoder skip the next frame if it is not wanted and no other refers to it, as to most B-frames."""
+    if decoder.codec.name != "libdav1d":  # which takes this setting only once
+        decoder.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+
+
 def is_plain(data: bytes, num_frames: int) -> bool:
-    """Return whether every decoder numbers, rotates and shows the frames as this module does.
+    """Return whether every decoder numbers, rotates, colors and shows the frames as this module does.
 
     DALI takes the n-th frame that NVDEC decodes for that of the n-th packet. Fields, hidden frames (VP9, AV1) and
     frames dropped after a seek (open GOPs in HEVC) would shift the others.
@@ -216,7 +222,8 @@ def is_plain(data: bytes, num_frames: int) -> bool:
         frame = next(frame for _, frame in video.frames([0]))
         is_progressive = frame.rotation == 0 and not frame.interlaced_frame
         even_sides = frame.width % 2 == frame.height % 2 == 0  # decoders round odd chroma planes differently
-        if not (video.used_index and is_progressive and even_sides and frame.format.name in EIGHT_BIT_420):
+        is_usual = frame.format.name in EIGHT_BIT_420 and find_matrix(frame) == BT601  # as DALI reads everything
+        if not (video.used_index and is_progressive and even_sides and is_usual):
             return False
     try:
         with Video(data) as video:

@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +29,14 @@ GOP = np.dtype(
 Rows = Shaped[np.ndarray, " rows"]  # of GOP
 Buffer = bytes | memoryview
 
-NOT_A_KEY_FRAME = 0x10000  # sample_is_non_sync_sample among the flags of ISO/IEC 14496-12, 8.8.3.1
-# What stands in tfhd before the default flags, by the bit that says so, in bytes (8.8.7).
-BEFORE_DEFAULT_FLAGS = {0x1: 8, 0x2: 4, 0x8: 4, 0x10: 4}
+# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
+NOT_A_KEY_FRAME = 0x10000
+BASE, DEFAULT_SIZE, DEFAULT_FLAGS, FROM_MOOF = 0x1, 0x10, 0x20, 0x20000
+TFHD = {BASE: "Q", 0x2: "I", 0x8: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
+DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
+TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
+SIZE, FLAGS, COMPOSITION_OFFSET = 0x200, 0x400, 0x800
+OF_EACH_FRAME = (0x100, SIZE, FLAGS, COMPOSITION_OFFSET)  # in trun, behind its other fields
 
 
 class VideoSlice(NamedTuple):
@@ -39,6 +45,15 @@ class VideoSlice(NamedTuple):
     data: bytes
     numbers: tuple[int, ...]  # of the wanted frames in it
     num_frames: int  # that it holds
+    in_groups: bool = False  # whether it consists of rows of the group table
+
+
+class Fragment(NamedTuple):
+    """A group of pictures in a fragmented MP4."""
+
+    start: int
+    num_frames: int
+    packets: tuple[slice, ...] | None  # one a frame, as shown; None if they are shown in another order or not found
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class GopIndex:
         frames = np.diff(firsts)[chosen]
         before = np.cumsum(frames) - frames  # frames of the chosen groups before each
         numbers = np.asarray(wanted) - firsts[group_of] + before[np.searchsorted(chosen, group_of)]
-        return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()))
+        return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()), in_groups=True)
 
     def _checked(self) -> tuple[np.ndarray, np.ndarray]:
         """Return where each row begins, in bytes and in frames, and the last one ends."""
@@ -104,7 +119,7 @@ def index_gops(data: Buffer, num_frames: int) -> Rows:
             shape = read_shape(data)
             starts = [(shape.start + number * shape.frame_bytes, 1) for number in range(len(map_frames(data)))]
         else:
-            starts = list(_fragments(data))
+            starts = [(fragment.start, fragment.num_frames) for fragment in read_fragments(data)]
     except (struct.error, ValueError, VideoError):
         return np.empty(0, GOP)
     if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
@@ -118,43 +133,60 @@ def index_gops(data: Buffer, num_frames: int) -> Rows:
     return np.array(rows, GOP)
 
 
-def _fragments(data: Buffer) -> Iterator[tuple[int, int]]:
-    """(offset, frames) of every fragment; raises ValueError if one does not begin with a key frame or is not whole."""
-    kinds = [*_boxes(data, 0, len(data))]
-    first = next((place for place, (kind, _, _) in enumerate(kinds) if kind == b"moof"), len(kinds))
-    if b"moov" not in (kind for kind, _, _ in kinds[:first]) or len(kinds[first:]) % 2:
+def read_fragments(data: Buffer) -> Iterator[Fragment]:
+    """Yield the fragments of an MP4; raise ValueError or struct.error if one does not begin with a key frame or is not
+    whole."""
+    boxes = [*read_boxes(data, 0, len(data))]
+    first = next((place for place, (kind, _, _) in enumerate(boxes) if kind == b"moof"), len(boxes))
+    if b"moov" not in (kind for kind, _, _ in boxes[:first]) or len(boxes[first:]) % 2:
         raise ValueError("no fragments")
-    for (moof, start, end), (mdat, _, _) in zip(kinds[first::2], kinds[first + 1 :: 2], strict=True):
+    for (moof, start, end), (mdat, _, mdat_end) in zip(boxes[first::2], boxes[first + 1 :: 2], strict=True):
         if (moof, mdat) != (b"moof", b"mdat"):
             raise ValueError("not only fragments")
         # The header of moof is 8 bytes long: FFmpeg needs no 64-bit size for it.
-        (track,) = [inner for inner in _boxes(data, start + 8, end) if inner[0] == b"traf"]
-        yield start, _frames(data, track[1] + 8, track[2])
+        (track,) = [inner for inner in read_boxes(data, start + 8, end) if inner[0] == b"traf"]
+        yield _read_track(data, start, track[1] + 8, track[2], mdat_end)
 
 
-def _frames(data: Buffer, start: int, end: int) -> int:
-    """Frames of a track's part of a fragment."""
-    places = [(kind, place + 8) for kind, place, _ in _boxes(data, start, end)]
+def _read_track(data: Buffer, moof: int, start: int, end: int, mdat_end: int) -> Fragment:
+    """Read a track's part of a fragment."""
+    places = [(kind, place + 8) for kind, place, _ in read_boxes(data, start, end)]
     (header,) = [place for kind, place in places if kind == b"tfhd"]
     (run,) = [place for kind, place in places if kind == b"trun"]  # FFmpeg writes one a fragment
-    (bits,) = struct.unpack_from(">I", data, header)
-    flags = NOT_A_KEY_FRAME
-    if bits & 0x20:
-        skipped = sum(size for bit, size in BEFORE_DEFAULT_FLAGS.items() if bits & bit)
-        (flags,) = struct.unpack_from(">I", data, header + 8 + skipped)
+    header_bits, _track = struct.unpack_from(">II", data, header)
+    defaults, _ = _read_fields(data, header + 8, header_bits, TFHD)
     bits, count = struct.unpack_from(">II", data, run)
-    place = run + 8 + (4 if bits & 0x1 else 0)
-    if bits & 0x4:  # flags of the first frame alone
-        (flags,) = struct.unpack_from(">I", data, place)
-    elif bits & 0x400:  # of every frame, behind its duration and size
-        (flags,) = struct.unpack_from(">I", data, place + (4 if bits & 0x100 else 0) + (4 if bits & 0x200 else 0))
+    fields, place = _read_fields(data, run + 8, bits, TRUN)
+    columns = [bit for bit in OF_EACH_FRAME if bits & bit]
+    frames = np.frombuffer(data, ">u4", count * len(columns), place).reshape(count, len(columns))
+    of_first = int(frames[0, columns.index(FLAGS)]) if count and FLAGS in columns else None
+    flags = fields.get(FIRST_FLAGS, defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME) if of_first is None else of_first)
     if flags & NOT_A_KEY_FRAME or not count:
         raise ValueError("a fragment does not begin with a key frame")
-    return count
+    first = moof + fields.get(DATA_OFFSET, 0)
+    size = defaults.get(DEFAULT_SIZE, 0)
+    is_plain = DATA_OFFSET in fields and header_bits & FROM_MOOF and not header_bits & BASE
+    if (
+        not is_plain
+        or COMPOSITION_OFFSET in columns
+        or (SIZE not in columns and (not size or first + count * size != mdat_end))
+    ):
+        return Fragment(moof, count, None)
+    sizes = frames[:, columns.index(SIZE)].tolist() if SIZE in columns else [size] * count
+    ends = [*accumulate(sizes, initial=first)]
+    fits = ends[-1] == mdat_end and min(sizes) > 0
+    return Fragment(moof, count, tuple(slice(*pair) for pair in pairwise(ends)) if fits else None)
 
 
-def _boxes(data: Buffer, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of the boxes between two places; raises ValueError where they do not fill them."""
+def _read_fields(data: Buffer, place: int, bits: int, layout: dict[int, str]) -> tuple[dict[int, int], int]:
+    """Return those fields of `layout` that `bits` announce, by their bits, and where they end."""
+    fields = [bit for bit in layout if bits & bit]
+    form = struct.Struct(">" + "".join(layout[bit] for bit in fields))
+    return dict(zip(fields, form.unpack_from(data, place), strict=True)), place + form.size
+
+
+def read_boxes(data: Buffer, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start, end) of the boxes between two places; raise ValueError where they do not fill them."""
     while start < end:
         size, kind = struct.unpack_from(">I4s", data, start)
         if size == 1:

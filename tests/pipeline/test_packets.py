@@ -1,0 +1,184 @@
+"""Frames straight from packets are those that FFmpeg's demuxer leads to, and whatever is unusual takes that way."""
+
+import struct
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from made_videos import KINDS, encode, store
+
+from pipeline.decoding.packets import SliceDecoder, read_stream
+from pipeline.decoding.video import Video
+from pipeline.decoding.video_source import Scaler
+from pipeline.planning.crops import Crop
+from pipeline.shards.gops import GopIndex, VideoSlice, index_gops, read_fragments
+from pipeline.video_error import VideoError
+from shard_tools.encoding.codecs import CODECS
+
+NUM_FRAMES = 38
+Frames = dict[int, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def stored() -> Callable[[str], bytes]:
+    return cache(lambda codec: store(codec, NUM_FRAMES))
+
+
+@pytest.fixture
+def no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a container was opened")
+
+    monkeypatch.setattr(Video, "_open", refuse)
+
+
+def cut(data: bytes, wanted: list[int]) -> VideoSlice:
+    groups = GopIndex(index_gops(data, NUM_FRAMES), len(data), NUM_FRAMES)
+    return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
+
+
+def decode(video: VideoSlice) -> Frames:
+    return {number: frame.to_ndarray(format="rgb24") for number, frame in SliceDecoder(video).frames()}
+
+
+def decode_by_demuxer(video: VideoSlice) -> Frames:
+    with Video(video.data, video.num_frames) as opened:
+        return {number: frame.to_ndarray(format="rgb24") for number, frame in opened.frames(video.numbers)}
+
+
+def assert_equal(found: Frames, expected: Frames) -> None:
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[number], expected[number]) for number in expected)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_frames_are_those_of_the_demuxer(
+    stored: Callable[[str], bytes], codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [[*range(start, start + 10)] for start in range(0, NUM_FRAMES - 9, 3)]
+    apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
+    slices = [cut(stored(codec), wanted) for wanted in [*places, *apart]]
+    expected = [decode_by_demuxer(video) for video in slices]
+    monkeypatch.setattr(Video, "_open", None)  # which is not called
+    for video, frames in zip(slices, expected, strict=True):
+        assert_equal(decode(video), frames)
+
+
+@pytest.mark.usefixtures("no_container")
+def test_no_more_is_decoded_than_needed(stored: Callable[[str], bytes]) -> None:
+    decoder = SliceDecoder(cut(stored("h264"), [3, 12, 13]))
+    assert len(list(decoder.frames())) == 3
+    assert decoder.frames_decoded == 4 + 6, "no tails of groups"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [KINDS["h264 with B-frames"], KINDS["vp9"], {"width": 65, "height": 49, "pix_fmt": "yuv444p"}],
+    ids=["reordered", "webm", "not fragmented"],
+)
+def test_what_is_not_cut_from_groups_goes_to_the_demuxer(settings: dict[str, object]) -> None:
+    video = VideoSlice(encode(20, **settings), (3, 9), 20)  # type: ignore[arg-type]
+    assert_equal(decode(video), decode_by_demuxer(video))
+    assert_equal(decode(video._replace(in_groups=True)), decode_by_demuxer(video))
+
+
+def changed(data: bytes, old: bytes, new: bytes) -> bytes:
+    assert old in data
+    assert len(old) == len(new)
+    return data.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: changed(data, b"avcC", b"skip"),
+        lambda data: changed(data, struct.pack(">3I", 1 << 16, 0, 0), struct.pack(">3I", 0xFFFF0000, 0, 0)),
+        lambda data: changed(data, b"udta", b"trak"),
+    ],
+    ids=["no extradata", "mirrored", "two tracks"],
+)
+def test_unusual_headers_are_left_to_the_demuxer(
+    stored: Callable[[str], bytes], change: Callable[[bytes], bytes]
+) -> None:
+    video = cut(stored("h264"), [1, 9, 20])
+    damaged = video._replace(data=change(video.data))
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_stream(memoryview(damaged.data))
+    assert_same_outcome(damaged)
+
+
+def assert_same_outcome(video: VideoSlice) -> str:
+    """Return the error, if there is one."""
+    (expected, reason), (found, found_reason) = (attempt(way, video) for way in (decode_by_demuxer, decode))
+    assert found_reason == reason
+    assert_equal(found, expected)
+    return reason
+
+
+def attempt(way: Callable[[VideoSlice], Frames], video: VideoSlice) -> tuple[Frames, str]:
+    try:
+        return way(video), ""
+    except VideoError as error:
+        return {}, str(error)
+
+
+# Not VP9: of a damaged key frame it makes one that refers to others, which depend on where decoding began.
+@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"vp9"}))
+def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(
+    stored: Callable[[str], bytes], codec: str
+) -> None:
+    random = np.random.default_rng(0)
+    video = cut(stored(codec), [2, 9, 12])
+    packets = [packet for fragment in read_fragments(video.data) for packet in fragment.packets or ()]
+    for _ in range(12):
+        data = bytearray(video.data)
+        for packet in (packets[place] for place in random.integers(0, len(packets), 3)):
+            data[random.integers(packet.start, packet.stop)] = random.integers(256)
+        assert_same_outcome(video._replace(data=bytes(data)))
+
+
+def test_extradata_of_another_video_gives_what_the_demuxer_gives(stored: Callable[[str], bytes]) -> None:
+    video = cut(stored("h264"), [2, 9])
+    sets = read_stream(memoryview(video.data)).extradata
+    other = sets[:9] + bytes(byte ^ 0x55 for byte in sets[9:])
+    assert "Invalid data" in assert_same_outcome(video._replace(data=changed(video.data, sets, other)))
+
+
+@pytest.mark.usefixtures("no_container")
+def test_a_damaged_clip_leaves_nothing_behind(stored: Callable[[str], bytes]) -> None:
+    video = cut(stored("h264"), [2, 9])
+    expected = decode(video)
+    packet = next(iter(read_fragments(video.data))).packets or ()
+    noise = bytes(video.data[: packet[1].start]) + b"\xff" * 40 + video.data[packet[1].start + 40 :]
+    with pytest.raises(AssertionError, match="a container was opened"):
+        decode(video._replace(data=noise))
+    assert_equal(decode(video), expected)
+
+
+@pytest.mark.usefixtures("no_container")
+@pytest.mark.parametrize("codec", ["h264", "mjpeg"])
+def test_a_stream_that_changes_its_size_is_scaled_all_the_same(codec: str) -> None:
+    """In JPEG, every packet says its size."""
+    small, large = (store(codec, 8, width=side, height=side) for side in (32, 64))
+    video = GopIndex(index_gops(small, 8), len(small), 8).slice_video(range(8), lambda at, size: small[at : at + size])
+    fragment = next(iter(read_fragments(large)))
+    joined = video._replace(data=video.data + large[fragment.start :], numbers=(*range(16),), num_frames=16)
+    if codec == "h264":
+        with pytest.raises(AssertionError, match="a container was opened"):
+            decode(joined)
+        return
+    scaler = Scaler(Crop(0, 0, 32, 32), False, 16, (32, 32))
+    images = [scaler(frame) for _, frame in SliceDecoder(joined).frames()]
+    assert len(images) == 16
+    assert np.abs(images[0].astype(int) - images[8]).mean() < 6, "the first frame again"
+
+
+def test_fragments_in_another_order_have_no_packets() -> None:
+    """With composition offsets; sizes and key frames are read all the same."""
+    data = store("h264", 16)
+    at = data.index(b"trun")
+    (bits,) = struct.unpack_from(">I", data, at + 4)
+    reordered = data[: at + 4] + struct.pack(">I", bits & ~0x200 | 0x800) + data[at + 8 :]
+    assert [fragment.packets is None for fragment in read_fragments(reordered)] == [True, False]
+    assert [fragment.num_frames for fragment in read_fragments(reordered)] == [8, 8]
