@@ -121,7 +121,8 @@ def print_config(capsys, *overrides: str) -> str:
 
 
 def test_the_file_of_defaults_is_generated(capsys):
-    assert print_config(capsys) == Path("configs/defaults.yaml").read_text(), (
+    as_before_python_3_14 = print_config(capsys).replace("list[float] | null", "Optional[list[float]]")
+    assert as_before_python_3_14 == Path("configs/defaults.yaml").read_text(), (
         "run `python train.py --print_config > configs/defaults.yaml`"
     )
 
