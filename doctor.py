@@ -1,11 +1,13 @@
 """Check the environment and benchmark data loading: `python doctor.py [SHARDS] [section.key=value ...]`.
 
-Prints versions and devices, how fast SHARDS are read and decoded, and the speed of a training step (of --config, as
-train.py would run it), then says whether training would be data-bound. A failed check is a line that begins with "!";
+Prints versions and devices, how fast SHARDS are read and decoded, with one and two clips from every decoded video, and
+the speed of a training step (of --config, as train.py would run it), then says whether training would be data-bound,
+and how many clips per decoded video or cores would change that. A failed check is a line that begins with "!";
 the exit status is 1 then. Nothing is written, except for downloads of shards into their cache.
 """
 
 import argparse
+import math
 import os
 import platform
 import shutil
@@ -26,7 +28,7 @@ from common.logging import escape, format_bytes, log
 if TYPE_CHECKING:  # every check imports what it needs: a missing package is a line of the report, not an ImportError
     import torch
 
-    from pipeline.config import Decoder
+    from pipeline.config import DataConfig, Decoder
     from pipeline.shards.dataset import ShardDataset
     from training.config import TrainConfig
 
@@ -35,6 +37,15 @@ DOWNLOADED_BYTES = 2**25  # likewise, from object storage
 CPU_BATCH = 2  # clips of a step on a CPU, where a full batch takes minutes
 MIN_CLIPS = 8  # measured even if they take longer than --seconds
 DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
+MAX_REPEATS = 16  # clips per decoded video that are worth a recommendation
+# By compute capability, the last one not above the GPU's; AV1 as in the NVDEC application note (Video Codec SDK 13.0).
+BEST_CODECS = {
+    (0, 0): "h264; this generation decodes no av1",
+    (7, 5): "hevc, 1.7 to 1.9 times as fast as h264; this generation decodes no av1",
+    (8, 6): "hevc, at least as fast as h264; this generation decodes av1 too, which is smaller",
+    (9, 0): "hevc, 1.7 to 1.9 times as fast as h264; this generation decodes no av1",
+    (10, 0): "h264, about as fast as hevc; this generation decodes av1 too, which is smaller",
+}
 
 
 class PlannedRun:
@@ -54,7 +65,7 @@ class PlannedRun:
         if "=" in options.shards:
             options.shards, options.overrides = "", [options.shards, *options.overrides]
         self.dataset: ShardDataset | None = None
-        self.loader_speeds: dict[str, float] = {}  # by decoder
+        self.loader_speeds: dict[tuple[Decoder, int], float] = {}  # by decoder and clips per decoded video
         self.step_speed = 0.0
 
     @cached_property
@@ -75,6 +86,13 @@ class PlannedRun:
     def batch_size(self) -> int:
         return self.config.batch_size if self.device.type == "cuda" else min(CPU_BATCH, self.config.batch_size)
 
+    @property
+    def clip(self) -> str:
+        from pipeline.planning.crops import FrameSize
+
+        height, width = FrameSize.of(self.config.model.image_size)
+        return f"{self.config.model.num_frames} × {height}×{width}"
+
 
 def check_machine(run: PlannedRun) -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -91,6 +109,12 @@ def check_gpus(run: PlannedRun) -> Iterator[str]:
         command = ["nvidia-smi", f"--query-gpu={queries}", "--format=csv"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         yield from (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
+    if torch.cuda.is_available():
+        yield f"best codec for NVDEC (make_shards.py --encode): {name_best_codec(torch.cuda.get_device_capability())}"
+
+
+def name_best_codec(capability: tuple[int, int]) -> str:
+    return BEST_CODECS[max(known for known in BEST_CODECS if known <= capability)]
 
 
 def check_package(run: PlannedRun, module: str, if_missing: str = "") -> Iterator[str]:
@@ -139,37 +163,43 @@ def measure_reading(run: PlannedRun) -> Iterator[str]:
     yield f"{format_bytes(speed)}/s from {source} ({format_bytes(read)} read){more}"
 
 
-def measure_decoder(run: PlannedRun, decoder: "Decoder") -> Iterator[str]:
-    """Load clips with one decoder alone."""
+def measure_decoder(run: PlannedRun, decoder: "Decoder", repeats: tuple[int, ...]) -> Iterator[str]:
+    """Load clips with one decoder alone, `repeats` of them from every decoded video."""
+    if run.dataset is None:
+        return
+    for count in repeats:
+        data = replace(
+            run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1, cached_batch=False
+        )
+        try:
+            speed, bad = time_loading(run, run.dataset, data)
+        except InputError as error:
+            yield f"not available: {error}"
+            return
+        run.loader_speeds[decoder, count] = speed
+        yield (
+            f"{speed:.3g} clips/s of {run.clip}, {data.threads} CPU threads, {count} per decoded video"
+            f"{f', {bad:.0f} clips cannot be decoded' if bad else ''}"
+        )
+
+
+def time_loading(run: PlannedRun, dataset: "ShardDataset", data: "DataConfig") -> tuple[float, float]:
+    """Return clips/s of the loader, and how many clips could not be decoded."""
     from pipeline.loader import ClipLoader
     from pipeline.planning.plan import TrainingPlan
 
-    if run.dataset is None:
-        return
-    data = replace(run.config.data, decoder=decoder, dali_share=None, canonical_nodes=1, cached_batch=False)
     model = run.config.model
     plan = TrainingPlan(
-        run.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=run.config.seed,
+        dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=run.config.seed,
         batch_size=run.batch_size * data.repeats,
     )  # fmt: skip
-    try:
-        loader = ClipLoader(run.dataset, plan, run.device, data, quarantine=None)
-    except InputError as error:
-        yield f"not available: {error}"
-        return
-    with loader:
+    with ClipLoader(dataset, plan, run.device, data, quarantine=None) as loader:
         batches = loader.batches(0)
         next(batches)  # starting up takes longer
         clips, start = 0, time.perf_counter()
         while clips < MIN_CLIPS or time.perf_counter() - start < run.options.seconds:
             clips += len(next(batches).keys)
-        run.loader_speeds[decoder] = speed = clips / (time.perf_counter() - start)
-        bad = loader.counters["bad_clips"]
-    height, width = plan.frame_size
-    yield (
-        f"{speed:.3g} clips/s of {model.num_frames} × {height}×{width}, {data.threads} CPU threads"
-        f"{f', {bad:.0f} clips cannot be decoded' if bad else ''}"
-    )
+        return clips / (time.perf_counter() - start), loader.counters["bad_clips"]
 
 
 def measure_step(run: PlannedRun) -> Iterator[str]:
@@ -202,22 +232,37 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
-    if not run.loader_speeds or not run.step_speed:
+    """Compare what decodes with what the step takes; on a GPU, video engines and CPU work side by side."""
+    speeds, repeats = run.loader_speeds, run.config.data.repeats
+    if not speeds or not run.step_speed:
         return
-    best = max(run.loader_speeds, key=run.loader_speeds.__getitem__)
-    speed, how = run.loader_speeds[best], f"data.decoder={best}"
-    if run.device.type == "cuda" and len(run.loader_speeds) == 2:  # video engines and CPU work side by side
-        speed = sum(run.loader_speeds.values())
-        how = f"data.dali_share={run.loader_speeds['dali'] / speed:.2f}"
-    yield f"fastest decoding: {how}, about {speed:.3g} clips/s"
+    dali = speeds.get(("dali", 1), 0.0)
+    pyav = predict_speed(speeds, repeats) if ("pyav", 2) in speeds else 0.0
+    speed, how = max((pyav, "data.decoder=pyav"), (dali, "data.decoder=dali"))
+    if run.device.type == "cuda" and pyav and dali:
+        speed, how = pyav + dali, f"data.dali_share={dali / (pyav + dali):.2f}"
+    yield f"fastest decoding: {how}, about {speed:.3g} clips/s with data.repeats={repeats}"
     ratio = speed / run.step_speed
     if ratio >= DATA_BOUND_BELOW:
         yield f"the loader is {ratio:.3g}× faster than the training step: not data-bound"
-    else:
-        yield (
-            f"the loader reaches {ratio:.2f}× the speed of the training step: data-bound, stalled about"
-            f" {1 - min(ratio, 1):.0%} of the time; re-encoded shards or data.repeats=2 decode faster"
-        )
+        return
+    yield (
+        f"the loader reaches {ratio:.2f}× the speed of the training step: data-bound, stalled about"
+        f" {1 - min(ratio, 1):.0%} of the time"
+    )
+    if pyav:
+        missing = DATA_BOUND_BELOW * run.step_speed - (speed - pyav)  # what PyAV would have to decode
+        cores = math.ceil((missing / pyav - 1) * run.config.data.threads)
+        enough = [count for count in range(repeats, MAX_REPEATS + 1) if predict_speed(speeds, count) >= missing]
+        yield f"enough would be: {f'data.repeats={enough[0]}, or ' if enough else ''}{cores} more CPU cores"
+
+
+def predict_speed(speeds: "dict[tuple[Decoder, int], float]", repeats: int) -> float:
+    """Predict PyAV's clips/s with `repeats` clips per decoded video from those with one and two: they share the time of
+    decoding, and each has its own for crop and scale."""
+    one, two = 1 / speeds["pyav", 1], 1 / speeds["pyav", 2]
+    shared = min(max(0.0, 2 * (one - two)), one)
+    return 1 / max(one - shared + shared / repeats, 1e-9)
 
 
 CHECKS: dict[str, dict[str, Callable[[PlannedRun], Iterator[str]]]] = {
@@ -228,8 +273,8 @@ CHECKS: dict[str, dict[str, Callable[[PlannedRun], Iterator[str]]]] = {
     },
     "dataset": {
         "content": describe_dataset, "read": measure_reading,
-        "PyAV decode": partial(measure_decoder, decoder="pyav"),
-        "DALI decode": partial(measure_decoder, decoder="dali"),
+        "PyAV decode": partial(measure_decoder, decoder="pyav", repeats=(1, 2)),
+        "DALI decode": partial(measure_decoder, decoder="dali", repeats=(1,)),
     },
     "training step": {"speed": measure_step, "verdict": compare_speeds},
 }  # fmt: skip

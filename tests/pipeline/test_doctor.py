@@ -35,6 +35,7 @@ def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
     assert "16 videos, 256 frames, " in lines["content"]
     assert "B/s from disk" in lines["read"]
     assert "clips/s of 8 × 32×32" in lines["PyAV decode"]
+    assert "1 per decoded video" in lines["PyAV decode"]
     assert "size tiny, mask ratio 0.95, batches of 2" in lines["speed"]
     assert "fastest decoding: data.decoder=pyav" in lines["verdict"]
     assert not any(line.startswith("!") for line in lines.values())
@@ -73,12 +74,43 @@ def test_a_key_that_does_not_exist_is_a_line_too(report):
     ],
 )
 def test_the_verdict(device: str, step_speed: float, best: str, verdict: str):
-    run = doctor.PlannedRun(["x"])
-    run.device = torch.device(device)
-    run.loader_speeds, run.step_speed = {"pyav": 60.0, "dali": 30.0}, step_speed
-    lines = list(doctor.compare_speeds(run))
+    lines = compare(device, step_speed)
     assert best in lines[0]
     assert verdict in lines[1]
+
+
+def compare(device: str, step_speed: float, *overrides: str) -> list[str]:
+    """A clip takes 1/60 s: 1/90 s of decoding, which clips of a video share, and 1/180 s of scaling."""
+    run = doctor.PlannedRun(["x", "data.num_threads=4", *overrides])
+    run.device = torch.device(device)
+    run.loader_speeds = {("pyav", 1): 60.0, ("pyav", 2): 90.0, ("dali", 1): 30.0}
+    run.step_speed = step_speed
+    return list(doctor.compare_speeds(run))
+
+
+def test_what_is_missing():
+    enough = [
+        ("cpu", 100, "data.repeats=4, or 4 more CPU cores"),  # 110 clips/s: 1/(1/180 + 1/360) = 120
+        ("cuda", 100, "data.repeats=2, or 2 more CPU cores"),  # DALI makes 30 of them
+        ("cpu", 200, "11 more CPU cores"),  # scaling alone reaches 180 clips/s
+    ]
+    for device, step_speed, expected in enough:
+        assert compare(device, step_speed)[2] == f"enough would be: {expected}"
+    assert "about 120 clips/s with data.repeats=4" in compare("cpu", 100, "data.repeats=4", "batch_size=8")[0]
+    assert len(compare("cpu", 100, "data.repeats=4", "batch_size=8")) == 2
+
+
+@pytest.mark.parametrize(
+    ("capability", "codec", "av1"),
+    [
+        ((7, 0), "h264", False), ((7, 5), "hevc", False), ((8, 0), "hevc", False), ((8, 6), "hevc", True),
+        ((8, 9), "hevc", True), ((9, 0), "hevc", False), ((10, 0), "h264", True), ((12, 0), "h264", True),
+    ],
+)  # fmt: skip
+def test_the_best_codec_of_a_gpu(capability: tuple[int, int], codec: str, av1: bool):
+    line = doctor.name_best_codec(capability)
+    assert line.startswith(codec)
+    assert ("decodes no av1" in line) != av1
 
 
 def test_senseless_seconds():
