@@ -23,7 +23,9 @@ from benchmarks.harness import Report, Row, copy_gb_per_second, print_table, req
 from benchmarks.step import noise_clip
 from common.devices import choose_device
 from common.errors import run_command
-from kernels import gumbel_topk
+from kernels import crop_resize, gumbel_topk
+from kernels.crop_resize import DecodedClips, color_matrix, frame_bytes
+from kernels.crop_resize import num_bytes as crop_resize_bytes
 from model.config import ModelConfig
 
 NOTES = [
@@ -31,7 +33,9 @@ NOTES = [
     " mask, its sampling loss with one Categorical per clip; its patch loss starts from an existing float clip.",
     "`compiled`: torch.compile of the op's reference, on GPUs at the largest batch and ratio .95. `ours` on a CPU is"
     " the reference.",
-    "`backward` runs on a retained graph; patchify has none. `extra_mib`: memory that forward and backward allocate.",
+    "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate of every plane.",
+    "`backward` runs on a retained graph; patchify and crop_resize have none. `extra_mib`: memory that forward and"
+    " backward allocate.",
 ]
 
 
@@ -43,7 +47,8 @@ class Implementation(NamedTuple):
 class Case(NamedTuple):
     ours: Implementation
     published: Implementation
-    reference: Callable[[], Any]  # returns all outputs, so that a compiler drops none; `ours` is the last one
+    # Returns all outputs, so that a compiler drops none; `ours` is the last one. None: not to be compiled.
+    reference: Callable[[], Any] | None
     num_bytes: tuple[int, int]  # that forward and backward must move
     tolerance: float
     same_gradients: bool = True
@@ -90,6 +95,27 @@ def last_output(call: Callable[[], Any]) -> Callable[[], Tensor]:
         return result if isinstance(result, Tensor) else result[-1]
 
     return call_once
+
+
+def crop_resize_case(inputs: Inputs) -> Case:
+    batch, size, device = inputs.batch, inputs.config.frame_size, inputs.device
+    stored, box = (256, 448), (96, 0, 256, 256)
+    shape = batch, inputs.config.num_frames, frame_bytes(*stored, 1)
+    frames = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    matrix = color_matrix("bt601", False, 8).to(device)
+    clips = DecodedClips(
+        frames.flatten(),
+        torch.arange(0, frames.numel(), shape[2], device=device).view(shape[:2]),
+        torch.tensor([[*stored, 1]], dtype=torch.int32, device=device).repeat(batch, 1),
+        torch.tensor([box], dtype=torch.int32, device=device).repeat(batch, 1),
+        torch.zeros(batch, dtype=torch.bool, device=device),
+        matrix.repeat(batch, 1, 1),
+        torch.full((batch, 2), 0.5, device=device),
+    )
+    ours = Implementation(partial(crop_resize, clips, *size), [])
+    theirs = Implementation(partial(published.crop_resize, frames, stored, box, matrix, *size), [])
+    moved = crop_resize_bytes(*shape[:2], box[2] * box[3], size[0] * size[1], 1)
+    return Case(ours, theirs, None, (moved, 0), 1, same_gradients=False)  # a gray level: both are rounded
 
 
 def sample_case(inputs: Inputs) -> Case:
@@ -159,6 +185,7 @@ def sampling_loss_case(inputs: Inputs) -> Case:
 
 
 CASES: dict[str, Callable[[Inputs], Case]] = {
+    "crop_resize": crop_resize_case,
     "gumbel_topk": sample_case,
     "gather_tokens": gather_case,
     "scatter_tokens": scatter_case,
@@ -197,8 +224,8 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(case: Case, name: str, inputs: Inputs, compiled: bool, repetitions: int, copy: float) -> list[Row]:
     check(case, name)
     implementations = {"ours": case.ours, "published": case.published}
-    if compiled:
-        implementations["compiled"] = Implementation(compile_reference(case), case.ours.inputs)
+    if compiled and case.reference is not None:
+        implementations["compiled"] = Implementation(compile_reference(case.reference), case.ours.inputs)
     moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
     rows: list[Row] = []
     for implementation, (call, wrt) in implementations.items():
@@ -220,7 +247,8 @@ def check(case: Case, name: str) -> None:
     got, expected = case.as_published(case.ours.call()), case.published.call()
     require(f"{name} has the published shape", got.shape == expected.shape, f"{got.shape}, {expected.shape}")
     off = (got.float() - expected.float()).abs().max().item()
-    agrees = torch.allclose(got.float(), expected.float(), rtol=case.tolerance, atol=case.tolerance)
+    rtol = case.tolerance if got.is_floating_point() else 0
+    agrees = torch.allclose(got.float(), expected.float(), rtol=rtol, atol=case.tolerance)
     require(f"{name} gives what the published way gives", agrees, f"differs by up to {off:.3g}")
     if not case.same_gradients:
         return
@@ -233,8 +261,8 @@ def check(case: Case, name: str) -> None:
         require(f"{name} has the published way's gradients", off <= 2e-2 * scale, f"off by {off} of {scale}")
 
 
-def compile_reference(case: Case) -> Callable[[], Tensor]:
-    return last_output(torch.compile(case.reference, fullgraph=True, dynamic=False))
+def compile_reference(reference: Callable[[], Any]) -> Callable[[], Tensor]:
+    return last_output(torch.compile(reference, fullgraph=True, dynamic=False))
 
 
 def phases(call: Callable[[], Tensor], inputs: list[Tensor]) -> dict[str, Callable[[], object]]:

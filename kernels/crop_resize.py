@@ -143,7 +143,7 @@ def resample_ref(
 ) -> Tensor:
     """Resample the samples from (row, column) `first` to `end` at rows x columns of positions: sample i lies at i."""
     rows, columns = map(triangle_weights, positions, scales, first, end)
-    return torch.einsum("yi,tij,xj->tyx", rows, plane[:, first[0] : end[0], first[1] : end[1]], columns)
+    return rows @ plane[:, first[0] : end[0], first[1] : end[1]] @ columns.T
 
 
 def triangle_weights(positions: Tensor, scale: float, first: int, end: int) -> Tensor:

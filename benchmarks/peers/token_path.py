@@ -7,8 +7,22 @@ Written from its behavior, for naive_adamae.py and for benchmarks/kernel_speed.p
 import torch
 from einops import rearrange
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from kernels.crop_resize import split_planes
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+
+
+def crop_resize(
+    frames: Tensor, stored: tuple[int, int], box: tuple[int, int, int, int], matrix: Tensor, height: int, width: int
+) -> Tensor:
+    """8-bit planes uint8 [B, T, bytes], one box of even numbers -> RGB uint8 [B, T, H, W, 3]; chroma is centered."""
+    x, y, w, h = box
+    luma, *chroma = split_planes(frames.flatten(0, 1), *stored, 1)
+    crops = luma[:, y : y + h, x : x + w], *(half[:, y // 2 : (y + h) // 2, x // 2 : (x + w) // 2] for half in chroma)
+    planes = [interpolate(crop[:, None], (height, width), mode="bilinear", antialias=True) for crop in crops]
+    rgb = torch.cat(planes, dim=1).movedim(1, 3) @ matrix[:, :3].T + matrix[:, 3]
+    return rgb.clamp(0, 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
 
 
 def sample_mask(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
