@@ -364,9 +364,12 @@ def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.nda
         return f"has {len(clip)} frames instead of {len(row.frames)}"
     around = [min(max(0, number + step), sample.num_frames - 1) for number in row.frames for step in (0, -1, 1)]
     size = clip.shape[2], clip.shape[1]
+    frames = decode_frames(reader.read(row.sample), around, sample.num_frames)
+    # The plan's boxes are in square pixels, which those of copies need not be.
+    across, down = frames.shape[2] / sample.width, frames.shape[1] / sample.height
+    x, y, w, h = round(x * across), round(y * down), round(w * across), round(h * down)
     images = [
-        Image.fromarray(frame).crop((x, y, x + w, y + h)).resize(size, Image.Resampling.BILINEAR)
-        for frame in decode_frames(reader.read(row.sample), around, sample.num_frames)
+        Image.fromarray(frame).crop((x, y, x + w, y + h)).resize(size, Image.Resampling.BILINEAR) for frame in frames
     ]
     expected = np.stack([np.asarray(image)[:, :: -1 if row.flip else 1] for image in images]).astype(int)
     right, before, after = (float(np.abs(expected[step::3] - clip).mean()) for step in range(3))

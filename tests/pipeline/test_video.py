@@ -280,7 +280,7 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
         clip = clip_of_one_frame(data, sample, 112, numbers[-1]).astype(float)
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
-        assert np.abs(clip - scaled).mean() < 16, (path.name, "colors may differ, but not the image")
+        assert np.abs(clip - scaled).mean() < 8, path.name  # 64x64 of the finest colors; real ones: 2
     assert checked > 40
 
 
