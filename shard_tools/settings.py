@@ -4,13 +4,14 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from common.errors import InputError
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS, TUNES
 
 COPY = "copy"
 CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "max_seconds")  # no effect on copied bytes
+# No effect on copied bytes.
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "max_seconds")
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -31,8 +32,9 @@ class Settings:
     fps: float | None = _option(None, "target frame rate; chooses the nearest stride per video", type=float)
     short_side: int | None = _count(256, "maximum short side in pixels (default 256)", 16, "PIXELS")
     gop: int = _count(8, "frames per group of pictures (default 8)")
-    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 23)", 0, None)
+    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", 0, None)
     preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
+    tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
     max_seconds: float | None = _option(None, "split longer videos into samples of this length", type=float)
     check: str | None = _option(None, "how much of copied videos to decode (default sample)", choices=CHECKS)
     seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
@@ -60,8 +62,11 @@ class Settings:
         if self.encode == COPY:
             kept = ("encode", "seed", "samples_per_shard", "shard_mb", "min_shards")
             return {name: values[name] for name in kept} | {"check": self.check or "sample", "frame_stride": 1}
-        values["quality"] = CODECS[self.encode].default_quality if self.quality is None else self.quality
+        codec = CODECS[self.encode]
+        values["quality"] = codec.choose_quality(self.tune) if self.quality is None else self.quality
         del values["check"]
+        if not codec.decode_options:
+            del values["tune"]
         return values
 
 
@@ -72,5 +77,5 @@ PURPOSES: dict[str, dict[str, Any]] = {
     # Segment-based sampling and dense test views want every second frame, and labels deserve better pictures.
     "finetune": {"frame_stride": 2, "quality": 20},
     # To create other shards from later: every frame, larger, with long GOPs since nobody reads it at random.
-    "archive": {"frame_stride": 1, "quality": 18, "short_side": 480, "gop": 48, "preset": "medium"},
+    "archive": {"frame_stride": 1, "quality": 18, "short_side": 480, "gop": 48, "preset": "medium", "tune": "size"},
 }

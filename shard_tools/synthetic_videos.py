@@ -278,7 +278,7 @@ def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], fps:
         return
     codec = CODECS[codec_name]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as output:
-        options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast")
+        options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast", "size")
         stream = cast(VideoStream, output.add_stream(codec.encoder, rate=fps, options=options))
         stream.width, stream.height = size
         stream.pix_fmt = codec.pixel_format

@@ -58,7 +58,7 @@ class VideoWriter:
         # bitexact leaves the libraries' versions out of the container.
         options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
         self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
-        encoder_options = codec.fill_options(settings.gop, settings.quality, settings.preset)
+        encoder_options = codec.fill_options(settings.gop, settings.quality, settings.preset, settings.tune)
         self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
         context = self.stream.codec_context
         context.width, context.height = size

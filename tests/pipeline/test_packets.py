@@ -127,7 +127,8 @@ def attempt(way: Callable[[VideoSlice], Frames], video: VideoSlice) -> tuple[Fra
 
 
 # Not VP9: of a damaged key frame it makes one that refers to others, which depend on where decoding began.
-@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"vp9"}))
+# Not HEVC: what it conceals of a damaged slice differs behind a demuxer, in some clips, whatever the settings of x265.
+@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"vp9", "hevc"}))
 def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(
     stored: Callable[[str], bytes], codec: str
 ) -> None:

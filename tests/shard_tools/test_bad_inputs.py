@@ -192,6 +192,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --workers 0", "--workers must be at least 1"),
     ("videos out --encode copy --max-seconds 3", "cannot go with --max-seconds"),
     ("videos out --encode copy --gop 4", "cannot go with --gop"),
+    ("videos out --encode copy --tune size", "cannot go with --tune"),
     ("videos out --root videos", "--root is for the paths of a list"),
     ("videos out --label-map nowhere.txt", "nowhere.txt is not a label map"),
     ("videos out --split a=x.csv --split a=y.csv", "--split names must differ"),

@@ -12,7 +12,7 @@ import pytest
 from shard_making import decode
 
 from pipeline.decoding.video import is_plain
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.encoding.codecs import CODECS, TUNES
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.settings import PURPOSES, Settings
 from shard_tools.synthetic_videos import read_frame_number
@@ -58,6 +58,60 @@ def test_h264_is_the_same_on_every_processor(generate, tmp_path: Path, monkeypat
     without_vectors = usual.options | {"x264-params": usual.options["x264-params"] + ":asm=0"}
     monkeypatch.setitem(CODECS, "h264", replace(usual, options=without_vectors))
     assert [made(source, tmp_path).path.read_bytes() for source in sources] == bytes_here
+
+
+def read_pictures(path: Path, skip_loop_filter: str) -> list[np.ndarray]:
+    """Decode the planes; a decoder that leaves out filters of the stream (`all`) drifts from what was encoded."""
+    with av.open(str(path)) as container:
+        container.streams.video[0].codec_context.options |= {"skip_loop_filter": skip_loop_filter}
+        return [frame.to_ndarray() for frame in container.decode(video=0)]
+
+
+@pytest.mark.parametrize("tune", TUNES)
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_tune_decode_stores_unfiltered_pictures(source: Path, tmp_path: Path, codec: str, tune: str) -> None:
+    path = made(source, tmp_path, encode=codec, tune=tune).path
+    filtered = zip(read_pictures(path, "none"), read_pictures(path, "all"), strict=True)
+    assert all(np.array_equal(usual, skipped) for usual, skipped in filtered) == (tune == "decode")
+
+
+def read_entropy_mode(avcc: bytes) -> int:
+    """Return entropy_coding_mode_flag of the first picture parameter set in an avcC record: 0 CAVLC, 1 CABAC.
+
+    ISO/IEC 14496-15, 5.3.3.1, and H.264, 7.3.2.2: both ids before the flag are 0, one bit each.
+    """
+    assert avcc[5] & 31 == 1, "one sequence parameter set"
+    pps = 6 + 2 + int.from_bytes(avcc[6:8])
+    assert avcc[pps] == 1
+    assert avcc[pps + 3] & 31 == 8
+    first = avcc[pps + 4]
+    assert first >> 6 == 0b11
+    return first >> 5 & 1
+
+
+@pytest.mark.parametrize(("tune", "mode", "parts"), [
+    ("decode", 0, ("cabac=0", "deblock=0:0:0", "weightp=0")),
+    ("size", 1, ("cabac=1", "deblock=1:0:0", "weightp=1")),
+])  # fmt: skip
+def test_tune_decode_stores_cavlc(source: Path, tmp_path: Path, tune: str, mode: int, parts: tuple[str, ...]) -> None:
+    path = made(source, tmp_path, tune=tune).path
+    with av.open(str(path)) as container:
+        assert read_entropy_mode(container.streams.video[0].codec_context.extradata) == mode
+    told = path.read_bytes().split(b"x264 - core", 1)[1].split(b"\0", 1)[0].decode("ascii").split(" ")
+    assert set(parts) <= set(told), "x264 tells its settings in the stream"
+
+
+def test_tune_is_recorded_where_it_has_an_effect_with_its_quality() -> None:
+    def recorded(**settings: str) -> tuple[object, object]:
+        described = Settings(**settings).to_json()  # type: ignore[arg-type]
+        return described.get("tune"), described.get("quality")
+
+    assert recorded() == ("decode", 22)
+    assert recorded(tune="size") == ("size", 23)
+    assert recorded(encode="hevc") == ("decode", 24)
+    assert recorded(encode="hevc", tune="size") == ("size", 25)
+    assert recorded(encode="vp9") == recorded(encode="vp9", tune="size") == (None, 31)
+    assert recorded(encode="copy") == (None, None)
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

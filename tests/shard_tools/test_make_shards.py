@@ -54,7 +54,7 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
         assert (sample.width, sample.height) == (64, 64)
         assert info.classes[sample.label or 0] == sample.source.split("/")[0]
         assert sample.source_sha256 == hashlib.sha256((videos / sample.source).read_bytes()).hexdigest()
-    assert (info.num_samples, info.num_frames, info.encode["quality"]) == (NUM_VIDEOS, NUM_VIDEOS * 5, 23)
+    assert (info.num_samples, info.num_frames, info.encode["quality"]) == (NUM_VIDEOS, NUM_VIDEOS * 5, 22)
     assert info.report["class_histogram"] == {"down": 3, "left": 3, "right": 3}
     assert info.report["hours"] == pytest.approx(NUM_VIDEOS * 5 / 7.5 / 3600, rel=1e-3)
     for described in info.shards:
@@ -160,6 +160,12 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(video
         damage(out / "shard-000000.tar")
         with pytest.raises(InputError, match=r"shard-000000\.tar is missing or incomplete"):
             make(listed, out, *COPY)
+
+
+def test_another_tune_is_refused_like_any_other_setting(videos: Path, dataset: Path) -> None:
+    change = "quality is 22 there and 23 now, tune is decode there and size now"
+    with pytest.raises(InputError, match=change):
+        make(videos, dataset, *THREE, "--tune", "size")
 
 
 def test_a_reject_moves_no_other_video(copied: Path, dataset: Path, tmp_path: Path) -> None:
