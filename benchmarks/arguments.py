@@ -20,7 +20,9 @@ class ArgumentParser(argparse.ArgumentParser):
     def add_videos(self) -> None:
         """Add the arguments of the benchmarks that make shards of videos first."""
         self.add_argument("videos", type=existing_folder, help="folder of videos")
-        self.add_argument("--encodes", nargs="+", default=["h264", "mjpeg"], help="of make_shards.py")
+        self.add_argument(
+            "--encodes", nargs="+", default=["h264", "mjpeg"], help="of make_shards.py; h264-size: its --tune size"
+        )
         self.add_argument("--batch-size", type=at_least(1), help="clips; default: 64 on a GPU, a few on a CPU")
         self.add_argument("--work", type=Path, help="folder that keeps the shards")
 

@@ -133,7 +133,7 @@ def list_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
         common = [name for name in ("webdataset", "decoding") if name in loaders]
         cases += [Case(name, "pyav", encode, threads=options.threads[0]) for name in common]
         ours.append(("pyav", encode, 1))
-        if dali_is_installed() and encode in (GPU_CODECS if on_gpu else CPU_CODECS):
+        if dali_is_installed() and encode.partition("-")[0] in (GPU_CODECS if on_gpu else CPU_CODECS):
             ours.append(("dali", encode, 1))
         if encode != "copy":
             ours.append(("auto", encode, 2))
@@ -158,14 +158,17 @@ def can_import(loader: str) -> bool:
 
 
 def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> Path:
-    """Make shards of the videos with every encode, each in a folder of the one that is returned.
+    """Make shards of the videos with every encode, such as h264 or h264-size (--tune size), each in a folder of the one
+    that is returned.
 
     Their samples are written beside them as files, for the loaders that need files.
     """
     work = work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(str(videos.resolve()))
     for encode in encodes:
+        codec, _, tune = encode.partition("-")
+        settings = ["--encode", codec, *(["--tune", tune] if tune else []), "--unlabeled"]
         command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(work / encode)]
-        if subprocess.run([*command, "--encode", encode, "--unlabeled"], stdout=subprocess.DEVNULL).returncode:
+        if subprocess.run([*command, *settings], stdout=subprocess.DEVNULL).returncode:
             raise InputError(f"making shards of {videos} failed, see above")
         dataset = ShardDataset.open(work / encode)
         reader = Reader(dataset)

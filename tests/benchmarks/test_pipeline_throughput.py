@@ -1,7 +1,9 @@
 """The benchmark measures what it says: its check fails for wrong clips, and other loaders give the same whole clips."""
 
+import subprocess
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from benchmarks.pipeline_throughput import (
     list_cases,
     measure,
     parse_arguments,
+    prepare_shards,
     time_decoding,
 )
 from common.errors import InputError
@@ -132,6 +135,7 @@ def test_every_loader_meets_every_encode(monkeypatch) -> None:
     both = by_pyav | {("auto", "h264", 2), ("auto", "mjpeg", 2)}
     assert our_cases("cpu") == both | {("dali", "mjpeg", 1)}
     assert our_cases("cuda") == both | {("dali", "h264", 1), ("auto", "copy", 1)}
+    assert ("dali", "hevc-size", 1) in our_cases("cuda", "--encodes", "hevc-size")
     cases = list_cases(parse_arguments(["."]), torch.device("cpu"))
     for loader in (*loaders.STRONG, "pyav"):
         assert {case.encode for case in cases if case.loader == loader} == {"original", "h264", "mjpeg"}
@@ -141,6 +145,17 @@ def test_every_loader_meets_every_encode(monkeypatch) -> None:
     cases = list_cases(parse_arguments([".", *settings]), torch.device("cpu"))
     assert {(case.threads, case.prefetch) for case in cases} == {(1, 1), (1, 3), (2, 1), (2, 3)}
     assert {case.loader for case in cases} == {"ours"}
+
+
+def test_an_encode_may_name_its_tune(tmp_path: Path, monkeypatch) -> None:
+    commands: list[list[str]] = []
+    done = SimpleNamespace(returncode=1)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command) or done)
+    for name in ("hevc-size", "h264"):
+        with pytest.raises(InputError, match="making shards"):
+            prepare_shards(tmp_path, tmp_path, [name])
+    assert commands[0][-5:] == ["--encode", "hevc", "--tune", "size", "--unlabeled"]
+    assert commands[1][-3:] == ["--encode", "h264", "--unlabeled"]
 
 
 def test_a_peer_that_cannot_be_imported_is_skipped_with_a_sentence(tmp_path: Path, monkeypatch, capfd) -> None:
