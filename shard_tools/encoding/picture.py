@@ -13,6 +13,7 @@ from av.filter import Graph
 from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 
+from pipeline.decoding.colors import find_siting
 from pipeline.shards.format import SIDE_STEP
 from shard_tools.encoding.codecs import Codec
 
@@ -114,11 +115,12 @@ class FrameConverter:
                 self.size, self.shape = choose_size(width, height, self.short_side), width / height
             if abs(width / height / self.shape - 1) > MAX_SHAPE_CHANGE and min(self.size) > 32:
                 raise UnusableError("its picture changes shape in the middle")
-            color_range = "pc" if self.codec.full_range else "tv"
+            color_range, siting = ("pc", "center") if self.codec.full_range else ("tv", "left")
             # bitexact: the same pixels on every processor
             scale = (
                 f"w={self.size[0]}:h={self.size[1]}:flags=bicubic+accurate_rnd+full_chroma_int+bitexact"
                 f":out_color_matrix=smpte170m:out_range={color_range}"
+                f":in_chroma_loc={find_siting(frame)}:out_chroma_loc={siting}"
             )
             filters = [*self.pose.turn, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
             self.graph = _build_graph(form, filters)

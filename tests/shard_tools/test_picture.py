@@ -11,8 +11,9 @@ import pytest
 from av.video.frame import VideoFrame
 from shard_making import decode
 
+from shard_tools.encoding.codecs import CODECS
 from shard_tools.encoding.encode import StoredVideo, store_video
-from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.picture import FrameConverter, UnusableError
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import draw_frame_number, make_texture, read_frame_number
 
@@ -119,6 +120,22 @@ UPRIGHT = {  # what was done to the picture, and the matrix (a, b, c, d) that un
     "transposed": (lambda x: x.transpose(1, 0, 2), [0, 1, 1, 0]),
     "transposed the other way": (lambda x: np.rot90(x, 2).transpose(1, 0, 2), [0, -1, -1, 0]),
 }
+
+
+@pytest.mark.parametrize(("codec", "place"), [("h264", 0), ("mjpeg", 0.5)])
+@pytest.mark.parametrize("side", [256, 512])
+def test_chroma_is_stored_where_decoders_expect_it(codec: str, place: float, side: int) -> None:
+    """Left of the two pixels that share it, or between them where the range is full: what find_siting reads."""
+    at = (2 * np.arange(8, 120) + place + 0.5) * side / 256 - 0.5  # inner chroma samples, in pixels of the source
+    errors = []
+    for first, last in ((0, 211), (211, 0)):  # both ways, so that rounding cancels out
+        pixels = np.zeros((side, side, 3), np.uint8)
+        pixels[..., 2] = np.linspace(first, last, side).round()
+        stored = FrameConverter(CODECS[codec], 256, None)(VideoFrame.from_ndarray(pixels, format="rgb24"))
+        u = np.frombuffer(memoryview(stored.planes[1]), np.uint8).reshape(128, -1)[:, 8:120]
+        levels = 112 if codec == "h264" else 127.5  # of 128, for the most saturated blue
+        errors.append((u - 128 - levels / 255 * np.interp(at, (0, side - 1), (first, last))).mean())
+    assert abs(errors[0] - errors[1]) / 2 < 0.09  # half a pixel away it would be .18 or more
 
 
 @pytest.mark.parametrize("kind", UPRIGHT)
