@@ -16,7 +16,6 @@ from fractions import Fraction
 from itertools import islice, product
 from pathlib import Path
 
-import av
 import numpy as np
 import torch
 from av.video.frame import VideoFrame
@@ -25,7 +24,7 @@ from benchmarks.arguments import ArgumentParser, at_least, existing_folder
 from benchmarks.harness import Report, Row, print_table, require
 from common.errors import InputError, run_command
 from common.progress import progress_bar
-from pipeline.decoding.containers import EXTENSIONS
+from pipeline.decoding.containers import EXTENSIONS, open_video
 from shard_tools.encoding.codecs import CODECS, CONTAINER, TUNES, Codec
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter, deinterlace
@@ -151,7 +150,7 @@ def encode(case: Case, sources: list[Source], folder: Path) -> Row:
             writer.write(frame)
         writer.close()
         seconds += time.process_time() - start
-        with av.open(str(path)) as container:
+        with open_video(path) as container:
             decoded = list(container.decode(video=0))
         require("all frames come out again", len(decoded) == len(source.frames), f"{case}: {len(decoded)} frames")
         qualities.append(compare(source.frames, decoded))
@@ -212,7 +211,7 @@ def time_decoding(files: list[list[Path]], repetitions: int) -> Iterator[float]:
 
 
 def decode_seconds(path: Path) -> float:
-    with av.open(str(path)) as container:
+    with open_video(path) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         packets = list(container.demux(stream))  # the last one is empty and flushes
