@@ -127,8 +127,8 @@ def read_sources(folder: Path, num_videos: int, max_frames: int) -> dict[str, li
 
 
 def read_source(path: Path, codec: Codec, max_frames: int) -> Source:
-    usual = Settings()
     """Raise UnusableError where make_shards.py rejects the video."""
+    usual = Settings()
     with open_source(path) as (container, stream):
         timing = read_timing(container, stream)
     with open_source(path) as (container, stream):
