@@ -1,4 +1,4 @@
-"""Regenerate the tables of docs/results.md, and README's figures of data loading, from benchmarks/results/:
+"""Regenerate tables and plots of docs/results.md, and README's figures of data loading, from benchmarks/results/:
 `python benchmarks/results_page.py`.
 
 A table stands between two comments. The first names the JSON file, the columns (`name: heading`, or
@@ -9,13 +9,21 @@ around the tables is left as it is. A figure within a line stands between `<!-- 
 
 import json
 import re
+from collections.abc import Callable
+
+from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
-from common.atomic_io import write_text
+from benchmarks.plots import plot_encodings, plot_loading
+from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 LOADING = "cpu/pipeline_throughput.json"
+PLOTS: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
+    "loading.png": (LOADING, plot_loading),
+    "encodings.png": ("cpu/encode_settings.json", plot_encodings),
+}
 PEERS = ("spdl", "torchcodec", "decord", "pyav", "webdataset")  # loaders of pipeline_throughput.py beside ours
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
@@ -27,6 +35,10 @@ def main() -> None:
     for page in (PAGE, README):
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
+    for name, (file, plot) in PLOTS.items():
+        with atomic_write(PAGE.with_name(name)) as partial:
+            plot(read_rows(file)).savefig(partial, format="png", dpi=90)
+        print(f"wrote {PAGE.with_name(name)}")
 
 
 def regenerate(text: str) -> str:

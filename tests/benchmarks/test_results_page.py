@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results_page
+from benchmarks.plots import plot_loading
 from common.errors import InputError
 
 
@@ -49,3 +50,14 @@ def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path, monkeypatch) ->
         results_page.regenerate("<!-- table y.json | name -->\n<!-- end -->")
     with pytest.raises(InputError, match="names the column nowhere"):
         results_page.regenerate("<!-- table x.json | nowhere -->\n<!-- end -->")
+
+
+def test_plots_show_every_loader_and_the_bound() -> None:
+    figure = plot_loading(results_page.read_rows(results_page.LOADING))
+    for axes in figure.axes:
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        assert {"ours", "spdl", "torchcodec", "decord", "pyav"} <= set(names)
+        assert "decoding" not in names
+        assert len(axes.lines) == 1, "the bound"
+    fastest = figure.axes[0].patches[-1].get_width()
+    assert fastest == max(patch.get_width() for patch in figure.axes[0].patches)
