@@ -102,7 +102,7 @@ def crop_resize_case(inputs: Inputs) -> Case:
     stored, box = (256, 448), (96, 0, 256, 256)
     shape = batch, inputs.config.num_frames, frame_bytes(*stored, 1)
     frames = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-    matrix = color_matrix("bt601", False, 8).to(device)
+    matrix = color_matrix("smpte170m", False, 8).to(device)
     clips = DecodedClips(
         frames.flatten(),
         torch.arange(0, frames.numel(), shape[2], device=device).view(shape[:2]),

@@ -7,6 +7,7 @@ of luma, its pixels; of chroma, the samples that color one of its pixels (at an 
 outside). A crop thus depends on what it shows, and not on whether the frame ends there; FFmpeg does the same.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,15 +22,17 @@ from kernels.launch import check, runs_triton, wrap_triton
 ROWS, COLUMNS = 16, 32  # of a program's tile: a warp writes 32 neighbors, a thread's four rows share horizontal weights
 
 # Weights of red and blue in luma: ITU-R BT.601-7 §2.5.1, BT.709-6 §3.2, BT.2020-2 table 4 (non-constant luminance).
-LUMA_WEIGHTS = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
+# By FFmpeg's names of these matrices.
+LUMA_WEIGHTS = {"smpte170m": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020nc": (0.2627, 0.0593)}
 
 
 class DecodedClips(NamedTuple):
     """What the loader hands over: B clips of T frames; all tensors on one device, contiguous, perhaps of one upload.
 
-    Frames are upright, planar 4:2:0, of 8 bits, or of 9 to 16 in the low bits of two bytes, low byte first. A frame is
-    its planes Y, U, V, one after the other without padding, the latter two of (height + 1) // 2 rows of
-    (width + 1) // 2 samples: `frame_bytes` in all. A frame that several clips show, or one shows twice, is there once.
+    Frames are upright, planar 4:2:0, of 8 bits, or of 9 to 16 in the low bits of two bytes, low byte first. A frame, or
+    a part of one that begins with a whole chroma sample, is its planes Y, U, V, one after the other without padding,
+    the latter two of (height + 1) // 2 rows of (width + 1) // 2 samples: `frame_bytes` in all. A frame that several
+    clips show, or one shows twice, is there once.
     """
 
     planes: Tensor  # uint8 [bytes]: all distinct frames of the batch, in any order
@@ -58,10 +61,33 @@ def frame_bytes(height: int, width: int, sample_bytes: int) -> int:
     return (height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2)) * sample_bytes
 
 
+def lay_out_tables(batch: int, frames: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Return type and shape of what DecodedClips holds besides the planes."""
+    return [
+        (torch.int64, (batch, frames)), (torch.int32, (batch, 3)), (torch.int32, (batch, 4)),
+        (torch.bool, (batch,)), (torch.float32, (batch, 3, 4)), (torch.float32, (batch, 2)),
+    ]  # fmt: skip
+
+
+def count_table_bytes(batch: int, frames: int) -> int:
+    """Count the bytes that view_tables takes: each table begins at a multiple of 8."""
+    return sum(-(-math.prod(shape) * dtype.itemsize // 8) * 8 for dtype, shape in lay_out_tables(batch, frames))
+
+
+def view_tables(block: Tensor, batch: int, frames: int) -> list[Tensor]:
+    """View bytes as the tables of DecodedClips, one after the other."""
+    tables, start = [], 0
+    for dtype, shape in lay_out_tables(batch, frames):
+        size = math.prod(shape) * dtype.itemsize
+        tables.append(block[start : start + size].view(dtype).view(shape))
+        start += -(-size // 8) * 8
+    return tables
+
+
 def color_matrix(colorspace: str, full_range: bool, bits: int) -> Tensor:
     """Return fp32 [3, 4], from (Y, U, V, 1) as stored in `bits` bits to RGB from 0 to 255.
 
-    colorspace: bt601, bt709 or bt2020. Raise InputError for any other, and for less than 8 or more than 16 bits.
+    colorspace: a key of LUMA_WEIGHTS. Raise InputError for any other, and for less than 8 or more than 16 bits.
     """
     check(colorspace in LUMA_WEIGHTS, f"colorspace is {colorspace}: give one of {', '.join(LUMA_WEIGHTS)}")
     check(8 <= bits <= 16, f"samples have {bits} bits: give 8 to 16")
@@ -82,11 +108,7 @@ def color_matrix(colorspace: str, full_range: bool, bits: int) -> Tensor:
 
 def check_clips(clips: DecodedClips) -> None:
     check(clips.offsets.ndim == 2, f"offsets have shape {tuple(clips.offsets.shape)}: give [B, T]")
-    batch, frames = clips.offsets.shape
-    layout: list[tuple[torch.dtype, tuple[int, ...]]] = [
-        (torch.uint8, (clips.planes.numel(),)), (torch.int64, (batch, frames)), (torch.int32, (batch, 3)),
-        (torch.int32, (batch, 4)), (torch.bool, (batch,)), (torch.float32, (batch, 3, 4)), (torch.float32, (batch, 2)),
-    ]  # fmt: skip
+    layout = [(torch.uint8, (clips.planes.numel(),)), *lay_out_tables(*clips.offsets.shape)]
     for name, tensor, (dtype, shape) in zip(clips._fields, clips, layout, strict=True):
         fits = tensor.dtype == dtype and tensor.shape == shape and tensor.is_contiguous()
         check(fits, f"{name} are {tensor.dtype} {tuple(tensor.shape)}: give {dtype} {shape}, contiguous")

@@ -3,10 +3,12 @@
 A batch passes through these stages; while one is used for training, up to `data.prefetch` others are in the making:
 
 1. plan: which video, frames, crop and flip each clip is (pipeline/planning)
-2. worker threads read each video and, unless DALI is to decode it, decode its clips into host memory (ClipDecoder)
+2. worker threads read each video and, unless DALI is to decode it, decode its frames into host memory (ClipDecoder)
 3. DALI decodes its part of the batch on the device (Dali)
-4. host memory is copied to the device on a stream of its own (HostClips), and both parts are joined
-5. augmentation, if any, on the device
+4. host memory is copied to the device on a stream of its own, where a GPU crops and scales the frames (HostClips); on a
+   CPU, and where frames are unusual, this belongs to 2
+5. both parts are joined
+6. augmentation, if any, on the device
 """
 
 import atexit
@@ -26,9 +28,11 @@ from torch import Tensor
 
 from common.devices import add_device_index, to_device
 from common.logging import log_note
+from kernels.crop_resize import frame_bytes
 from pipeline.config import DataConfig
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.dali import GPU_THREADS, Dali, shorten
+from pipeline.decoding.planes import find_window
 from pipeline.decoding.policy import DecoderPolicy
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
@@ -92,6 +96,7 @@ class ClipLoader:
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
         self._gave_up_dali = False
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device_scales = device.type == "cuda"
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter exits
@@ -163,7 +168,7 @@ class ClipLoader:
     def _start(self, number: int, rows: list[PlanRow]) -> PendingBatch:
         views = self._plan.views
         shape = (len(rows), self._plan.num_frames, *self._plan.frame_size, self._dataset.channels)
-        host = HostClips(shape, self._copying)
+        host = HostClips(shape, self._copying, self._device_scales)
         first_decode = number * (self._plan.batch_size // views)
         jobs = [
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)
@@ -171,8 +176,15 @@ class ClipLoader:
         ]
         for job in jobs:
             self._submit(job)
-        encoded = sum(self._dataset.samples[job.rows[0].sample].size for job in jobs)
-        return PendingBatch(number, jobs, host, encoded + math.prod(shape))
+        return PendingBatch(number, jobs, host, math.prod(shape) + sum(map(self._count_bytes, jobs)))
+
+    def _count_bytes(self, job: DecodeJob) -> int:
+        """Return how many bytes a video takes, and its frames if they are kept for the device to scale."""
+        sample = self._dataset.samples[job.rows[0].sample]
+        if not job.host.takes_frames:
+            return sample.size
+        window = find_window([row.crop for row in job.rows], sample.width, sample.height)
+        return sample.size + self._plan.num_frames * frame_bytes(window.height, window.width, 1)
 
     def _submit(self, job: DecodeJob) -> None:
         job.future = self._pool.submit(partial(self._decoder.decode, job))

@@ -44,6 +44,9 @@ class ArraySource:
                 store(view, time, image)
         return len(set(video.numbers))
 
+    def copy_planes(self, *_: object) -> None:
+        """Leave arrays to cut_views."""
+
     def read_frames(
         self, source: bytes | Path, numbers: Sequence[int], num_frames: int | None
     ) -> UInt8[np.ndarray, "T H W C"]:

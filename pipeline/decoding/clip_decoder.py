@@ -14,12 +14,13 @@ import numpy as np
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.sources import find_source
+from pipeline.decoding.sources import ClipSource, find_source
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
@@ -102,17 +103,31 @@ class ClipDecoder:
                 job.started = None
 
     def _decode_with_pyav(self, job: DecodeJob, video: VideoSlice) -> None:
-        images = job.host.clips.numpy()
+        started = time.perf_counter()
+        task = find_source(video.data), video, self._dataset.samples[job.rows[0].sample]
+        decoded = job.host.takes_frames and self._copy_planes(job, *task)
+        if not decoded:
+            decoded = self._cut_views(job, *task)
+        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
+
+    def _copy_planes(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
+        frames = source.copy_planes(video, sample, job.rows, self._plan.frame_size, job.host.allocate)
+        if frames is None:
+            return 0
+        with job.lock:
+            if not job.is_abandoned:
+                job.host.add_frames(job.first, job.rows, frames)
+        return frames.num_decoded
+
+    def _cut_views(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
+        images = job.host.images(job.first, len(job.rows))
 
         def store(view: int, time: int, image: np.ndarray) -> None:
             with job.lock:
                 if not job.is_abandoned:
-                    images[job.first + view, time] = image
+                    images[view, time] = image
 
-        started = time.perf_counter()
-        sample = self._dataset.samples[job.rows[0].sample]
-        decoded = find_source(video.data).cut_views(video, sample, job.rows, self._plan.frame_size, store)
-        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
+        return source.cut_views(video, sample, job.rows, self._plan.frame_size, store)
 
     def replace(self, job: DecodeJob, reason: str) -> None:
         """Replace a video that cannot be decoded by another one, and record it in the quarantine."""

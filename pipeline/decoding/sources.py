@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from pipeline.decoding.array_source import ArraySource
+from pipeline.decoding.planes import Allocate, PlanarFrames
 from pipeline.decoding.video_source import VideoSource
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
@@ -30,6 +31,14 @@ class ClipSource(Protocol):
         """Crop, flip and scale every frame of `rows`, which share their frames, and call `store` with each.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
+        """
+
+    def copy_planes(
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
+    ) -> PlanarFrames | None:
+        """Copy what `rows` show of their frames as it was decoded, for the device to crop, flip and scale.
+
+        Return None if the frames are not for it: cut_views does it all.
         """
 
     def read_frames(

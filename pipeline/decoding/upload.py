@@ -1,43 +1,101 @@
-"""Copies of clips from the CPU to the device."""
+"""Clips on their way from the CPU to the device, which crops and scales those that have been decoded to planes."""
 
 import threading
+from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from kernels.crop_resize import DecodedClips, color_matrix, count_table_bytes, crop_resize, view_tables
+from pipeline.decoding.planes import PlanarFrames
+from pipeline.planning.plan import PlanRow
+
+CHUNK_BYTES = 2**25  # of page-locked memory, which PyTorch rounds up to powers of two: frames of some 20 clips
+ALIGNMENT = 16  # of what is allocated in a chunk
+# Of the first chroma sample: pixels right of and below the first one of luma.
+SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
+make_color_matrix = lru_cache(color_matrix)
+
 
 class HostClips:
-    """The clips of a batch in host memory, which is allocated on first use: DALI may decode the whole batch."""
+    """The clips of a batch in host memory: frames as they were decoded, or images that need nothing more.
 
-    def __init__(self, shape: tuple[int, ...], stream: torch.cuda.Stream | None) -> None:
-        """stream: on which clips are copied to its GPU, beside the training step; None: they stay on the CPU."""
-        self._shape, self._stream = shape, stream
-        self._clips: Tensor | None = None
-        self._lock = threading.Lock()
+    Memory is allocated on first use, since DALI may decode the whole batch. Thread-safe up to the upload.
+    """
+
+    def __init__(self, shape: tuple[int, ...], stream: torch.cuda.Stream | None, takes_frames: bool) -> None:
+        """shape: [B, T, H, W, C].
+
+        stream: on which clips are copied to its GPU, beside the training step; None: they stay on the CPU.
+        takes_frames: whether clips may come as decoded frames; otherwise all are images.
+        """
+        self.takes_frames, self._shape, self._stream = takes_frames, shape, stream
+        self._device = torch.device("cpu") if stream is None else stream.device
+        self._images: Tensor | None = None
+        self._chunks: list[Tensor] = []  # of frames and tables
+        self._last_begins = self._used = 0  # address of the last chunk, and bytes used of it
+        self._tables: tuple[int, list[np.ndarray]] | None = None  # their address; see DecodedClips
+        self._has_images, self._has_frames = (np.zeros(shape[0], bool) for _ in range(2))  # clip by clip
+        self._lock = threading.RLock()
         self.copy: Tensor | None = None  # on the device, perhaps still in flight
         self._arrived: torch.cuda.Event | None = None
 
     @property
     def is_allocated(self) -> bool:
-        return self._clips is not None
+        return self._images is not None or self._tables is not None
 
-    @property
-    def clips(self) -> UInt8[Tensor, "B T H W C"]:
+    def images(self, first: int, count: int) -> UInt8[np.ndarray, "count T H W C"]:
+        """Return where images of `count` clips from number `first` on are to be written."""
+        clips = slice(first, first + count)
         with self._lock:
-            if self._clips is None:  # page-locked, so that copying to the device does not block the host
-                self._clips = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._stream is not None)
-            return self._clips
+            if self._images is None:
+                self._images = self._allocate(*self._shape)
+            self._has_images[clips] = True
+            return self._images[clips].numpy()
+
+    def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
+        """Return memory for frames, behind the address that it will have among all frames of the batch."""
+        with self._lock:
+            start = -(-self._used // ALIGNMENT) * ALIGNMENT
+            if not self._chunks or start + num_bytes > len(self._chunks[-1]):
+                self._last_begins = sum(map(len, self._chunks))
+                self._chunks.append(self._allocate(max(CHUNK_BYTES, -(-num_bytes // ALIGNMENT) * ALIGNMENT)))
+                start = 0
+            self._used = start + num_bytes
+            return self._last_begins + start, self._chunks[-1].numpy()[start : self._used]
+
+    def add_frames(self, first: int, rows: Sequence[PlanRow], frames: PlanarFrames) -> None:
+        """Have the clips of `rows`, from number `first` on, made of frames in memory that was allocated here."""
+        window, layout = frames.window, frames.layout
+        with self._lock:
+            if self._tables is None:
+                self._tables = self._make_tables()
+            _, (offsets, sizes, boxes, flips, matrices, siting) = self._tables
+            clips = slice(first, first + len(rows))
+            offsets[clips] = frames.offsets
+            sizes[clips] = window.height, window.width, layout.sample_bytes
+            boxes[clips] = [(row.crop.x - window.x, row.crop.y - window.y, *row.crop[2:]) for row in rows]
+            flips[clips] = [row.flip for row in rows]
+            matrices[clips] = make_color_matrix(layout.matrix, layout.full_range, layout.bits)
+            siting[clips] = SITING[layout.siting]
+            self._has_frames[clips] = True
 
     def upload(self) -> None:
-        """Queue a copy; later writes to `clips` may or may not be in it."""
-        if self._stream is None:
-            self.copy = self.clips
+        """Queue a copy; later writes may or may not be in it."""
+        if self._stream is None and self._tables is None:
+            self.copy = self._images
             return
         with torch.cuda.stream(self._stream):
-            # PyTorch does not reuse the pinned memory before this stream has read it.
-            self.copy = self.clips.to(self._stream.device, non_blocking=True)
-            self._arrived = self._stream.record_event()
+            if self._tables is None:
+                self.copy = torch.empty(self._shape, dtype=torch.uint8, device=self._device)
+            else:
+                self.copy = self._make_clips(self._tables[0])
+            self._copy_images(self.copy)
+            if self._stream is not None:
+                self._arrived = self._stream.record_event()
 
     def on_device(self) -> UInt8[Tensor, "B T H W C"]:
         """Return the clips for use on the current stream, which waits for them; the host does not."""
@@ -49,3 +107,34 @@ class HostClips:
             stream.wait_event(self._arrived)
             self.copy.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
         return self.copy
+
+    def _allocate(self, *shape: int) -> Tensor:
+        """Allocate page-locked memory, so that copying does not block the host. PyTorch does not reuse it before the
+        stream has read it."""
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._stream is not None)
+
+    def _make_tables(self) -> tuple[int, list[np.ndarray]]:
+        """Make tables by which every clip shows the first pixel of the memory, until it is told another."""
+        address, block = self.allocate(count_table_bytes(*self._shape[:2]))
+        block[:] = 0
+        tables = [table.numpy() for table in view_tables(torch.from_numpy(block), *self._shape[:2])]
+        _, sizes, boxes, *_ = tables
+        sizes[:], boxes[:, 2:] = 1, 1
+        return address, tables
+
+    def _make_clips(self, tables: int) -> UInt8[Tensor, "B T H W C"]:
+        """Upload the frames and the tables, which lie at this address, and make clips of them."""
+        memory = torch.empty(self._last_begins + self._used, dtype=torch.uint8, device=self._device)
+        copies = memory.split([*map(len, self._chunks[:-1]), self._used])
+        for chunk, copy in zip(self._chunks, copies, strict=True):
+            copy.copy_(chunk[: len(copy)], non_blocking=True)
+        batch, frames, height, width, _ = self._shape
+        return crop_resize(DecodedClips(memory, *view_tables(memory[tables:], batch, frames)), height, width)
+
+    def _copy_images(self, clips: UInt8[Tensor, "B T H W C"]) -> None:
+        """Upload those clips that are images; neighbors together, since every copy costs the host some microseconds."""
+        (places,) = np.nonzero(self._has_images & ~self._has_frames)
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+            if len(run):
+                found = slice(run[0], run[-1] + 1)
+                clips[found].copy_(self._images[found], non_blocking=True)

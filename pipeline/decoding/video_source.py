@@ -19,6 +19,7 @@ from jaxtyping import UInt8
 
 from pipeline.decoding.colors import find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
+from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import EIGHT_BIT_420, Video, as_rgb, count_turns
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
@@ -59,6 +60,17 @@ class VideoSource:
                 for time in times[number]:
                     store(view, time, image)
         return decoder.frames_decoded
+
+    def copy_planes(
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
+    ) -> PlanarFrames | None:
+        stored = sample.width, sample.height
+        window = find_window([row.crop for row in rows], *stored)
+        if arrays.count_channels([sample.codec]) != 3 or not is_worth_uploading(window, len(rows), size):
+            return None
+        decoder = SliceDecoder(video)
+        copied = copy_frames(decoder.frames(), video.numbers, window, stored, allocate)
+        return copied and copied._replace(num_decoded=decoder.frames_decoded)
 
     def read_frames(
         self, source: bytes | Path, numbers: Sequence[int], num_frames: int | None

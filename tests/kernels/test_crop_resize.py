@@ -59,7 +59,7 @@ def mixed_clips():
         torch.tensor([[33, 51, 1], [24, 20, 2]], dtype=torch.int32),
         torch.tensor([[11, 5, 40, 28], [3, 7, 9, 11]], dtype=torch.int32),
         torch.tensor([True, False]),
-        torch.stack([color_matrix("bt709", False, 8), color_matrix("bt2020", True, 10)]),
+        torch.stack([color_matrix("bt709", False, 8), color_matrix("bt2020nc", True, 10)]),
         torch.tensor([SITING["left"], SITING["top left"]]),
     )
 
@@ -123,7 +123,7 @@ def test_a_flip_mirrors_columns():
 @pytest.mark.parametrize(("colorspace", "full_range", "bits"), product(LUMA_WEIGHTS, (False, True), (8, 10, 16)))
 def test_a_color_matrix_undoes_the_definition_of_its_standard(colorspace, full_range, bits):
     """E'Y = K_R R + K_G G + K_B B, E'PB = (B - E'Y) / (2 - 2 K_B), quantized as in Rec. ITU-T H.273 §8.3."""
-    red, blue = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}[colorspace]
+    red, blue = {"smpte170m": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020nc": (0.2627, 0.0593)}[colorspace]
     rgb = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.2, 0.5, 0.7]], dtype=torch.float64)
     y = rgb @ torch.tensor([red, 1 - red - blue, blue], dtype=torch.float64)
     pb, pr = (rgb[:, 2] - y) / (2 - 2 * blue), (rgb[:, 0] - y) / (2 - 2 * red)
@@ -148,11 +148,10 @@ def scale_with_ffmpeg(planes, box, size, colorspace, full_range, bits, siting, f
         target.update(padded.tobytes())
     # In 1/256 pixels. At an odd offset, the first sample lies a pixel before the crop.
     right, below = (round(256 * (offset - start % 2)) for offset, start in zip(SITING[siting], (x, y), strict=True))
-    names = {"bt601": "smpte170m", "bt709": "bt709", "bt2020": "bt2020nc"}
     graph = Graph()
     steps = [
         ("buffer", f"video_size={w}x{h}:pix_fmt={frame.format.name}:time_base=1/1"),
-        ("setparams", f"colorspace={names[colorspace]}:range={'pc' if full_range else 'tv'}"),
+        ("setparams", f"colorspace={colorspace}:range={'pc' if full_range else 'tv'}"),
         ("scale", f"{size[1]}:{size[0]}:flags=bilinear+accurate_rnd+full_chroma_int"
                   f":in_h_chr_pos={right}:in_v_chr_pos={below}"),
         ("format", "rgb24"),
@@ -230,7 +229,7 @@ def test_misuse_is_told_before_memory_is_read(sentence):
 def test_clips_without_pixels_and_unknown_colors_are_refused():
     with pytest.raises(InputError, match="0 x 8 pixels"):
         crop_resize(CLIP, 0, 8)
-    with pytest.raises(InputError, match="colorspace is bt2020c: give one of bt601, bt709, bt2020"):
+    with pytest.raises(InputError, match="colorspace is bt2020c: give one of smpte170m, bt709, bt2020nc"):
         color_matrix("bt2020c", False, 10)
     with pytest.raises(InputError, match="7 bits"):
         color_matrix("bt709", False, 7)

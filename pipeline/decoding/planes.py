@@ -1,0 +1,98 @@
+"""Decoded frames for the device, which crops and scales them: their planes, as far as clips show them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from av.video.frame import VideoFrame
+from jaxtyping import UInt8
+
+from pipeline.decoding.colors import find_matrix, find_siting, is_full_range
+from pipeline.decoding.video import count_turns
+from pipeline.planning.crops import Crop, FrameSize
+
+BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
+MAX_GROWTH = 4  # planes of so many times the bytes of their clips are scaled before they are uploaded
+
+Allocate = Callable[[int], tuple[int, UInt8[np.ndarray, " bytes"]]]  # an address in a batch's memory, and what is there
+
+
+class Layout(NamedTuple):
+    """How samples of planar 4:2:0 are to be read."""
+
+    matrix: str
+    full_range: bool
+    siting: str
+    bits: int
+
+    @property
+    def sample_bytes(self) -> int:
+        return 1 if self.bits == 8 else 2
+
+
+class PlanarFrames(NamedTuple):
+    """A window of the frames of a video, in the memory of a batch, laid out as kernels.crop_resize takes them."""
+
+    offsets: list[int]  # of each frame of a clip
+    window: Crop
+    layout: Layout
+    num_decoded: int = 0
+
+
+def find_window(crops: Sequence[Crop], width: int, height: int) -> Crop:
+    """Return the smallest part of a frame of whole chroma samples that holds all crops."""
+    left, top = min(crop.x for crop in crops) // 2 * 2, min(crop.y for crop in crops) // 2 * 2
+    right, bottom = max(crop.x + crop.width for crop in crops), max(crop.y + crop.height for crop in crops)
+    return Crop(left, top, min(right + right % 2, width) - left, min(bottom + bottom % 2, height) - top)
+
+
+def is_worth_uploading(window: Crop, num_clips: int, size: FrameSize) -> bool:
+    """Return whether frames of a window, of 8 bits, are not much larger than the clips that are made of them."""
+    return window.width * window.height * 3 // 2 <= MAX_GROWTH * num_clips * size.height * size.width * 3
+
+
+def copy_frames(
+    frames: Iterable[tuple[int, VideoFrame]],
+    numbers: Sequence[int],
+    window: Crop,
+    stored: tuple[int, int],
+    allocate: Allocate,
+) -> PlanarFrames | None:
+    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0 of one layout.
+
+    stored: width and height that the frames must have.
+    """
+    places = {number: place for place, number in enumerate(sorted(set(numbers)))}
+    layout, start, length = None, 0, 0
+    for number, frame in frames:
+        found = find_layout(frame)
+        if found is None or (frame.width, frame.height) != stored or layout not in (None, found):
+            return None
+        if layout is None:
+            layout = found
+            length = sum(rows * columns for rows, columns in plane_shapes(window)) * layout.sample_bytes
+            start, memory = allocate(len(places) * length)
+        copy_window(frame, window, layout.sample_bytes, memory[places[number] * length :])
+    assert layout is not None
+    return PlanarFrames([start + places[number] * length for number in numbers], window, layout)
+
+
+def find_layout(frame: VideoFrame) -> Layout | None:
+    bits = BITS.get(frame.format.name)
+    if bits is None or count_turns(frame):
+        return None
+    return Layout(find_matrix(frame), is_full_range(frame), find_siting(frame), bits)
+
+
+def plane_shapes(window: Crop) -> list[tuple[int, int]]:
+    chroma = (window.height + 1) // 2, (window.width + 1) // 2
+    return [(window.height, window.width), chroma, chroma]
+
+
+def copy_window(frame: VideoFrame, window: Crop, sample_bytes: int, target: UInt8[np.ndarray, " bytes"]) -> None:
+    """Copy a window of a frame's planes, which begins at whole chroma samples, to the beginning of `target`."""
+    for plane, (rows, columns), step in zip(frame.planes, plane_shapes(window), (1, 2, 2), strict=True):
+        lines = np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)
+        top, left, width = window.y // step, window.x // step * sample_bytes, columns * sample_bytes
+        target[: rows * width].reshape(rows, width)[:] = lines[top : top + rows, left : left + width]
+        target = target[rows * width :]
