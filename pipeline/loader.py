@@ -96,7 +96,7 @@ class ClipLoader:
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
         self._gave_up_dali = False
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._device_scales = device.type == "cuda"
+        self.scales_on_device = device.type == "cuda"
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter exits
@@ -168,7 +168,7 @@ class ClipLoader:
     def _start(self, number: int, rows: list[PlanRow]) -> PendingBatch:
         views = self._plan.views
         shape = (len(rows), self._plan.num_frames, *self._plan.frame_size, self._dataset.channels)
-        host = HostClips(shape, self._copying, self._device_scales)
+        host = HostClips(shape, self._copying, self.scales_on_device)
         first_decode = number * (self._plan.batch_size // views)
         jobs = [
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)

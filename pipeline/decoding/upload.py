@@ -93,7 +93,8 @@ class HostClips:
                 self.copy = torch.empty(self._shape, dtype=torch.uint8, device=self._device)
             else:
                 self.copy = self._make_clips(self._tables[0])
-            self._copy_images(self.copy)
+            if self._images is not None:
+                self._copy_images(self._images, self.copy)
             if self._stream is not None:
                 self._arrived = self._stream.record_event()
 
@@ -131,10 +132,10 @@ class HostClips:
         batch, frames, height, width, _ = self._shape
         return crop_resize(DecodedClips(memory, *view_tables(memory[tables:], batch, frames)), height, width)
 
-    def _copy_images(self, clips: UInt8[Tensor, "B T H W C"]) -> None:
+    def _copy_images(self, images: UInt8[Tensor, "B T H W C"], clips: UInt8[Tensor, "B T H W C"]) -> None:
         """Upload those clips that are images; neighbors together, since every copy costs the host some microseconds."""
         (places,) = np.nonzero(self._has_images & ~self._has_frames)
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
             if len(run):
                 found = slice(run[0], run[-1] + 1)
-                clips[found].copy_(self._images[found], non_blocking=True)
+                clips[found].copy_(images[found], non_blocking=True)
