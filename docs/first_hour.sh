@@ -11,7 +11,7 @@ VIDEOS=$1 OUT=${2:-first_hour} PYTHON=${PYTHON:-python}
 STEPS=${STEPS:-300} SIZE=${SIZE:-tiny} IMAGE=${IMAGE:-64} FRAMES=${FRAMES:-8} BATCH=${BATCH:-16}
 model=(model.size="$SIZE" model.image_size="$IMAGE" model.num_frames="$FRAMES" model.patch_size=8)
 settings=(data.shards="$OUT/shards" evaluation.shards="$OUT/shards" data.frame_stride=2 steps="$STEPS"
-  global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2 optimizer.warmup_epochs=1
+  global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2
   evaluation.every="$STEPS")
 
 # 1. Build shards, and check the environment and the loading speed.

@@ -49,8 +49,8 @@ class OptimizerConfig:
     """learning rate at the end"""
     warmup_lr: float = option(1e-6, at_least=0)
     """learning rate at the start of warm-up"""
-    warmup_epochs: float = option(40, at_least=0)
-    """epochs of linear warm-up"""
+    warmup_ratio: float = option(0.05, at_least=0, below=1)
+    """fraction of the run with linear warm-up"""
     beta1: float = option(0.9, at_least=0, below=1)
     """AdamW β1"""
     beta2: float = option(0.95, at_least=0, below=1)

@@ -14,9 +14,8 @@ class Schedule:
     def __init__(self, config: TrainConfig, clips_per_epoch: int, world_size: int = 1) -> None:
         self.clips_per_epoch = clips_per_epoch
         self.global_batch = config.clips_per_step(world_size)
-        steps_per_epoch = clips_per_epoch / self.global_batch
-        self.total_steps = config.steps or math.ceil(config.epochs * steps_per_epoch)
-        self.warmup_steps = round(config.optimizer.warmup_epochs * steps_per_epoch)
+        self.total_steps = config.steps or math.ceil(config.epochs * clips_per_epoch / self.global_batch)
+        self.warmup_steps = round(config.optimizer.warmup_ratio * self.total_steps)
         scale = self.global_batch / 256
         self.peak_lr = config.optimizer.base_lr * scale
         self.min_lr = config.optimizer.min_lr * scale
@@ -31,18 +30,12 @@ class Schedule:
     def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""
         epochs = self.total_steps * self.global_batch / self.clips_per_epoch
-        lines = [
+        return [
             f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch}; {self.total_steps:,} steps"
             f" ({epochs:.3g} epochs)",
             f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/256), warm-up {self.warmup_steps:,} steps"
             f" from {self.warmup_lr:.3g}, cosine to {self.min_lr:.3g}",
         ]
-        if self.warmup_steps >= self.total_steps:
-            lines.append(
-                f"WARNING: the warm-up of {self.warmup_steps:,} steps is longer than the run, which ends at a learning"
-                f" rate of {self.lr(self.total_steps):.3g}: lower optimizer.warmup_epochs"
-            )
-        return lines
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

@@ -26,7 +26,7 @@ from common.progress import progress_bar
 # Large enough for every kernel's usual path, small enough for a few seconds a run.
 SMALL = [
     *("model.size=tiny", "model.num_frames=8", "model.image_size=64", "model.mask_ratio=0.75", "data.frame_stride=2"),
-    *("batch_size=8", "optimizer.warmup_epochs=0", "evaluation.every=null", "log_every=1"),
+    *("batch_size=8", "optimizer.warmup_ratio=0", "evaluation.every=null", "log_every=1"),
 ]
 ENDINGS = {"undisturbed": None, "SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 START_SECONDS = 240  # at most, until a run has made the steps before its end

@@ -17,7 +17,7 @@ from training.config import parse
 
 TINY = [
     "model.num_frames=4", "model.image_size=32", "batch_size=4", "steps=2", "data.num_threads=1", "log_every=1",
-    "optimizer.warmup_epochs=0", "device=cpu",
+    "optimizer.warmup_ratio=0", "device=cpu",
 ]  # fmt: skip
 GIVEN = ["--shards", "here", "--validation", "there"]
 

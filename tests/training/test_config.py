@@ -88,7 +88,7 @@ def test_the_recipes_hold_the_papers_numbers():
         optimizer = config.optimizer
         assert (optimizer.base_lr, optimizer.min_lr, optimizer.warmup_lr) == (1.5e-4, 1e-5, 1e-6)
         assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.95)
-        assert (optimizer.weight_decay, optimizer.warmup_epochs) == (0.05, 40)
+        assert (optimizer.weight_decay, optimizer.warmup_ratio * config.epochs) == (0.05, 40)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_recipes_hold_the_papers_numbers():
 def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride, flip):
     config = parse(["--config", f"configs/{name}_finetune.yaml", "data.shards=s"])
     data, finetune, optimizer = config.data, config.finetune, config.optimizer
-    assert (config.epochs, optimizer.base_lr, optimizer.warmup_epochs) == (epochs, base_lr, 5)
+    assert (config.epochs, optimizer.base_lr, optimizer.warmup_ratio * epochs) == (epochs, base_lr, 5)
     assert [config.clips_per_step(processes) for processes in (1, 8, 9)] == [64] * 3
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.05)
     assert (data.sampling, data.frame_stride, data.flip, data.repeats) == (sampling, stride, flip, 1)
