@@ -71,13 +71,13 @@ class VideoEncoder(nn.Module):
         `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
         where weights are missing.
         """
-        from model.weights.pretrained import load
+        from model.weights.pretrained import ENCODER_PARTS, load
         from model.weights.warm_start import adapt_weights
 
         state, config, _ = load(path)
         encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
         state = adapt_weights(state, config, encoder.config)
-        load_weights(encoder, {k: v for k, v in state.items() if k.startswith(("tokenizer.", "encoder."))})
+        load_weights(encoder, {k: v for k, v in state.items() if k.startswith(ENCODER_PARTS)})
         return encoder.eval()
 
 

@@ -18,6 +18,8 @@ from model.weights.loading import StateDict
 Names = dict[str, str]  # theirs -> ours
 LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
 
+TOKENIZER_OF_MODEL = "embeddings.patch_embeddings.projection.weight"  # in Hugging Face's VideoMAEModel, without a head
+
 
 class Layout(NamedTuple):
     """Starts of names where they differ, and parts of names in a block."""
@@ -31,6 +33,7 @@ _DECODER = {"encoder_to_decoder.": "decoder.embed.", "mask_token": "decoder.mask
 _HF_ENCODER = {
     "videomae.embeddings.patch_embeddings.projection.": "tokenizer.projection.",
     "videomae.encoder.layer.": "encoder.blocks.",
+    "videomae.layernorm.": "encoder.norm.",
 }
 VIDEOMAE = Layout(
     {"encoder.patch_embed.proj.": "tokenizer.projection.", **_DECODER},
@@ -40,7 +43,6 @@ VIDEOMAE = Layout(
 HUGGINGFACE = Layout(
     {
         **_HF_ENCODER,
-        "videomae.layernorm.": "encoder.norm.",
         "decoder.decoder_layers.": "decoder.blocks.",
         **_DECODER,
     },
@@ -73,6 +75,8 @@ def is_pretraining(state_dict: StateDict) -> bool:
 
 def from_external(state_dict: StateDict) -> StateDict:
     """Convert a pre-training model or classifier to our layout; what is of no layout stays, to be reported."""
+    if TOKENIZER_OF_MODEL in state_dict:
+        state_dict = {f"videomae.{name}": value for name, value in state_dict.items()}
     if any(name.startswith("videomae.") for name in state_dict):
         layout = HUGGINGFACE
     else:

@@ -11,6 +11,7 @@ from torch import nn
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
+from common.logging import log_note
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
 from model.config import Masking, ModelConfig
@@ -24,6 +25,7 @@ from model.weights.weight_files import read_json, read_metadata, read_state_dict
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
 SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
+ENCODER_PARTS = ("tokenizer.", "encoder.")  # what the names of an encoder's weights start with
 HUGGINGFACE_KEYS = {  # ModelConfig's names -> those in the config.json of a VideoMAE
     "encoder_width": "hidden_size",
     "encoder_depth": "num_hidden_layers",
@@ -58,6 +60,9 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     state, metadata = read_state_dict(file)
     if not any(name.startswith("tokenizer.") for name in state):
         state = from_external(state)
+    if is_pretraining(state) and "encoder.norm.weight" not in state:
+        log_note(f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out")
+        state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
     classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
@@ -80,7 +85,7 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             model = AdaMAE(replace(config, masking=masking, decoder_choice="random"))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
-            state = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
+            state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
     check_keys(shapes(model.state_dict()), shapes(state), f"{file} is damaged or of another model")
 
 
@@ -118,6 +123,8 @@ def run_of(file: Path) -> Path | None:
 def run_config(run: Path) -> dict[str, Any]:
     """Read a run directory's config.yaml; raises InputError where it cannot be read."""
     file = run / "config.yaml"
+    if not file.is_file():
+        raise InputError(f"{run} is not a run directory: it has no config.yaml")
     values = read_yaml(file)
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")

@@ -91,12 +91,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
     Raises OSError where the disk fails, which safetensors hides behind its own error.
     """
+    path.touch()
+    mode = path.stat().st_mode  # as the umask has it; safetensors makes a file that others cannot read
     try:
         save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
     except SafetensorError as error:
         if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+    path.chmod(mode)
     with path.open("r+b") as file:  # safetensors varies the order of the metadata from process to process: sort it
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

@@ -7,10 +7,11 @@ import torch
 from material import close, random_clip, random_ids, randomize, small
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification
+from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
+from model.encoder import VideoEncoder
 from model.weights.layouts import from_external, to_external
 
 CONFIG = small(masking="random")
@@ -87,3 +88,13 @@ def test_their_library_loads_what_we_save(kind: str, request, tmp_path: Path) ->
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, value in theirs.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("kind", [VideoMAEModel, VideoMAEForPreTraining])
+@pytest.mark.parametrize("mean_pooling", [True, False])
+def test_a_folder_with_an_encoder_alone_or_without_its_last_norm(kind, mean_pooling: bool, tmp_path: Path) -> None:
+    theirs = kind(huggingface_config(use_mean_pooling=mean_pooling)).eval()
+    theirs.save_pretrained(tmp_path)
+    clip = random_clip(CONFIG)
+    outputs = theirs.videomae if kind is VideoMAEForPreTraining else theirs
+    close(VideoEncoder.from_pretrained(tmp_path).encode(clip).tokens, outputs(pixel_values(clip)).last_hidden_state)

@@ -1,6 +1,7 @@
 """Files of weights that are damaged, odd or hostile: one sentence, little memory, and no code run."""
 
 import json
+import os
 import pickle
 import struct
 import tracemalloc
@@ -230,3 +231,12 @@ def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
     assert said == metadata
     assert torch.equal(read["b"], ZEROS.half())
     assert torch.equal(load_file(tmp_path / "0.safetensors")["a"], ZEROS)
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o640
