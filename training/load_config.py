@@ -8,19 +8,19 @@ from common.logging import log
 from pipeline.reading.storage import is_remote
 from training.config import TrainConfig, parse
 
-# What a classifier takes over of the model that it starts from. How that was masked only decides whether the shape is
-# a possible one.
-SHAPE = (
-    *("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size"),
-    *("num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio"),
-)
+# What is taken over of the model that a run starts from: by pre-training, the encoder; by a classifier, the clip too.
+# How that was masked only decides whether the shape is a possible one.
+ENCODER = ("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")
+SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
-    """Parse a command line; a classifier or probe has the shape of init_from where nothing else is said. Raise
-    InputError."""
+    """Parse a command line; the model has the shape of init_from where the command line says nothing else.
+
+    Raise InputError.
+    """
     config = parse(arguments)
-    if config.task == "pretrain" or not config.init_from or config.init_optimizer:
+    if not config.init_from or config.init_optimizer:
         return config
     from common.config_parser import option_names, split_overrides
     from model.weights import pretrained
@@ -32,7 +32,8 @@ def load_config(arguments: list[str]) -> TrainConfig:
         pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
     )
     given = set(option_names(split_overrides(arguments)))
-    left = [name for name in SHAPE if f"model.{name}" not in given]
+    names = ENCODER if config.task == "pretrain" else SHAPE
+    left = [name for name in names if f"model.{name}" not in given]
     if "model.size" in given:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]
     shape = {name: getattr(theirs, name) for name in left}

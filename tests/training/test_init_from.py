@@ -11,6 +11,7 @@ from tiny import TINY
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.weights import pretrained
 from model.weights.layouts import to_external
 from model.weights.pretrained import make_metadata, run_config, save
 from train import train
@@ -178,3 +179,12 @@ def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000002")
     run(*new, *wide, "data.crop=random_resized")
     assert is_same(load_weights(tmp_path / "run", 2), whole)
+
+
+def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
+    start = f"init_from={tiny_run}"
+    config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=32", "model.mask_ratio=0.5"])
+    theirs = pretrained.config_of_run(tiny_run)
+    assert (config.model.dimensions, config.model.tubelet_size) == (theirs.dimensions, theirs.tubelet_size)
+    assert (config.model.patch_size, config.model.image_size) == (16, 32), "what the command line says stays"
+    assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err
