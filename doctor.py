@@ -59,7 +59,7 @@ class PlannedRun:
         parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.size=small")
         parser.add_argument("--config", metavar="FILE", help="config of the planned run")
         parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement (default 5)")
-        self.options = options = parser.parse_args(arguments)
+        self.options = options = parser.parse_intermixed_args(arguments)
         if not 0 < options.seconds < 3600:
             raise InputError(f"--seconds is {options.seconds}: must be above 0 and below 3600")
         if "=" in options.shards:

@@ -1,34 +1,31 @@
-"""Show the exact model inputs: `python preview.py SHARDS [--output FOLDER] [data.flip=false ...]`.
+"""Show the exact model inputs of a run: `python preview.py SHARDS [--config FILE] [section.key=value ...]`.
 
 Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a row of clip frames,
-and FOLDER/preview.gif, the same as a video. The clips come from the loader that training uses.
+and FOLDER/preview.gif, the same as a video. The clips come from the loader that training uses; --config may be the
+config.yaml of a run.
 """
 
-from dataclasses import replace
+import argparse
 from pathlib import Path
 
-from jsonargparse import Namespace
-
-from common.config_parser import ConfigParser
 from common.errors import InputError, parse_early, require_positive, run_command
-from pipeline.config import DataConfig
+from training.config import parse
 
 
-def parse_arguments(arguments: list[str]) -> Namespace:
-    parser = ConfigParser(
-        "python preview.py", "python preview.py SHARDS [option ...] [data.key=value ...]", __doc__ or ""
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python preview.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shards", type=str, help="dataset folder or URL")
+    parser.add_argument("shards", metavar="SHARDS", help="dataset folder or URL")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
+    parser.add_argument("--config", metavar="FILE", help="config of the run")
     parser.add_argument("--output", type=Path, default=Path("preview"), help="output folder")
     parser.add_argument("--num-clips", type=int, default=4, help="number of clips")
-    parser.add_argument("--num-frames", type=int, default=16, help="frames per clip")
-    parser.add_argument("--image-size", type=int, default=224, help="height and width of clips in pixels")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
     parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
-    parser.add_settings(DataConfig, "data", skip={"shards", "weights"})
-    options = parser.parse(arguments)
-    require_positive(options, "num_clips", "num_frames", "image_size")
-    options.data = replace(options.data, shards=options.shards)
+    options = parser.parse_intermixed_args(arguments)
+    require_positive(options, "num_clips")
+    file = ["--config", options.config] if options.config else []
+    options.config = parse([*file, f"data.shards={options.shards}", "data.weights=null", *options.overrides])
     return options
 
 
@@ -55,11 +52,11 @@ COLUMNS = 8  # frames of a clip that the image shows
 BOX_COLOR = (255, 64, 32)
 
 
-def main(options: Namespace) -> None:
-    config = options.data
+def main(options: argparse.Namespace) -> None:
+    config, num_frames = options.config.data, options.config.model.num_frames
     dataset = ShardDataset.open(config)
     plan = TrainingPlan(
-        dataset, config, num_frames=options.num_frames, image_size=options.image_size, seed=options.seed,
+        dataset, config, num_frames=num_frames, image_size=options.config.model.image_size, seed=options.config.seed,
         batch_size=options.num_clips * config.repeats,
     )  # fmt: skip
     with ClipLoader(dataset, plan, torch.device("cpu"), config, quarantine=None) as loader:
@@ -67,8 +64,8 @@ def main(options: Namespace) -> None:
     rows = make_rows(dataset, plan.batch(options.first), batch)
 
     options.output.mkdir(parents=True, exist_ok=True)
-    columns = min(COLUMNS, options.num_frames)
-    frames = [column * options.num_frames // columns for column in range(columns)]
+    columns = min(COLUMNS, num_frames)
+    frames = [column * num_frames // columns for column in range(columns)]
     save_image(render_sheet(rows, frames), options.output / "preview.png")
     save_animation(render_animation(rows, per_line=2), options.output / "preview.gif")
     log(f"wrote {options.output}/preview.png and preview.gif: {len(batch.clip)} clips of batch {options.first}")

@@ -51,9 +51,9 @@ class ConfigParser(ArgumentParser):
             prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
         )
 
-    def add_settings(self, settings: type, section: str | None = None, skip: Iterable[str] = ()) -> None:
-        """Accept the fields of a dataclass, each as `section.field=value`."""
-        self.add_class_arguments(settings, section, skip=set(skip))
+    def add_settings(self, settings: type) -> None:
+        """Accept the fields of a dataclass, and of those in it as `section.field=value`."""
+        self.add_class_arguments(settings)
         for action in self._actions:
             if type(action).__name__ == "_ActionConfigLoad":  # a whole section from a file: possible, but not needed
                 action.help = SUPPRESS

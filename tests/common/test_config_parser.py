@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import preview
 from common.config_fields import check_ranges, free_keys, option
 from common.config_parser import ConfigParser
 from common.errors import InputError
@@ -38,7 +37,7 @@ def parser() -> ConfigParser:
     parser = ConfigParser("paint.py", "paint.py [key=value ...]", "Paint.")
     parser.former_keys = {"hue": "color.shade"}
     parser.add_argument("--config", action="config")
-    parser.add_settings(Color, "color")
+    parser.add_settings(Wall)
     return parser
 
 
@@ -99,14 +98,3 @@ def test_every_key_of_a_run_is_explained(capsys: pytest.CaptureFixture[str]) -> 
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.index("One run") < text.index("Where clips come from") < text.index("Architecture and objective")
-
-
-def test_the_preview_explains_the_same_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        preview.parse_arguments(["--help"])
-    assert "random horizontal flip" in " ".join(capsys.readouterr().out.split())
-    assert preview.parse_arguments(["shards", "data.flip=false", "--num-clips", "2"]).data.flip is False
-    with pytest.raises(InputError, match=r"no key data\.flop: did you mean data\.flip"):
-        preview.parse_arguments(["shards", "data.flop=false"])
-    with pytest.raises(InputError, match=r"num.clips"):
-        preview.parse_arguments(["shards", "--num-clips", "many"])

@@ -33,7 +33,7 @@ MEMORY = 2**30  # bytes beyond what the imports take
 DISK_ERROR = 74
 MAKE = "shard_tools/make_shards.py --workers=1 --max-rejects=1 --samples-per-shard=3 "
 TRAIN = f"train.py {' '.join(TINY)} steps=3 checkpoint_every=1 data.shards="
-PREVIEW = "preview.py --num-clips=2 --num-frames=4 --image-size=16 --output={out}/preview "
+PREVIEW = "preview.py --num-clips=2 model.num_frames=4 model.image_size=32 --output={out}/preview "
 WEIGHTS = "run/checkpoints/step-00000002/model.safetensors"
 
 

@@ -9,12 +9,13 @@ from PIL import Image
 import preview
 from common.errors import InputError
 from figures.sheet import GAP, Layout
+from model.weights.pretrained import run_config
 
 
 def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys) -> None:
     arguments = [
-        str(short_shards), "--output", str(tmp_path), "--num-clips", "2", "--num-frames", "4", "--image-size", "32",
-        "data.frame_stride=2",
+        str(short_shards), "--output", str(tmp_path), "--num-clips", "2", "data.frame_stride=2", "model.num_frames=4",
+        "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.5",
     ]  # fmt: skip
     preview.main(preview.parse_arguments(arguments))
     assert "2 clips of batch 0" in capsys.readouterr().out
@@ -41,3 +42,12 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no dataset\.json"):
         preview.main(preview.parse_arguments([str(tmp_path)]))
+    with pytest.raises(InputError, match=r"no key data\.flop: did you mean data\.flip"):
+        preview.parse_arguments(["shards", "data.flop=false"])
+
+
+def test_a_run_says_what_is_shown(tiny_run: Path) -> None:
+    options = preview.parse_arguments(["shards", "--config", str(tiny_run / "config.yaml"), "data.flip=false"])
+    shown, model = options.config, run_config(tiny_run)["model"]
+    assert (shown.model.num_frames, shown.model.image_size) == (model["num_frames"], model["image_size"])
+    assert (shown.data.shards, shown.data.flip) == ("shards", False)
