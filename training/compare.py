@@ -1,6 +1,7 @@
 """Compare pre-training runs without fine-tuning: `python -m training.compare RUN...`.
 
 One row per run, the best first: held-out loss, k-NN accuracy and RankMe of its last evaluation (`evaluation.shards`).
+Runs without one come last. Losses of different targets cannot be compared.
 """
 
 import argparse
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, run_command
-from common.logging import log, printable
+from common.logging import log, log_note, printable
+from model.weights.pretrained import run_config
 from training.logger import read_rows
 
+LOSS = ("target", "loss", "normalize_target")  # of the model: what its loss is of
 METRICS = ("knn_top1", "rankme", "reconstruction_loss", "top1")
 
 
@@ -20,7 +23,12 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m training.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
-    found = [(printable(run), read_last_evaluation(run)) for run in parser.parse_args(arguments).runs]
+    runs = parser.parse_args(arguments).runs
+    found = [(printable(run), read_last_evaluation(run)) for run in runs]
+    if not any(metrics for _, metrics in found):
+        raise InputError(f"no evaluation results in {', '.join(map(str, runs))}: train with evaluation.shards=SHARDS")
+    if len({tuple(run_config(run)["model"].get(name) for name in LOSS) for run in runs}) > 1:
+        log_note(f"these runs differ in {', '.join(LOSS)}: their losses cannot be compared")
     # By k-NN accuracy where there are labels, else by loss.
     found.sort(key=lambda item: (-item[1].get("knn_top1", -1.0), item[1].get("reconstruction_loss", float("inf"))))
     names = ["step", *(name for name in METRICS if any(name in metrics for _, metrics in found))]
@@ -34,13 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def read_last_evaluation(run: Path) -> dict[str, Any]:
-    """Return the metrics of a run's last evaluation; raises InputError if it has none."""
-    last = None
+    """Return the metrics of a run's last evaluation, {} if it has none."""
+    last: dict[str, Any] = {}
     for row in read_rows(run / "metrics.jsonl"):
         if any(name.startswith("evaluation/") for name in row):
             last = row
-    if last is None:
-        raise InputError(f"{run} has no evaluation results: train it with evaluation.shards=SHARDS")
     return {name.removeprefix("evaluation/"): value for name, value in last.items()}
 
 

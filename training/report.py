@@ -27,6 +27,7 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_POINTS = 300  # of a curve: each stands for the mean of its steps
 MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows of metrics.jsonl whose median is "current"
+BASELINE = 1.0  # the loss of predicting each patch's mean, with normalized targets
 WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, for any color vision
 CHARTS = (
@@ -74,6 +75,7 @@ def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: i
             {name: printable(line.get(name, "")) for name in ("key", "reason", "where")}
             for line in corrupt[:MAX_CORRUPT_VIDEOS]
         ],
+        recent=RECENT,
         width=WIDTH,
         height=HEIGHT,
     )
@@ -117,10 +119,14 @@ def make_chart(title: str, names: Sequence[str], rows: Sequence[dict[str, Any]])
         return f"{x:.1f},{y:.1f}"
 
     curves = [
-        {"name": name, "color": color, "last": _format(points[-1][1]), "points": " ".join(locate(*p) for p in points)}
+        {"name": name, "color": color, "last": _format(points[-1][1]), "points": [locate(*point) for point in points]}
         for (name, points), color in zip(series.items(), COLORS, strict=False)
     ]
-    return {"title": title, "curves": curves, "low": _format(low), "high": _format(high), "steps": (first, last)}
+    baseline = locate(first, BASELINE).partition(",")[2] if title == "loss" and low <= BASELINE <= high else None
+    return {
+        "title": title, "curves": curves, "low": _format(low), "high": _format(high), "steps": (first, last),
+        "baseline": baseline,
+    }  # fmt: skip
 
 
 def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from common.errors import InputError
 from training.config import TrainConfig, changed_keys, parse
-from training.report import MAX_POINTS, average_points, write_report
+from training.report import MAX_POINTS, average_points, main, write_report
 
 
 @pytest.fixture
@@ -106,3 +107,18 @@ def test_a_browser_shows_it_without_complaint_and_without_scrolling_sideways(
     inner, scrolled, picture = map(int, sizes.groups())
     assert (inner, picture) == (width, 1600)
     assert scrolled <= inner
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is not a run directory: it has no config\.yaml"):
+        main([str(tmp_path)])
+
+
+def test_a_single_point_and_the_loss_of_the_mean_are_drawn(tmp_path: Path, config: TrainConfig) -> None:
+    rows = [{"step": step, "reconstruction_loss": loss} for step, loss in ((1, 1.5), (2, 0.5))]
+    rows.append({"step": 2, "evaluation/rankme": 7.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(tmp_path, config)
+    text = (tmp_path / "report.html").read_text()
+    assert 'd="M0 110.0H600"' in text, "halfway between 0.5 and 1.5"
+    assert text.count("<circle") == text.count("<polyline") == 1
