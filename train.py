@@ -63,7 +63,8 @@ def train(config: TrainConfig) -> bool:
             task.init_weights(config.init_from)  # the only place where other weights come in
         plan = make_plan(config, dataset, task, dist)
         schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
-        start = TrainState(0, schedule.global_batch, dataset.digest, determinism_fingerprint(config, dist))
+        fingerprint = determinism_fingerprint(config, dist)
+        start = TrainState(0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest)
         state = run.load(task.modules, optimizer, start, schedule.total_steps)
         model = parallelize(task, config, dist, plan.batch_size)
         with (

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import common.openmp  # noqa: F401
@@ -27,7 +28,7 @@ from benchmarks.accounting import predict
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
 from benchmarks.memory_vs_ratio import CPU_BATCH
-from benchmarks.step import measure_config
+from benchmarks.step import measure_config, write_random_teacher
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
@@ -55,9 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
     title, batch_size = table["title"], options.batch_size
     report = Report(f"table_1{options.table}", options.output, device, NOTES, title=title, batch_size=batch_size)
     rows: list[Row] = []
+    temporary = TemporaryDirectory()
     for entry in progress_bar(table["rows"], unit="row", desc=title):
         name = " ".join(text.removeprefix("model.") for text in entry["overrides"])
-        config = make_config(entry["overrides"], options, extra)
+        config = make_config(entry["overrides"], options, extra, Path(temporary.name))
         row: Row = {"row": name, **{f"paper_{name}": entry.get(name) for name in ("top1", "top5", "memory_gb")}}
         row |= count_cost(config.model, batch_size)
         if device.type == "cuda" or options.measure:
@@ -79,6 +81,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, li
     parser.add_argument("--batch-size", type=at_least(1), default=16, help="clips to predict memory for (default: 16)")
     parser.add_argument("--measure", action="store_true", help="time steps on a CPU too; a GPU is always measured")
     parser.add_argument("--train", type=at_least(1), metavar="STEPS", help="also pre-train every row")
+    parser.add_argument("--teacher", help="model.teacher of rows that have one (default: random weights)")
     parser.add_argument("--shards", help="shards to train on")
     parser.add_argument("--videos", type=Path, help="videos to evaluate the trained models on")
     options, extra = parser.parse_known_args(arguments)
@@ -87,10 +90,14 @@ def parse_arguments(arguments: list[str] | None) -> tuple[argparse.Namespace, li
     return options, extra
 
 
-def make_config(overrides: list[str], options: argparse.Namespace, extra: list[str]) -> TrainConfig:
-    """Combine the recipe, `extra` and a row's own overrides, scaled to the recipe's width and length."""
+def make_config(overrides: list[str], options: argparse.Namespace, extra: list[str], folder: Path) -> TrainConfig:
+    """Combine the recipe, `extra` and a row's own overrides, scaled to the recipe's width and length.
+
+    A teacher with random weights is written to `folder`.
+    """
     common = ["--config", str(options.config), f"data.shards={options.shards or 'none'}", *extra]
-    width = parse(common).model.dimensions.encoder_width
+    model = parse(common).model
+    width = model.dimensions.encoder_width
     scaled = [f"steps={options.train}"] if options.train else []
     for text in overrides:
         key, value = text.split("=")
@@ -99,6 +106,8 @@ def make_config(overrides: list[str], options: argparse.Namespace, extra: list[s
         if key == "epochs" and options.train:
             key, value = "steps", str(max(1, options.train * int(value) // PAPER_EPOCHS))
         scaled.append(f"{key}={value}")
+    if "model.target=teacher" in scaled:
+        scaled.append(f"model.teacher={options.teacher or write_random_teacher(model, folder)}")
     return parse([*common, *scaled])
 
 

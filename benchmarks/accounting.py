@@ -11,7 +11,7 @@ from weakref import finalize
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -26,7 +26,7 @@ from training.tasks.pretraining import Pretraining
 
 # In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
 # `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
-PARTS = ("tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
+PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
 # What is alive at the peak. `temporaries` are made by the backward pass or the update and freed after it, as what a
 # kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt share.
 AT_PEAK = ("weights", "optimizer", "clip", "cublas", *PARTS, "gradients", "temporaries")
@@ -139,7 +139,13 @@ def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
     def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
         output.loss.register_hook(lambda _: enter("temporaries"))
 
-    modules = (model.tokenizer, model.token_sampler, model.encoder, model.decoder)
+    modules = (
+        getattr(model.target, "teacher", nn.Identity()),
+        model.tokenizer,
+        model.token_sampler,
+        model.encoder,
+        model.decoder,
+    )
     with ExitStack() as hooks:
         for part, module in zip(PARTS, modules, strict=False):
             hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 import os
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import common.openmp  # noqa: F401
 
@@ -57,7 +58,7 @@ from benchmarks.harness import (
     side_by_side,
     utilization,
 )
-from benchmarks.step import PretrainingStep, measure_config, noise_clip
+from benchmarks.step import PretrainingStep, measure_config, noise_clip, write_random_teacher
 from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
@@ -96,34 +97,40 @@ def main(options: argparse.Namespace) -> None:
     precision = choose_precision(device, "bf16")
     matmul = round(matmul_tflops(device, precision), 2)
     report = Report("memory_vs_ratio", options.output, device, NOTES, precision=precision, matmul_tflops=matmul)
-    points = list_points(options.size)
-    rows: list[Row] = []
-    predicted = side_by_side(partial(predict_row, batch_size=options.batch_size), points)
-    for row in progress_bar(predicted, unit="point", desc="predict", total=len(points)):
-        rows.append(row)
-        report.write(rows)
-    for config, row in progress_bar(list(zip(points, rows, strict=True)), unit="point", desc="measure"):
-        if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
-            peak = in_fresh_process(predict_compiled, config, options.batch_size)
-            row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
-        if on_gpu:
-            row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
-        elif is_default(config):
-            row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
-        report.write(rows)
+    with TemporaryDirectory() as folder:
+        points = list_points(options.size, Path(folder))
+        rows: list[Row] = []
+        predicted = side_by_side(partial(predict_row, batch_size=options.batch_size), points)
+        for row in progress_bar(predicted, unit="point", desc="predict", total=len(points)):
+            rows.append(row)
+            report.write(rows)
+        for config, row in progress_bar(list(zip(points, rows, strict=True)), unit="point", desc="measure"):
+            if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
+                peak = in_fresh_process(predict_compiled, config, options.batch_size)
+                row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
+            if on_gpu:
+                row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
+            elif is_default(config):
+                row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
+            report.write(rows)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
 
 
-def list_points(size: str) -> list[ModelConfig]:
-    """List every masking at the paper's ratios (.9 if it has none), every target, and adaptive with checkpointing."""
+def list_points(size: str, folder: Path) -> list[ModelConfig]:
+    """List every masking at the paper's ratios (.9 if it has none), every target, and adaptive with checkpointing.
+
+    The teacher, of the size of the encoder, is written to `folder`.
+    """
     base = ModelConfig(size=size)  # type: ignore[arg-type]
     adaptive = [replace(base, mask_ratio=ratio) for ratio in RATIOS]
     points = list(adaptive)
     for masking in sorted(MASKS.keys() - {"adaptive"}):
         ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
         points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]  # type: ignore[arg-type]
-    points += [replace(base, target=target) for target in sorted(TARGETS.keys() - {base.target})]  # type: ignore[arg-type]
+    for target in sorted(TARGETS.keys() - {base.target}):
+        teacher = write_random_teacher(base, folder) if target == "teacher" else ""
+        points.append(replace(base, target=target, teacher=teacher))  # type: ignore[arg-type]
     return points + [replace(config, activation_checkpointing=True) for config in adaptive]
 
 

@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Timing, time_calls
 from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.weights import pretrained
 from pipeline.config import DataConfig
 from pipeline.loader import Batch
 from train import train_step
@@ -28,6 +31,14 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
 
 def make_config(config: ModelConfig) -> TrainConfig:
     return TrainConfig(data=DataConfig(shards="none"), model=config)
+
+
+def write_random_teacher(config: ModelConfig, folder: Path) -> str:
+    """Write an encoder as large as the model's own, with random weights, which cost what a real teacher costs."""
+    file = folder / f"teacher_{config.size}.safetensors"
+    config = replace(config, target="pixels", teacher="", loss="mse")
+    pretrained.save(file, VideoEncoder(config).state_dict(), pretrained.make_metadata(config))
+    return str(file)
 
 
 class PretrainingStep:

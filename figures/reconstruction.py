@@ -27,13 +27,13 @@ STATISTICS_NOTE = (
 def make_rows(maps: Maps) -> dict[str, Row]:
     """Make the rows of the first clip, by kind.
 
-    `true_stats`, the reconstruction with patch statistics from ground truth, is missing where the model predicts
-    pixels, and `probability` where the masking strategy has none.
+    `true_stats`, the reconstruction with patch statistics from ground truth, is missing where the model predicts raw
+    pixels, both reconstructions where it predicts features, and `probability` where the masking strategy has none.
     """
     rows = {"frames": Row("frames", _first(maps.frames))}
-    if maps.visible_stats is None:
+    if maps.reconstruction is not None and maps.visible_stats is None:
         rows["reconstruction"] = Row("reconstruction", _first(maps.reconstruction))
-    else:
+    elif maps.reconstruction is not None and maps.visible_stats is not None:
         label = "reconstruction\n(patch statistics\nfrom ground truth)"
         rows["true_stats"] = Row(label, _first(maps.reconstruction))
         label = "reconstruction\n(statistics interpolated\nfrom visible patches)"
@@ -85,7 +85,7 @@ def render_figure(
 
 def explain_figure(config: ModelConfig) -> str:
     """Return what a reader of the figure has to know of its reconstructions."""
-    notes = [STATISTICS_NOTE] if config.normalize_target else []
+    notes = [STATISTICS_NOTE] if config.target == "pixels" and config.normalize_target else []
     if config.in_channels not in (1, 3):
         channels = "first three, as red, green and blue" if config.in_channels > 3 else "first"
         notes.append(f"Of {config.in_channels} channels, the frames show the {channels}.")

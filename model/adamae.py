@@ -57,15 +57,20 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, num_values)
 
     def forward(
-        self, features: Float[Tensor, "B K D"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"]
+        self,
+        features: Float[Tensor, "B K D"],
+        visible_ids: Int[Tensor, "B K"],
+        masked_ids: Int[Tensor, "B M"],
+        with_visible: bool = False,
     ) -> Float[Tensor, "B M P"]:
+        """Predict the tokens at masked_ids; with_visible: before them, those at visible_ids."""
         x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
         *first_blocks, last_block = self.blocks
         for block in first_blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
         # Visible tokens come first and are not read: the last block and the head work for masked ones only. To
         # recompute the last block would save nothing: its backward pass comes when all else is still kept.
-        return self.head(self.norm(last_block(x, num_kv_only=visible_ids.shape[1])))
+        return self.head(self.norm(last_block(x, num_kv_only=0 if with_visible else visible_ids.shape[1])))
 
 
 class AdaMAE(nn.Module):
@@ -97,18 +102,26 @@ class AdaMAE(nn.Module):
         """
         config = self.config
         clip = adapt_channels(clip, config.in_channels)
+        prepared = self.target.prepare(clip)
         mask, visible = self.embed_visible(clip, seed, offset)
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
             masked_ids = select_decoder_targets(mask, config, seed, offset)
-        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids)
-        loss_per_token = self.target(clip, pred, masked_ids)
+        with_visible = config.visible_loss_weight > 0
+        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids, with_visible)
+        ids = torch.cat((mask.visible_ids, masked_ids), dim=1) if with_visible else masked_ids
+        loss_per_token = self.target(prepared, pred, ids)
+        if with_visible:
+            visible_loss, loss_per_token = loss_per_token.tensor_split([config.num_visible], dim=1)
+            pred = pred[:, config.num_visible :]
         loss = reconstruction = loss_per_token.mean()
         sampling = torch.zeros_like(reconstruction)
         if mask.log_probs is not None and self.token_sampler.learns:
             # It makes sampling probabilities proportional to errors (arXiv 2211.09120 §3.3).
             sampling = sampling_loss(mask.log_probs, masked_ids, loss_per_token.detach())
             loss = reconstruction + config.sampling_loss_weight * sampling
+        if with_visible:
+            loss = loss + config.visible_loss_weight * visible_loss.mean()
         return Output(
             loss, reconstruction, sampling, pred.detach(), loss_per_token, mask.log_probs, mask.visible_ids, masked_ids
         )
@@ -145,7 +158,8 @@ class AdaMAE(nn.Module):
         """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
         with torch.device("meta"):
             other = AdaMAE(replace(self.config, decoder_choice="random", **changes))
-        other.tokenizer, other.encoder, other.decoder = self.tokenizer, self.encoder, self.decoder
+        for part in ("target", "tokenizer", "encoder", "decoder"):
+            setattr(other, part, getattr(self, part))
         if other.token_sampler.learns:
             if not self.token_sampler.learns:
                 raise InputError(f"this model has no token sampler: it was trained with {self.config.masking} masking")

@@ -13,7 +13,7 @@ from common.config_fields import check_ranges, option
 from common.errors import InputError
 
 Masking = Literal["adaptive", "random", "tube", "frame", "motion"]  # the names in model.masking.MASKS
-Target = Literal["pixels"]  # the names in model.targets.TARGETS
+Target = Literal["pixels", "teacher"]  # the names in model.targets.TARGETS
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -90,11 +90,17 @@ class ModelConfig:
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     target: Target = "pixels"
-    """what the decoder predicts"""
-    loss: Literal["mse", "l1"] = "mse"
-    """error of masked patches: mean squared or absolute; Table 1 (d)"""
+    """what the decoder predicts: pixels, or the features that a frozen teacher makes of the whole clip"""
+    teacher: str = option("", free=True)
+    """with target=teacher: a run or weights of ours, or a folder with an image encoder of timm or transformers"""
+    teacher_image_size: int | None = option(None, at_least=1)
+    """side in pixels to which frames are scaled for an image encoder; null: what it was trained with"""
+    loss: Literal["mse", "l1", "smooth-l1", "cosine"] = "mse"
+    """error of a prediction: mean squared or absolute, Table 1 (d); of features also smooth L1 or 1 - cosine"""
     normalize_target: bool = True
-    """normalize target pixels per patch (norm_pix_loss)"""
+    """normalize target pixels per patch (norm_pix_loss), features per token"""
+    visible_loss_weight: float = option(0.0, at_least=0)
+    """weight of the loss of visible tokens, which are then predicted too (V-JEPA 2.1); 0: masked ones only"""
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 
@@ -112,6 +118,7 @@ class ModelConfig:
         check_ranges(self, "model")
         self._check_image_size()
         self._check_heads()
+        self._check_target()
         if self.num_tokens > MAX_TOKENS:
             raise InputError(
                 f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
@@ -158,6 +165,17 @@ class ModelConfig:
                     f"the {part}'s width ({width}) is not an even multiple of its {heads} heads:"
                     f" change model.{part}_width"
                 )
+
+    def _check_target(self) -> None:
+        if self.target == "teacher" and not self.teacher:
+            raise InputError(
+                "model.target=teacher needs model.teacher: set it to a run of ours, or to a folder with an image"
+                " encoder of timm or transformers"
+            )
+        if self.target == "pixels" and self.teacher:
+            raise InputError("model.teacher does nothing with model.target=pixels: set model.target=teacher")
+        if self.target == "pixels" and self.loss not in ("mse", "l1"):
+            raise InputError(f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels")
 
     @property
     def dimensions(self) -> Size:

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.errors import InputError
 from kernels.gumbel_topk import LOGITS_NOT_FINITE
 from kernels.patchify import gather_patches
-from model.adamae import AdaMAE
+from model.adamae import AdaMAE, Output
 from model.channels import adapt_channels
 from model.config import Grid, ModelConfig
 
@@ -24,8 +24,9 @@ class Maps(NamedTuple):
     """t, h, w: positions in the token grid."""
 
     frames: UInt8[Tensor, "B T H W C"]
-    reconstruction: UInt8[Tensor, "B T H W C"]  # visible patches as they are, masked ones as predicted
-    # The same with patch statistics interpolated from visible patches; None where the model predicts raw pixels.
+    # Visible patches as they are, masked ones as predicted; None where the model predicts features.
+    reconstruction: UInt8[Tensor, "B T H W C"] | None
+    # The same with patch statistics interpolated from visible patches; None where the model predicts raw pixels, too.
     visible_stats: UInt8[Tensor, "B T H W C"] | None
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
     probability: Float[Tensor, "B t h w"] | None  # None where tokens have none of their own
@@ -60,6 +61,24 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         output = model.eval()(clip, seed, 0)
     finally:
         model.train(was_training)
+    masked = output.masked_ids
+    reconstruction = visible_stats = None
+    if model.target.is_pixels:
+        reconstruction, visible_stats = _reconstruct_pixels(clip, output, config)
+    return Maps(
+        frames=clip,
+        reconstruction=reconstruction,
+        visible_stats=visible_stats,
+        error=_token_map(masked, output.loss_per_token, torch.nan, config.grid),
+        probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
+        is_masked=_token_map(masked, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
+    )
+
+
+def _reconstruct_pixels(
+    clip: UInt8[Tensor, "B T H W C"], output: Output, config: ModelConfig
+) -> tuple[UInt8[Tensor, "B T H W C"], UInt8[Tensor, "B T H W C"] | None]:
+    """Return `Maps.reconstruction` and `Maps.visible_stats`."""
     visible, masked = output.visible_ids, output.masked_ids
     patches = gather_patches(clip, None, config.tubelet_size, config.patch_size)
     pred = output.pred.float().unflatten(-1, (-1, config.in_channels))
@@ -73,14 +92,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         )
         visible_stats = _fill_in(patches, pred * near_std[:, :, None] + near_mean[:, :, None], masked, config)
         pred = pred * std[rows, masked][:, :, None] + mean[rows, masked][:, :, None]
-    return Maps(
-        frames=clip,
-        reconstruction=_fill_in(patches, pred, masked, config),
-        visible_stats=visible_stats,
-        error=_token_map(masked, output.loss_per_token, torch.nan, config.grid),
-        probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
-        is_masked=_token_map(masked, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
-    )
+    return _fill_in(patches, pred, masked, config), visible_stats
 
 
 def interpolate_from_visible(

@@ -18,7 +18,7 @@ from training.config import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source"}
+OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
 METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme", "ranks")
 
 

@@ -50,6 +50,7 @@ class TrainState:
     global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
+    target: str = ""  # Target.digest
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,11 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
         raise InputError(
             f"{run} was trained on other shards than data.shards: set it to the same dataset, which may have moved,"
             f" {other}"
+        )
+    if found.target != expected.target:
+        raise InputError(
+            f"{run} was trained on another teacher than model.teacher: set it to the same weights, which may have"
+            f" moved, {other}"
         )
     if found.fingerprint != expected.fingerprint:
         raise InputError(

@@ -6,8 +6,9 @@ A new one is a file with a Target, a line here, and its name among `model.config
 from model.config import ModelConfig
 from model.targets.pixels import PixelTarget
 from model.targets.target import Target
+from model.targets.teacher import TeacherTarget
 
-TARGETS: dict[str, type[Target]] = {"pixels": PixelTarget}
+TARGETS: dict[str, type[Target]] = {"pixels": PixelTarget, "teacher": TeacherTarget}
 
 __all__ = ["TARGETS", "Target", "make_target"]
 

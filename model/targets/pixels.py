@@ -14,15 +14,18 @@ class PixelTarget(Target):
     The targets are never stored: one kernel makes them from the uint8 clip where it compares them.
     """
 
+    is_pixels = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.num_values = config.patch_values
 
     def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], masked_ids: Int[Tensor, "B M"]
+        self, prepared: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
     ) -> Float[Tensor, "B M"]:
-        """Compute the mean squared or absolute error of each masked token, in fp32."""
+        """Compute the mean squared or absolute error of each token, in fp32."""
         config = self.config
+        assert config.loss in ("mse", "l1")
         return masked_patch_loss(
-            pred, clip, masked_ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
+            pred, prepared, ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
         )

@@ -10,13 +10,18 @@ class Target(nn.Module):
     """Base class: a target sets `num_values` and defines `forward`."""
 
     num_values: int  # to predict per token
+    is_pixels = False  # whether predictions can be shown
+    digest = ""  # a hash of what the targets are made by, besides the clip
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], masked_ids: Int[Tensor, "B M"]
-    ) -> Float[Tensor, "B M"]:
-        """Compute the loss of every masked token, in fp32."""
+    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Tensor:
+        """Make what `forward` compares predictions with; called before the tokens are made, so that what it takes is
+        free again when activations are kept."""
+        return clip
+
+    def forward(self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Compute the loss of the tokens at `ids`, in fp32."""
         raise NotImplementedError

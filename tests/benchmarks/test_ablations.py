@@ -37,10 +37,22 @@ def test_a_table_with_trained_columns(
         assert -1 <= row["trained_correlation"] <= 1
 
 
-def test_epochs_become_a_fraction_of_the_steps() -> None:
+def test_epochs_become_a_fraction_of_the_steps(tmp_path: Path) -> None:
     options, extra = ablations.parse_arguments(["--table", "e", "--train", "80", "--shards", "s", "--videos", "v"])
-    assert ablations.make_config(["epochs=200"], options, extra).steps == 20
-    assert ablations.make_config(["epochs=800"], options, extra).steps == 80
+    assert ablations.make_config(["epochs=200"], options, extra, tmp_path).steps == 20
+    assert ablations.make_config(["epochs=800"], options, extra, tmp_path).steps == 80
+
+
+def test_rows_with_a_teacher_have_one_of_the_encoders_size(tmp_path: Path) -> None:
+    options, extra = ablations.parse_arguments(["--table", "g", "model.size=tiny"])
+    pixels, teacher = (
+        ablations.count_cost(ablations.make_config([f"model.target={target}"], options, extra, tmp_path).model, 2)
+        for target in ("pixels", "teacher")
+    )
+    assert teacher["gflop_per_clip"] > pixels["gflop_per_clip"]
+    assert teacher["predicted_peak_gib"] != pixels["predicted_peak_gib"]
+    named, extra = ablations.parse_arguments(["--table", "g", "--teacher", "RUN"])
+    assert ablations.make_config(["model.target=teacher"], named, extra, tmp_path).model.teacher == "RUN"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ from benchmarks.accounting import (
     saved_bytes,
 )
 from benchmarks.harness import ROOT
-from benchmarks.step import PretrainingStep, measure_config, noise_clip
+from benchmarks.step import PretrainingStep, measure_config, noise_clip, write_random_teacher
 from model.config import ModelConfig
 from training.numerics import deterministic
 
@@ -34,7 +36,7 @@ class Stub(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokenizer, self.token_sampler, self.encoder = nn.Identity(), nn.Identity(), nn.Identity()
+        self.target, self.tokenizer, self.token_sampler, self.encoder = (nn.Identity() for _ in range(4))
         self.decoder = nn.Sequential(nn.Linear(32, 64), nn.GELU())
 
     def forward(self, x: torch.Tensor) -> SimpleNamespace:
@@ -63,14 +65,17 @@ def test_bf16_copies_of_weights_are_told_from_activations() -> None:
     assert saved["decoder"] == 8 * 32 * 2 + 8 * 64 * 2
 
 
-def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step() -> None:
-    live = LiveBytes("weights")
+@pytest.mark.parametrize("target", ["pixels", "teacher"])
+def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(target: str, tmp_path: Path) -> None:
+    config, live = TINY, LiveBytes("weights")
+    if target == "teacher":
+        config = replace(TINY, target="teacher", teacher=write_random_teacher(TINY, tmp_path))
     with live:
-        step = PretrainingStep.of(TINY, CPU)
+        step = PretrainingStep.of(config, CPU)
         live.label = "clip"
-        clip = noise_clip(TINY, 2, CPU)
+        clip = noise_clip(config, 2, CPU)
         actual = account(step, clip, live)
-    predicted = predict(TINY, 2, on_gpu=False)
+    predicted = predict(config, 2, on_gpu=False)
     assert predicted.saved == actual.saved
     for label in ("weights", "optimizer", "clip"):
         assert predicted.at_peak[label] == actual.at_peak[label]

@@ -22,8 +22,8 @@ def run_in_process(function, *arguments):
     return function(*arguments)
 
 
-def test_points_cover_the_paper_and_every_masking() -> None:
-    points = list_points("base")
+def test_points_cover_the_paper_and_every_masking(tmp_path: Path) -> None:
+    points = list_points("tiny", tmp_path)
     assert {config.masking for config in points} == set(MASKS)
     assert {config.target for config in points} == set(TARGETS)
     assert {(config.masking, config.mask_ratio) for config in points} >= set(memory_vs_ratio.read_paper_memory())
@@ -34,7 +34,7 @@ def test_points_cover_the_paper_and_every_masking() -> None:
 
 def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     points = [TINY, replace(TINY, activation_checkpointing=True)]
-    monkeypatch.setattr(memory_vs_ratio, "list_points", lambda size: points)
+    monkeypatch.setattr(memory_vs_ratio, "list_points", lambda size, folder: points)
     monkeypatch.setattr(memory_vs_ratio, "is_default", lambda config: config == TINY)
     monkeypatch.setattr(memory_vs_ratio, "in_fresh_process", run_in_process)
     monkeypatch.setattr(memory_vs_ratio, "side_by_side", map)

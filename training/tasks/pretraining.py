@@ -30,6 +30,7 @@ class Pretraining(Task):
     def __init__(self, config: TrainConfig, dataset: object, dist: Distributed) -> None:
         self.config, self.dist = config, dist
         self.model: AdaMAE = AdaMAE(config.model).to(dist.device)
+        self.target_digest = self.model.target.digest if dist.device.type != "meta" else ""
         self.metadata = pretrained.make_metadata(config.model)
         self.held_out = HeldOut(config) if config.evaluation.shards else None
         self.plotted: list[Clip] | None = None

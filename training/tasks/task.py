@@ -14,6 +14,7 @@ class Task(ABC):
 
     model: nn.Module
     metadata: dict[str, str]  # of the files of its weights
+    target_digest: str = ""  # a hash of what targets are made by, besides the clips
     clip_multiple: int = 1  # the number of clips in a batch is a multiple of it
 
     @property

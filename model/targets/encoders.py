@@ -1,0 +1,179 @@
+"""Frozen encoders as teachers: of our own runs and files, and image encoders of timm and transformers, from local
+folders. Nothing is downloaded, and no code in a folder is run."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from common.atomic_io import hash_file
+from common.errors import InputError
+from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+from model.config import ModelConfig
+from model.weights.weight_files import read_json
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
+
+
+class OwnEncoder(nn.Module):
+    """A tokenizer and encoder in our layout, on whole clips."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Raise InputError where it was trained on clips of another shape."""
+        super().__init__()
+        from model.encoder import VideoEncoder  # which imports this package
+        from model.weights import pretrained
+
+        state, theirs, _ = pretrained.load(config.teacher, config.num_frames)
+        for name in ("num_frames", "frame_size", "in_channels"):
+            wanted, given = getattr(config, name), getattr(theirs, name)
+            if wanted != given:
+                key = "image_size" if name == "frame_size" else name
+                raise InputError(
+                    f"the teacher {config.teacher} takes clips of {key} {given}, and model.{key} is {wanted}: make them"
+                    " equal, or choose another teacher"
+                )
+        self.encoder = VideoEncoder(theirs, has_norm="encoder.norm.weight" in state)
+        if not _is_structure_only():
+            names = self.encoder.state_dict().keys()
+            self.encoder.load_state_dict({name: state[name] for name in names})
+
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
+        return self.encoder(clip).tokens.unflatten(1, self.encoder.config.grid)
+
+
+class ImageEncoder(nn.Module):
+    """An image encoder, on the first frame of every token frame (as MVD's image teacher, arXiv 2212.04500)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: ModelConfig, size: tuple[int, int], mean: Any, std: Any) -> None:
+        super().__init__()
+        if config.in_channels != 3:
+            raise InputError(f"the teacher {config.teacher} takes RGB, and model.in_channels is {config.in_channels}")
+        self.size, self.tubelet_size = size, config.tubelet_size
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1))
+
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
+        images = rearrange(clip[:, :: self.tubelet_size], "b t h w c -> (b t) c h w").float() / 255
+        if images.shape[2:] != self.size:
+            images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
+        maps = self.encode((images - self.mean) / self.std)
+        return maps.unflatten(0, (len(clip), -1))
+
+    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
+        raise NotImplementedError
+
+
+class TimmEncoder(ImageEncoder):
+    """Any model of timm, from a folder as `huggingface_hub` downloads it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        import timm
+
+        size = {} if config.teacher_image_size is None else {"img_size": config.teacher_image_size}
+        encoder = timm.create_model(
+            f"local-dir:{config.teacher}", pretrained=not _is_structure_only(), num_classes=0, **size
+        )
+        known = encoder.pretrained_cfg
+        height, width = [config.teacher_image_size] * 2 if config.teacher_image_size else known["input_size"][1:]
+        super().__init__(config, (height, width), known["mean"], known["std"])
+        self.encoder = encoder
+
+    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
+        features = self.encoder.forward_features(images)
+        if features.ndim == 4:  # of a convolutional network, or of one with windows
+            return features if getattr(self.encoder, "output_fmt", "NCHW") == "NHWC" else features.movedim(1, -1)
+        tokens = features[:, self.encoder.num_prefix_tokens :]
+        side = math.isqrt(tokens.shape[1])
+        return tokens.unflatten(1, (side, -1))
+
+
+class TransformersEncoder(ImageEncoder):
+    """A vision transformer of transformers, or that of a pair with a text encoder, from a folder."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        try:
+            from transformers import AutoConfig, AutoModel
+        except ImportError as error:
+            raise InputError(
+                f"the teacher {config.teacher} is of transformers, which is not installed: pip install"
+                " 'adamae[transformers]'"
+            ) from error
+        folder = Path(config.teacher)
+        known = AutoConfig.from_pretrained(folder, local_files_only=True)
+        vision = getattr(known, "vision_config", known)
+        if not hasattr(vision, "patch_size") or not hasattr(vision, "image_size"):
+            raise InputError(f"the teacher {folder} ({known.model_type}) is no vision transformer: choose one")
+        side = config.teacher_image_size or vision.image_size
+        height, width = (side, side) if isinstance(side, int) else side
+        file = folder / "preprocessor_config.json"
+        pixels = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        mean, std = pixels.get("image_mean", IMAGENET_MEAN), pixels.get("image_std", IMAGENET_STD)
+        super().__init__(config, (height, width), mean, std)
+        if _is_structure_only():
+            encoder = AutoModel.from_config(known)
+        else:
+            encoder = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        self.encoder = getattr(encoder, "vision_model", encoder)
+        self.grid = height // vision.patch_size, width // vision.patch_size
+        self.options = {} if config.teacher_image_size is None else {"interpolate_pos_encoding": True}
+        if known.model_type.startswith("dino"):
+            self.options = {}  # they always interpolate
+
+    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
+        tokens = self.encoder(pixel_values=images, **self.options).last_hidden_state
+        return tokens[:, -math.prod(self.grid) :].unflatten(1, self.grid)  # after class and register tokens
+
+
+def make_teacher(config: ModelConfig) -> nn.Module:
+    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own.
+
+    Under `torch.device("meta")` its weights are not read. Raises InputError where it is missing or does not fit.
+    """
+    path = Path(config.teacher)
+    if not path.exists():
+        raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
+    try:
+        return _choose_kind(path)(config)
+    except InputError:
+        raise
+    except Exception as error:  # the libraries raise whatever their folders' contents lead to
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"the teacher {path} cannot be loaded ({reason}): choose another one") from error
+
+
+def hash_teacher(path: Path) -> str:
+    """Hash a teacher's weights and what describes them, wherever they are."""
+    from model.weights.pretrained import find_file
+
+    if _choose_kind(path) is OwnEncoder:
+        files = [find_file(path)]
+    else:
+        files = sorted(file for pattern in ("*.json", *WEIGHTS) for file in path.glob(pattern))
+    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
+
+
+def _choose_kind(path: Path) -> type[OwnEncoder | TimmEncoder | TransformersEncoder]:
+    """Tell by config.json, which folders of timm and transformers have."""
+    file = path / "config.json"
+    if not file.is_file():
+        return OwnEncoder
+    described = read_json(file.read_text(encoding="utf-8", errors="replace"), file)
+    if "architecture" in described:
+        return TimmEncoder
+    # A VideoMAE is of our own architecture.
+    return OwnEncoder if described.get("model_type", "videomae") == "videomae" else TransformersEncoder
+
+
+def _is_structure_only() -> bool:
+    return torch.get_default_device().type == "meta"

@@ -1,0 +1,106 @@
+"""Features of a frozen teacher, as MVD (arXiv 2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from common import devices
+from common.errors import InputError
+from model.config import Grid, ModelConfig
+from model.targets.encoders import hash_teacher, make_teacher
+from model.targets.target import Target
+
+LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
+
+
+class TeacherTarget(Target):
+    """Predicts what a teacher makes of the whole clip, by default normalized per token.
+
+    The teacher is no submodule: it is neither trained nor saved, averaged or compiled, but moves with the model. Its
+    weights are kept in bf16 where the device multiplies bf16.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        with torch.device("meta"):
+            structure = make_teacher(config)
+        self.num_values = measure_width(structure, config)
+        self._unregistered = (make_teacher(config).requires_grad_(False).eval(),)
+
+    @property
+    def teacher(self) -> nn.Module:
+        return self._unregistered[0]
+
+    @cached_property
+    def digest(self) -> str:  # type: ignore[override]
+        return hash_teacher(Path(self.config.teacher))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TeacherTarget":
+        """Move the teacher too, as `to` and `to_empty` do."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if not isinstance(tensor, nn.Parameter):
+                return moved  # positions stay in fp32, and so does the residual stream
+            is_bf16 = devices.choose_precision(moved.device, "bf16") == "bf16"
+            return moved.to(torch.bfloat16 if is_bf16 else torch.float32)
+
+        self.teacher._apply(move)
+        super()._apply(fn, recurse)
+        return self
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B N D"]:
+        """Compute the teacher's features, on our token grid."""
+        dtype = next(self.teacher.parameters()).dtype
+        with torch.autocast(clip.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return fit_to_grid(self.teacher(clip), self.config.grid)
+
+    def forward(
+        self, prepared: Float[Tensor, "B N D"], pred: Float[Tensor, "B M D"], ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"]:
+        with torch.autocast(pred.device.type, enabled=False):
+            target = prepared.take_along_dim(ids[..., None], dim=1).float()
+            if self.config.normalize_target:
+                target = F.layer_norm(target, target.shape[-1:])
+            if self.config.loss == "cosine":
+                return 1 - F.cosine_similarity(pred.float(), target, dim=-1)
+            return LOSSES[self.config.loss](pred.float(), target, reduction="none").mean(dim=-1)
+
+
+def measure_width(teacher: nn.Module, config: ModelConfig) -> int:
+    """Run a teacher without weights on a clip without pixels; return the width of its features.
+
+    Raises InputError where they are not a grid over the clip.
+    """
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):  # our blocks take no meta tensors
+            clip = torch.zeros(1, config.num_frames, *config.frame_size, config.in_channels, dtype=torch.uint8)
+            shape = teacher.to_empty(device="cpu").eval()(clip).shape
+        width = shape[4]
+    except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"the teacher {config.teacher} does not take clips of {config.num_frames}×{config.image_size} pixels or"
+            f" gives no grid of features ({reason}): choose another one, or another model.teacher_image_size"
+        ) from error
+    return width
+
+
+def fit_to_grid(features: Float[Tensor, "B t h w D"], grid: Grid) -> Float[Tensor, "B N D"]:
+    """Average features over the tokens' cells where they are finer, and interpolate them where they are coarser."""
+    if features.shape[1:4] != grid:
+        volume = features.movedim(-1, 1)
+        finer = [min(given, wanted) for given, wanted in zip(features.shape[1:4], grid, strict=True)]
+        volume = F.adaptive_avg_pool3d(volume, finer)
+        if tuple(finer) != grid:
+            volume = F.interpolate(volume, size=grid, mode="trilinear", align_corners=False)
+        features = volume.movedim(1, -1)
+    return features.flatten(1, 3)

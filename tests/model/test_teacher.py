@@ -1,0 +1,243 @@
+"""Features of frozen teachers as the target: of our own runs, of timm and of transformers, with random weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from material import random_clip, small
+from torch import Tensor
+
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.targets import make_target
+from model.targets.teacher import TeacherTarget, fit_to_grid
+from model.weights.pretrained import load, make_metadata, save
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+CLIP_VISION = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write an encoder of ours."""
+    file = tmp_path_factory.mktemp("own") / "teacher.safetensors"
+    config = small(encoder_width=24, patch_size=16)
+    save(file, AdaMAE(config).state_dict(), make_metadata(config))
+    return file
+
+
+@pytest.fixture(scope="session")
+def timm_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_timm(tmp_path_factory.mktemp("timm"), "vit_tiny_patch16_224", embed_dim=48, num_heads=3, depth=1)
+
+
+def write_timm(folder: Path, architecture: str, side: int = 32, **arguments: Any) -> Path:
+    import timm
+    from timm.models import save_for_hf
+
+    if architecture.startswith("vit"):
+        arguments["img_size"] = side
+    model = timm.create_model(architecture, num_classes=3, pretrained_cfg_overlay={}, **arguments)
+    model.pretrained_cfg |= {"input_size": (3, side, side), "mean": MEAN, "std": STD}
+    save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    return folder
+
+
+def write_transformers(folder: Path, kind: str) -> Path:
+    transformers = pytest.importorskip("transformers")
+    if kind == "clip":
+        text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.CLIPConfig(text_config=text, vision_config=CLIP_VISION)
+        transformers.CLIPModel(config).save_pretrained(folder)
+    elif kind == "siglip":
+        transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_VISION)).save_pretrained(folder)
+    elif kind == "dinov2":
+        transformers.Dinov2Model(transformers.Dinov2Config(**CLIP_VISION)).save_pretrained(folder)
+    else:
+        config = transformers.DINOv3ViTConfig(**CLIP_VISION, num_register_tokens=2)
+        transformers.DINOv3ViTModel(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
+    return folder
+
+
+def teach(teacher: Path, **changes: Any) -> ModelConfig:
+    return small(**{"target": "teacher", "teacher": str(teacher), "loss": "smooth-l1"} | changes)
+
+
+def normalized(frames: Tensor) -> Tensor:
+    """[B, T, H, W, C] bytes -> [B·T, C, H, W]"""
+    return ((frames.flatten(0, 1).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(-1, 1)
+
+
+@torch.no_grad()
+def test_a_teacher_of_ours_is_its_encoder_on_our_grid(own: Path) -> None:
+    config = teach(own)
+    clip, target = random_clip(config), make_target(config)
+    tokens = VideoEncoder.from_pretrained(own).encode(clip).tokens  # 2×2×2 of them; ours are 2×4×4
+    volume = tokens.unflatten(1, (2, 2, 2)).movedim(-1, 1)
+    finer = F.interpolate(volume, (2, 4, 4), mode="trilinear").flatten(2).mT
+    features = target.prepare(clip)
+    torch.testing.assert_close(features, finer)
+    assert target.num_values == 24
+    ids, pred = torch.tensor([[3, 30], [0, 7]]), torch.randn(2, 2, 24)
+    chosen = torch.stack([finer[clip_id, ids[clip_id]] for clip_id in range(2)])
+    wanted = (chosen - chosen.mean(-1, keepdim=True)) / (chosen.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    residual = (pred - wanted).abs()
+    smooth = torch.where(residual < 1, residual**2 / 2, residual - 0.5).mean(-1)
+    torch.testing.assert_close(target(features, pred, ids), smooth)
+    cosine = TeacherTarget(replace(config, loss="cosine"))
+    torch.testing.assert_close(cosine(features, 3 * wanted, ids), torch.zeros(2, 2), atol=1e-6, rtol=0)
+    raw = TeacherTarget(replace(config, loss="mse", normalize_target=False))
+    torch.testing.assert_close(raw(features, pred, ids), (pred - chosen).square().mean(-1))
+
+
+@torch.no_grad()
+def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> None:
+    import timm
+
+    config = teach(timm_vit)
+    clip = random_clip(config)
+    theirs = timm.create_model(f"local-dir:{timm_vit}", pretrained=True, num_classes=0).eval()
+    tokens = theirs.forward_features(normalized(clip[:, ::2]))[:, 1:]  # without the class token
+    expected = fit_to_grid(tokens.reshape(2, 2, 2, 2, 48), config.grid)
+    torch.testing.assert_close(make_target(config).prepare(clip), expected)
+    larger = make_target(teach(timm_vit, teacher_image_size=64))
+    assert larger.prepare(clip).shape == (2, 32, 48)
+    assert not torch.allclose(larger.prepare(clip), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["clip", "siglip", "dinov2", "dinov3"])
+def test_a_teacher_of_transformers(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = teach(write_transformers(tmp_path, kind))
+    clip, theirs = random_clip(config), transformers.AutoModel.from_pretrained(tmp_path).eval()
+    tokens = getattr(theirs, "vision_model", theirs)(pixel_values=normalized(clip[:, ::2])).last_hidden_state
+    assert tokens.shape[1] == {"clip": 5, "siglip": 4, "dinov2": 5, "dinov3": 7}[kind]
+    expected = fit_to_grid(tokens[:, -4:].reshape(2, 2, 2, 2, 32), config.grid)
+    torch.testing.assert_close(make_target(config).prepare(clip), expected)
+    sharper = make_target(replace(config, teacher_image_size=64)).prepare(clip)  # of 4×4 patches, as our grid
+    assert sharper.shape == (2, 32, 32)
+
+
+@torch.no_grad()
+def test_a_convolutional_teacher_and_one_with_windows(tmp_path: Path) -> None:
+    swin = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4, "img_size": 32}
+    for name, width, more in (("resnet10t", 512, {}), ("swin_tiny_patch4_window7_224", 32, swin)):
+        target = make_target(teach(write_timm(tmp_path / name, name, **more)))
+        assert target.num_values == width
+        assert target.prepare(random_clip(target.config)).shape == (2, 32, width)
+
+
+def test_features_are_averaged_or_interpolated() -> None:
+    fine = torch.arange(32.0).view(1, 2, 4, 4, 1)
+    assert fit_to_grid(fine, (2, 4, 4)).flatten().tolist() == list(range(32))
+    assert fit_to_grid(fine, (1, 2, 2)).flatten().tolist() == [10.5, 12.5, 18.5, 20.5]
+    assert fit_to_grid(fine[:, :, :1, :2], (2, 1, 4)).flatten().tolist() == [0, 0.25, 0.75, 1, 16, 16.25, 16.75, 17]
+
+
+def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Path) -> None:
+    config = teach(own, masking="random")
+    model, clip = AdaMAE(config), random_clip(config)
+    assert not any("teacher" in name or name.startswith("target") for name in model.state_dict())
+    assert not any(name.startswith("target") for name, _ in model.named_parameters())
+    before = [value.clone() for value in model.target.teacher.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(30):
+        output = model(clip, 0, 0)
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(output.loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(map(torch.equal, before, model.target.teacher.parameters()))
+    assert all(value.grad is None for value in model.target.teacher.parameters())
+    maps = model.reconstruct(clip)
+    assert maps.reconstruction is None
+    assert maps.error.isnan().sum() == 2 * config.num_visible
+
+
+def test_the_teacher_moves_with_the_model_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
+    monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: wanted)
+    model = AdaMAE(teach(own)).to("cpu")
+    assert {value.dtype for value in model.target.teacher.parameters()} == {torch.bfloat16}
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    exact = AdaMAE(teach(own)).target.prepare(random_clip(model.config))
+    assert (model.target.prepare(random_clip(model.config)) - exact).abs().max() < 0.03 * exact.abs().max()
+    with torch.device("meta"):
+        assert {value.device.type for value in AdaMAE(teach(own)).target.teacher.parameters()} == {"meta"}
+
+
+def test_a_digest_is_of_the_contents(own: Path, timm_vit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(own.read_bytes())
+    digests = [make_target(teach(path)).digest for path in (own, copy, timm_vit)]
+    assert digests[0] == digests[1] != digests[2]
+    assert make_target(small()).digest == ""
+    torch.manual_seed(1)
+    config = small(encoder_width=24, patch_size=16)
+    save(copy, AdaMAE(config).state_dict(), make_metadata(config))
+    assert make_target(teach(copy)).digest != digests[0]
+
+
+def test_weights_are_loaded_without_the_teacher_they_learned_from(own: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.safetensors"
+    gone.write_bytes(own.read_bytes())
+    config = teach(gone)
+    save(tmp_path / "student.safetensors", AdaMAE(config).state_dict(), make_metadata(config))
+    gone.unlink()
+    assert load(tmp_path / "student.safetensors").config == config
+    VideoEncoder.from_pretrained(tmp_path / "student.safetensors").encode(random_clip(config))
+    with pytest.raises(InputError, match=r"the teacher .*gone.safetensors does not exist"):
+        AdaMAE.from_pretrained(tmp_path / "student.safetensors")
+
+
+@pytest.mark.parametrize("target", ["pixels", "teacher"])
+def test_visible_tokens_are_predicted_too(target: str, own: Path) -> None:
+    config = teach(own, masking="random") if target == "teacher" else small(masking="random")
+    model, clip = AdaMAE(config), random_clip(config)
+    plain = model(clip, 0, 0)
+    model.config = replace(config, visible_loss_weight=0.5)
+    output = model(clip, 0, 0)
+    torch.testing.assert_close(output.loss_per_token, plain.loss_per_token)
+    assert output.pred.shape == plain.pred.shape
+    mask, visible = model.embed_visible(clip, 0, 0)
+    pred = model.decoder(model.encoder(visible), mask.visible_ids, mask.masked_ids, with_visible=True)
+    errors = model.target(model.target.prepare(clip), pred[:, : config.num_visible], mask.visible_ids)
+    torch.testing.assert_close(output.loss, plain.loss + 0.5 * errors.mean())
+
+
+def test_a_teacher_that_does_not_fit_is_one_sentence(own: Path, timm_vit: Path, tmp_path: Path) -> None:
+    def says(sentence: str, teacher: Path, **changes: Any) -> None:
+        with pytest.raises(InputError, match=sentence):
+            AdaMAE(teach(teacher, **changes))
+
+    says("takes clips of num_frames 4, and model.num_frames is 8", own, num_frames=8)
+    says("takes clips of image_size .*32.*, and model.image_size is .*64", own, image_size=64)
+    says("takes clips of in_channels 3, and model.in_channels is 5", own, in_channels=5)
+    says("takes RGB, and model.in_channels is 1", timm_vit, in_channels=1)
+    says("does not exist: set model.teacher", tmp_path / "none")
+    says("holds no checkpoint yet", tmp_path)
+    (tmp_path / "config.json").write_text('{"architecture": "no_such_model"}')
+    says(r"cannot be loaded \(.*no_such_model", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    says("config.json is damaged", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    says("is no vision transformer", tmp_path)
+    says(r"does not take clips|cannot be loaded", timm_vit, teacher_image_size=8)
+    with pytest.raises(InputError, match=r"needs model\.teacher"):
+        small(target="teacher")
+    with pytest.raises(InputError, match=r"does nothing with model\.target=pixels"):
+        small(teacher="x")
+    with pytest.raises(InputError, match="choose mse or l1"):
+        small(loss="cosine")
