@@ -90,7 +90,7 @@ class Build:
                 raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
             inputs.apply_label_map(classes)
         names = classes or assign_class_ids(inputs.labels(), known)
-        stored = ((it.source, None if it.label is None else known[it.label], it.source_size) for it in self._stored())
+        stored = ((it.source, it.segment, name_labels(it, known), it.source_size) for it in self._stored())
         inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{where} holds {change}: give another output folder")
@@ -146,7 +146,7 @@ class Build:
                     left[first] = len(plan.entries(first))
                 staged = self._load_staged(plan, entry.source, shard, needed)
                 if staged is None and (location := inputs.location(entry.source)) is not None:
-                    yield Job(entry.source, location, entry.label, stem, self.settings)
+                    yield Job(entry.source, location, stem, self.settings, entry.labels, entry.segment, entry.fields)
                 else:
                     gone = "it was there when the run began, and is gone now"
                     finish(staged or reject(entry.source, stem, gone), first)
@@ -262,6 +262,10 @@ class Build:
             path.unlink()
         self.plan_file.unlink()
         shutil.rmtree(self.work_folder)
+
+
+def name_labels(sample: Sample, classes: list[str]) -> tuple[str, ...] | None:
+    return None if sample.labels is None else tuple(classes[label] for label in sample.labels)
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

@@ -133,8 +133,8 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
 
 def check_sample(tar: mmap.mmap, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
     """Yield what is wrong with a sample, as the end of a sentence that starts with its key."""
-    if sample.label is not None and not 0 <= sample.label < num_classes:
-        yield f": label {sample.label}, but there are {num_classes} classes"
+    if unknown := [label for label in sample.labels or () if not 0 <= label < num_classes]:
+        yield f": label {unknown[0]}, but there are {num_classes} classes"
     if members.get(f"{sample.key}.{sample.container}") != (sample.offset, sample.size):
         yield " is not where its shard's samples.jsonl says"
         return

@@ -28,6 +28,7 @@ from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
 from shard_tools.inputs import Item, TarMember
+from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
 from shard_tools.work import local_copy
@@ -41,7 +42,9 @@ class Entry(NamedTuple):
     """A video, or piece number `piece` of a long one; the last planned piece stands for all that may follow."""
 
     source: str
-    label: int | None
+    segment: str
+    labels: list[int] | None
+    fields: str
     piece: int
 
 
@@ -129,32 +132,34 @@ def shard_number(name: str) -> int:
 
 def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str]) -> Iterator[list[Entry]]:
     """Shuffle items and cut them into shards of equal count, or of about equal bytes; no shard is empty."""
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, label BLOB, size INTEGER, piece INTEGER)")
+    table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB)")
+    ids = {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for item in items:
-            key = shuffle_key(f"{item.source}\0{item.piece}" if item.piece else item.source, settings.seed)
-            yield key, item.source, item.label, item.size, item.piece
+            key = shuffle_key(f"{item.name}\0{item.piece}" if item.piece else item.name, settings.seed)
+            labels = None if item.labels is None else [ids[label] for label in item.labels]
+            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, item.piece)
+            yield key, item.size, json.dumps(entry)
 
-    table.insert("items", rows(), 5)
+    table.insert("items", rows(), 3)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
         num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
-    ids = {name: number for number, name in enumerate(classes)}
-    shuffled = table.run("SELECT source, label, size, piece FROM items ORDER BY shuffle_key")
+    shuffled = table.run("SELECT size, entry FROM items ORDER BY shuffle_key")
 
     def numbered() -> Iterator[tuple[int, Entry]]:
         bytes_before = 0
-        for place, (source, label, size, piece) in enumerate(shuffled):
+        for place, (size, entry) in enumerate(shuffled):
             if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
                 number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
             else:
                 number = ((place + 1) * num_shards - 1) // count
             bytes_before += size
-            yield number, Entry(source, None if label is None else ids[label], piece)
+            yield number, Entry(*json.loads(entry))
 
     for _, group in groupby(numbered(), itemgetter(0)):
         yield [entry for _, entry in group]
@@ -165,9 +170,9 @@ def shuffle_key(name: str, seed: int = 0) -> bytes:
     return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
 
 
-def make_key(source: str) -> str:
-    """Name a source's samples inside the tars: readable, without dots and slashes, another name for every source."""
-    digest = hashlib.sha256(source.encode(errors="surrogateescape")).hexdigest()[:KEY_DIGITS]
+def make_key(source: str, segment: str = "") -> str:
+    """Name a sample inside the tars: readable, without dots and slashes, another name for every source and segment."""
+    digest = hashlib.sha256(join_name(source, segment).encode(errors="surrogateescape")).hexdigest()[:KEY_DIGITS]
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[: 70 - KEY_DIGITS]
     return f"{readable}-{digest}" if readable else digest
 

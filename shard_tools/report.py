@@ -49,8 +49,8 @@ def describe_samples(
         counts.update(samples=1, frames=sample.num_frames, bytes=sample.size)
         codecs[sample.codec] += 1
         sizes[f"{sample.width}x{sample.height}"] += 1
-        if sample.label is not None:
-            histogram[classes[sample.label]] += 1
+        histogram.update(classes[label] for label in sample.labels or ())
+        counts["unlabeled"] += sample.labels is None
         seconds += sample.num_frames / sample.fps
     file_list_sha256, duplicates = _hash_files(files)
     report: Report = {
@@ -60,7 +60,7 @@ def describe_samples(
         "codecs": dict(sorted(codecs.items())),
         "sizes": dict(sizes.most_common(10)),
         "class_histogram": dict(sorted(histogram.items())),
-        "unlabeled": counts["samples"] - histogram.total(),
+        "unlabeled": counts["unlabeled"],
         "file_list_sha256": file_list_sha256,
         "duplicates": duplicates,
     }
@@ -105,7 +105,7 @@ def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:
             picture = _read_frame(path, sample.num_frames // 2)
         picture.thumbnail((CELL[0] - 10, CELL[1] - 72))
         sheet.paste(picture, (left + 5, top + 5))
-        label = "no label" if sample.label is None else info.classes[sample.label]
+        label = ", ".join(info.classes[label] for label in sample.labels or ()) or "no label"
         facts = f"{sample.width}x{sample.height} {sample.codec} {sample.fps:.4g} fps, {sample.num_frames} frames"
         lines = (sample.key[:LETTERS], sample.key[LETTERS:], printable(label)[:LETTERS], facts)
         draw.text((left + 5, top + CELL[1] - 64), "\n".join(lines).encode("ascii", "replace").decode(), fill="black")
@@ -132,7 +132,7 @@ def estimate_dataset(splits: Sequence[Inputs], settings: Settings, num_workers: 
             group = list(islice(by_size, num_usable * (number + 1) // num_tried - num_usable * number // num_tried))
             item = group[len(group) // 2]
             start = time.perf_counter()
-            outcome = process_job(Job(item.source, item.location, None, Path(folder, str(number)), settings))
+            outcome = process_job(Job(item.source, item.location, Path(folder, str(number)), settings))
             if not isinstance(outcome, Outcome):
                 raise outcome
             # Videos differ more in length than in what a byte of them costs.

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import av
 import fsspec
+import msgspec
 
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
@@ -35,9 +36,11 @@ class Job:
 
     source: str
     location: str | TarMember
-    label: int | None
     stem: Path
     settings: Settings
+    labels: list[int] | None = None
+    segment: str = ""
+    fields: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def load_outcome(stem: Path, is_needed: Callable[[int], bool]) -> Outcome | None
     """Load the staged result at `stem`; None if it is missing, or one of the pieces that are needed is torn."""
     try:
         value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        samples = [(Path(sample.pop("path")), Sample(**sample)) for sample in value["samples"]]
+        samples = [(Path(sample.pop("path")), msgspec.convert(sample, Sample)) for sample in value["samples"]]
         if any(is_needed(piece) and hash_file(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
             return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -114,12 +117,14 @@ def _make_samples(job: Job) -> Iterator[tuple[Sample, Path]]:
             sample = Sample(
                 key=job.stem.name + (f"-{number:04d}" if job.settings.max_seconds else ""),
                 **facts,
-                label=job.label,
+                labels=None if job.labels is None else tuple(job.labels),
                 source=job.source,
                 sha256=source_hash if kept == path else hash_file(kept),
                 size=kept.stat().st_size,
                 source_sha256=source_hash,
                 source_size=path.stat().st_size,
+                segment=job.segment,
+                fields=json.loads(job.fields) if job.fields else {},
             )
             yield sample, kept
 

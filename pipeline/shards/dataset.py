@@ -189,4 +189,5 @@ def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
         containers=list(dict.fromkeys(name for info in infos for name in info.containers)),
         frame_strides=sorted({stride for info in infos for stride in info.frame_strides}),
         num_unlabeled=sum(info.num_unlabeled for info in infos),
+        multi_label=any(info.multi_label for info in infos),
     )

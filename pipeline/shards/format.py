@@ -19,7 +19,7 @@ from common.errors import InputError
 from pipeline.shards.arrays import MALFORMED
 from pipeline.shards.gops import GOP
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
@@ -42,7 +42,7 @@ SHARD = np.dtype(
 SAMPLE = np.dtype(
     [
         ("shard", "<u4"),  # row in the table of shards
-        ("label", "<i4"),  # index into DatasetInfo.classes; -1: none
+        ("label", "<i4"),  # index into DatasetInfo.classes; -1: unlabeled; -2: none or several, see the table of names
         ("offset", "<u8"),  # of the video in the tar
         ("size", "<u8"),  # bytes of the video
         ("first_gop", "<u8"),  # row in the GOP table
@@ -60,10 +60,14 @@ SAMPLE = np.dtype(
 )
 TABLES = {"shards": SHARD, "samples": SAMPLE, "gops": GOP}  # besides names
 
+UNLABELED, MULTI_LABEL = -1, -2  # in the column `label`
+
 Count = Annotated[int, Meta(ge=1, lt=2**32)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
 Stride = Annotated[int, Meta(ge=1, lt=2**16)]
+Label = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f/\\]{0,32}$")]  # it may become part of a path
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,31}$")]
@@ -81,7 +85,7 @@ class Sample:
     frame_stride: Stride  # source frames per stored frame: 4 if thinned to every fourth, 1 if stored as they came
     width: Side  # as displayed, pixels
     height: Side
-    label: Annotated[int, Meta(ge=0, lt=2**31)] | None  # index into DatasetInfo.classes
+    labels: tuple[Label, ...] | None  # indices into DatasetInfo.classes; None: unlabeled
     source: str  # path of the input, relative to INPUT
     sha256: Sha256  # of the stored video bytes
     offset: Bytes = 0  # of the video bytes in the tar
@@ -89,6 +93,14 @@ class Sample:
     source_sha256: str = ""  # of the input file's bytes
     source_size: Bytes = 0  # their number; 0 where an older version did not say it
     gops: str = ""  # base64 of its rows of the GOP table; empty: it can only be read whole
+    segment: str = ""  # what of the source was asked for: t=1.5,4 in seconds, or frames=10,50; empty: all of it
+    start: Seconds = 0.0  # of its first frame in the source
+    fields: dict[str, Any] = field(default_factory=dict)  # what else the input says of it: captions, …
+
+    @property
+    def label(self) -> int | None:
+        """The label, where there is just one."""
+        return self.labels[0] if self.labels and len(self.labels) == 1 else None
 
     @property
     def problem(self) -> str:
@@ -188,6 +200,7 @@ class DatasetInfo:
     frame_strides: list[Stride] = field(default_factory=list)
     labels: tuple[int, int] | None = None  # lowest and highest; None: no sample has one
     num_unlabeled: Bytes = 0
+    multi_label: bool = False  # whether any sample has other than one label
     tables: dict[str, TableInfo] = field(default_factory=dict)
     content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
     schema_version: int = SCHEMA_VERSION

@@ -17,19 +17,44 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from common.errors import InputError
-from pipeline.shards.format import SAMPLE, BrokenSample, DatasetInfo, Locate, Sample, Sides, read_table
+from pipeline.shards.format import (
+    MULTI_LABEL,
+    SAMPLE,
+    UNLABELED,
+    BrokenSample,
+    DatasetInfo,
+    Locate,
+    Sample,
+    Sides,
+    read_table,
+)
 from pipeline.shards.gops import GOP, GopIndex
 
 HASH_BLOCK = 2**24  # bytes that a thread hashes at a time
 HASHED_ROWS = 2**28  # bytes of the table of samples (2,800,000 of them) that are hashed at every open
 HASHED_NAMES = 2**28  # bytes of the table of names that are hashed, in .2 s; a larger one, only check_shards hashes
-MAX_NAME = 2**16  # bytes of a line in the table of names
+MAX_NAME = 2**21  # bytes of a line in the table of names
 REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
 COPIED = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # from a row to its Sample
+
+
+class NamesRow(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A line of the table of names: what a sample has of text, and what most samples do not have; see Sample."""
+
+    key: str
+    source: str
+    labels: tuple[int, ...] | None = None  # where there is other than one
+    segment: str = ""
+    start: float = 0.0
+    fields: dict[str, Any] = {}
+
+
+_names_decoder = msgspec.json.Decoder(NamesRow)
 
 
 class Tables:
@@ -75,18 +100,23 @@ class Tables:
     def sample(self, number: int) -> Sample:
         """Look up a sample; where its row is broken, one that has a `problem` and else harmless values."""
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
-        key, source = self._read_names(number)
-        if problem := self._problem(number, row):
+        names = self._read_names(number)
+        labels = {UNLABELED: None, MULTI_LABEL: names.labels}.get(row["label"], (row["label"],))
+        if problem := self._problem(number, row, labels):
             stride = (self.info.frame_strides or [1])[0]
-            return BrokenSample(key, "", "", 1, 1.0, stride, 64, 64, None, source, "", problem=problem)
-        label = None if row["label"] < 0 else row["label"]
+            return BrokenSample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
+        if self.labels is not None and labels is not None:
+            labels = tuple(self.labels[label] for label in labels)
         return Sample(
-            key=key,
-            source=source,
+            key=names.key,
+            source=names.source,
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
-            label=label if self.labels is None or label is None else self.labels[label],
+            labels=labels,
             sha256=row["sha256"].hex(),
+            segment=names.segment,
+            start=names.start,
+            fields=names.fields,
             **{name: row[name] for name in COPIED},
         )
 
@@ -96,7 +126,8 @@ class Tables:
         if name != "label" or self.labels is None:
             return column
         known = (column >= 0) & (column < len(self.labels))  # broken rows are for `sample` to report
-        return np.where(known, np.array([*self.labels, -1], column.dtype)[np.where(known, column, -1)], -1)
+        ids = np.array([*self.labels, UNLABELED], column.dtype)[np.where(known, column, -1)]
+        return np.where(column == MULTI_LABEL, MULTI_LABEL, ids)
 
     def gops(self, number: int) -> GopIndex | None:
         """Look up the groups of pictures of a sample; None if it can only be read whole."""
@@ -124,7 +155,7 @@ class Tables:
             blocks = (self.rows[start : start + step] for start in range(0, len(self.rows), step))
             return b"".join(threads.map(lambda rows: hashlib.sha256(rows.tobytes()).digest(), blocks))
 
-    def _problem(self, number: int, row: dict[str, Any]) -> str:
+    def _problem(self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None) -> str:
         """Say why a row cannot be used; empty if it can."""
         info, shard = self.info, int(np.searchsorted(self.first_of_shard, number, side="right")) - 1
         if row["shard"] != shard:
@@ -145,23 +176,26 @@ class Tables:
             return f"its row says {row['width']}x{row['height']} pixels, as no video of the dataset has"
         if row["frame_stride"] not in info.frame_strides:
             return f"its row says every {row['frame_stride']}th frame is kept, as of no video of the dataset"
-        if not -1 <= row["label"] < len(info.classes):
-            return f"its row says label {row['label']}, and there are {len(info.classes)} classes"
+        if row["label"] == MULTI_LABEL and labels is None:
+            return "its row says that its labels are in the table of names, and they are not"
+        if unknown := [label for label in labels or () if not 0 <= label < len(info.classes)]:
+            return f"its row says label {unknown[0]}, and there are {len(info.classes)} classes"
         if row["num_gops"] and not 2 <= row["num_gops"] <= self._num_gops - row["first_gop"]:
             return f"its row says {row['num_gops']} rows of the GOP table from {row['first_gop']} on"
         return ""
 
-    def _read_names(self, number: int) -> tuple[str, str]:
-        """Read key and source. They are for people: where they cannot be read, the number stands in."""
+    def _read_names(self, number: int) -> "NamesRow":
+        """Read a row of the table of names; where it cannot be read, the number stands in for key and source."""
         first = min(int(self.rows["name"][number]), len(self._names))
         end = self._names.find(b"\n", first, first + MAX_NAME)
+        line = self._names[first:end] if end >= 0 else b""
         try:
-            key, source = json.loads(self._names[first:end] if end >= 0 else b"")
-        except (ValueError, TypeError, RecursionError):
-            key, source = None, None
-        if not isinstance(key, str) or not isinstance(source, str):
-            return f"sample-{number}", f"sample {number}, whose name cannot be read"
-        return key, source
+            try:
+                return _names_decoder.decode(line)
+            except msgspec.DecodeError:  # of half a surrogate pair: part of a name that is not UTF-8
+                return msgspec.convert(json.loads(line), NamesRow)
+        except (ValueError, RecursionError):
+            return NamesRow(f"sample-{number}", f"sample {number}, whose name cannot be read")
 
     @cached_property
     def _names(self) -> bytes | mmap.mmap:
@@ -197,19 +231,19 @@ class RowWriter:
         self._containers: dict[str, int] = {}
         self._strides: set[int] = set()
         self._labels: tuple[int, int] | None = None
+        self._multi_label = False
         self._sides: dict[int, Sides] = {}
 
     def make_rows(self, samples: Sequence[Sample]) -> ShardRows:
         """Make the rows of the next shard's samples, in tar order."""
-        # In ASCII, whatever the letters of the name are.
-        names = [json.dumps([sample.key, sample.source]).encode() + b"\n" for sample in samples]
+        names = [_names_line(sample) for sample in samples]
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
         rows = np.array([self._row(sample) for sample in samples], SAMPLE)
         rows["shard"] = self._num_shards
         rows["num_gops"] = [len(part) for part in gops]
         rows["name"] = self._num_name_bytes + np.cumsum([0, *map(len, names)])[:-1]
         rows["first_gop"] = self._num_gops + np.cumsum([0, *map(len, gops)])[:-1]
-        self._count(rows)
+        self._count(rows, [label for sample in samples for label in sample.labels or ()])
         self._num_shards += 1
         self.num_samples += len(samples)
         self._num_gops += sum(map(len, gops))
@@ -225,20 +259,21 @@ class RowWriter:
             frame_strides=sorted(self._strides),
             labels=self._labels,
             num_unlabeled=self._num_unlabeled,
+            multi_label=self._multi_label,
         )
 
     def _row(self, sample: Sample) -> tuple[int | float | bytes, ...]:
         codec = self._codecs.setdefault(sample.codec, len(self._codecs))
         container = self._containers.setdefault(sample.container, len(self._containers))
-        label = -1 if sample.label is None else sample.label
+        label = UNLABELED if sample.labels is None else MULTI_LABEL if sample.label is None else sample.label
         sides = sample.width, sample.height, sample.frame_stride
         place = 0, label, sample.offset, sample.size, 0, 0
         return *place, sample.fps, 0, sample.num_frames, *sides, codec, container, bytes.fromhex(sample.sha256)
 
-    def _count(self, rows: np.ndarray) -> None:
+    def _count(self, rows: np.ndarray, labels: list[int]) -> None:
         self._strides |= set(np.unique(rows["frame_stride"]).tolist())
-        labels = rows["label"][rows["label"] >= 0].tolist()
-        self._num_unlabeled += len(rows) - len(labels)
+        self._num_unlabeled += int((rows["label"] == UNLABELED).sum())
+        self._multi_label = self._multi_label or bool((rows["label"] == MULTI_LABEL).any())
         if labels := [*labels, *(self._labels or ())]:
             self._labels = min(labels), max(labels)
         for codec in np.unique(rows["codec"]).tolist():
@@ -247,6 +282,15 @@ class RowWriter:
             bounds = widths.min(), widths.max(), heights.min(), heights.max(), (widths * heights).max()
             sides = Sides(len(chosen), *map(int, bounds))
             self._sides[codec] = self._sides[codec].merge(sides) if codec in self._sides else sides
+
+
+def _names_line(sample: Sample) -> bytes:
+    """Write a line of the table of names, in ASCII whatever the letters are, without defaults at its end."""
+    labels = None if sample.label is not None else sample.labels
+    values = [sample.key, sample.source, labels, sample.segment, sample.start, sample.fields]
+    while values[-1] in (None, "", 0.0, {}):  # not (): none of the classes
+        values.pop()
+    return json.dumps(values).encode() + b"\n"
 
 
 def encode_gops(rows: np.ndarray) -> str:

@@ -9,12 +9,12 @@ from pipeline.reading.storage import is_remote
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.classes import assign_class_ids, read_label_map
 from shard_tools.inputs.folders import list_folder, list_url, make_item
-from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.item import Item, Segment, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import read_lines, read_list
 from shard_tools.inputs.table import Inputs
 from shard_tools.inputs.tars import list_tars, require_uncompressed
 
-__all__ = ["Inputs", "Item", "Skipped", "TarMember", "assign_class_ids", "read_inputs", "read_label_map"]
+__all__ = ["Inputs", "Item", "Segment", "Skipped", "TarMember", "assign_class_ids", "read_inputs", "read_label_map"]
 
 
 def read_inputs(inputs: str, root: str | None, unlabeled: bool, skipped: Skipped | None = None) -> Inputs:

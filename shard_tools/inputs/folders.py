@@ -10,7 +10,7 @@ import fsspec
 
 from common.errors import InputError
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
-from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
+from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden, one_label
 
 
 def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
@@ -54,17 +54,17 @@ def _refuse_unlistable(error: OSError) -> None:
 
 def make_item(source: str, path: Path, label: str | None) -> Item:
     """Return the file at `path` as an item, with the reason if it cannot be a video."""
-    location = str(path.absolute())
+    location, labels = str(path.absolute()), one_label(label)
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
-        return Item(source, location, label, problem=_explain_missing(path, error))
+        return Item(source, location, labels, problem=_explain_missing(path, error))
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-        return Item(source, location, label, problem=f"it is {kind}, not a video file")
+        return Item(source, location, labels, problem=f"it is {kind}, not a video file")
     if not os.access(path, os.R_OK):
-        return Item(source, location, label, problem="no permission to read it")
-    return Item(source, location, label, size=status.st_size)
+        return Item(source, location, labels, problem="no permission to read it")
+    return Item(source, location, labels, size=status.st_size)
 
 
 def _explain_missing(path: Path, error: OSError | ValueError) -> str:
@@ -96,4 +96,4 @@ def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
         label = relative.parts[0] if len(relative.parts) > 1 else None
         size = int(status.get("size") or 0)
         problem = "its name holds ::, which stands for an archive in URLs: rename it" if "::" in str(relative) else None
-        yield Item(str(relative), filesystem.unstrip_protocol(path), label, size, problem)
+        yield Item(str(relative), filesystem.unstrip_protocol(path), one_label(label), size, problem)

@@ -1,5 +1,6 @@
-"""One video of the input, and what is skipped on the way to it."""
+"""One sample that the input asks for, and what is skipped on the way to it."""
 
+import math
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -23,16 +24,75 @@ class TarMember(NamedTuple):
     name: str
 
 
+class Segment(NamedTuple):
+    """A part of a video: the frames that are shown from `start` on and before `end`."""
+
+    start: float  # seconds since the first frame, or a frame's number from 0
+    end: float  # exclusive; inf: to the end of the video
+    in_frames: bool = False
+    number: int = 1  # among equal segments of a video
+
+    def __str__(self) -> str:
+        """Write it as a media fragment: t=1.5,4 (seconds) or frames=10,50; t=1.5,4;2 is the second such."""
+        start, end = (f"{value!r}".removesuffix(".0") for value in self[:2])
+        return f"{'frames' if self.in_frames else 't'}={start},{end}" + f";{self.number}" * (self.number > 1)
+
+    @classmethod
+    def parse(cls, text: str) -> "Segment":
+        """Read what __str__ writes."""
+        fragment, _, number = text.partition(";")
+        unit, _, ends = fragment.partition("=")
+        start, _, end = ends.partition(",")
+        return cls(float(start), float(end), unit == "frames", int(number or 1))
+
+    @property
+    def problem(self) -> str | None:
+        """Why no video can have it."""
+        if not 0 <= self.start < math.inf:
+            return f"its segment starts at {self.start:g}, which no video has"
+        if not self.start < self.end:
+            return f"its segment ends at {self.end:g}, not after its start at {self.start:g}"
+        if self.in_frames and not all(value.is_integer() or value == math.inf for value in map(float, self[:2])):
+            return f"its segment's frames {self.start:g} to {self.end:g} are not whole numbers"
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One input video."""
+    """One sample that is asked for: an input video, or a segment of one."""
 
-    source: str  # its name in all reports: the path relative to the input, with /
+    source: str  # the path relative to the input, with /
     location: str | TarMember  # where its bytes are: a path, a URL, or in a tar
-    label: str | None = None
+    labels: tuple[str, ...] | None = None  # one where classes exclude each other, else any number; None: unlabeled
     size: int = 0  # bytes, 0 where unknown
     problem: str | None = None  # why it cannot be used, if that is already known
+    segment: Segment | None = None
+    fields: str = ""  # all else that the input says of it (captions, …): a JSON object
     piece: int = 0  # number of the piece, where a long video is split
+
+    @property
+    def name(self) -> str:
+        """Its name in all reports: video.mp4, or video.mp4#t=5,8."""
+        return join_name(self.source, str(self.segment or ""))
+
+    @property
+    def label(self) -> str | None:
+        """The label, where there is just one."""
+        return self.labels[0] if self.labels and len(self.labels) == 1 else None
+
+
+def join_name(source: str, segment: str) -> str:
+    return f"{source}#{segment}" if segment else source
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the source and the segment of a name."""
+    source, separator, segment = name.rpartition("#")
+    return (source, segment) if separator and segment.startswith(("t=", "frames=")) else (name, "")
+
+
+def one_label(label: str | None) -> tuple[str] | None:
+    return None if label is None else (label,)
 
 
 class Skipped:

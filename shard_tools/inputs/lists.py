@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import InputError
 from pipeline.reading.storage import is_remote
 from shard_tools.inputs.folders import make_item
-from shard_tools.inputs.item import Item
+from shard_tools.inputs.item import Item, one_label
 
 LABEL_COLUMNS = ("label", "class", "template")
 PATH_COLUMNS = ("path", "video", "clip", "file", "filename", "video_path")
@@ -126,7 +126,7 @@ def _find_file(name: str, root: Path) -> Path | None:
 def _make_item(name: str, label: str | None, root: Path) -> Item:
     if is_remote(name):
         is_half_a_pair = re.search("[\ud800-\udc7f\udd00-\udfff]", name)  # which JSON can name
-        return Item(name, name, label, problem="no file can have its name" if is_half_a_pair else None)
+        return Item(name, name, one_label(label), problem="no file can have its name" if is_half_a_pair else None)
     path = _find_file(name, root) or root / name
     relative = Path(os.path.relpath(path, root)) if path.is_absolute() else path
     is_inside = not relative.as_posix().startswith("..")

@@ -1,4 +1,4 @@
-"""All videos of an input, in a table on disk: there may be more of them than memory should hold."""
+"""All that an input asks for, in a table on disk: there may be more of them than memory should hold."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -7,29 +7,31 @@ from operator import itemgetter
 from typing import Any
 
 from pipeline.shards.arrays import CONTAINER
-from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.item import Item, Skipped, TarMember
+from shard_tools.inputs.item import Item, Segment, Skipped, TarMember, join_name, split_name
 from shard_tools.temp_table import TempTable
 
+MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
-    CREATE TABLE items (source BLOB, location BLOB, label BLOB, size INTEGER, problem BLOB, is_array INTEGER);
-    CREATE TABLE names (label BLOB PRIMARY KEY, name BLOB, problem BLOB) WITHOUT ROWID;
-    CREATE TABLE stored (source BLOB, label BLOB, size INTEGER);
-    CREATE TABLE rejects (source BLOB PRIMARY KEY) WITHOUT ROWID
+    CREATE TABLE items (source BLOB, segment BLOB, location BLOB, labels BLOB, size INTEGER, problem BLOB,
+        fields BLOB, is_array INTEGER);
+    CREATE TABLE names (labels BLOB PRIMARY KEY, names BLOB, problem BLOB) WITHOUT ROWID;
+    CREATE TABLE stored (source BLOB, segment BLOB, labels BLOB, size INTEGER);
+    CREATE TABLE rejects (source BLOB, segment BLOB)
 """
-IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source)
-    AND source NOT IN (SELECT source FROM rejects)"""
+IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)
+    AND NOT EXISTS (SELECT 1 FROM rejects WHERE rejects.source = items.source AND rejects.segment = items.segment)"""
+COLUMNS = "source, location, labels, size, problem, segment, fields"
 
 
 class Inputs:
-    """Items by source, each once, in the order of their sources. All of them stream."""
+    """Items by source and segment, in their order. All of them stream."""
 
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", map(_to_row, items), 6)
+        self._table.insert("items", map(_to_row, items), 8)
 
     @property
     def has_only_arrays(self) -> bool:
@@ -41,47 +43,50 @@ class Inputs:
         self._table.run("DELETE FROM items WHERE is_array")
 
     def deduplicate(self, unlabeled: bool) -> None:
-        """Keep every source once, as it was added first; require that all have labels, or none has."""
+        """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         table = self._table
-        table.run("CREATE INDEX by_source ON items (source)")
-        conflicts = "GROUP BY source HAVING count(DISTINCT coalesce(label, x'')) > 1"
+        table.run("CREATE INDEX by_source ON items (source, segment)")
+        conflicts = "WHERE segment = x'' GROUP BY source HAVING count(DISTINCT coalesce(labels, x'')) > 1"
         for source, first in list(table.run(f"SELECT source, min(rowid) FROM items {conflicts}")):
-            rows = table.run("SELECT label FROM items WHERE source = ? ORDER BY rowid", source)
-            label, *others = [label for (label,) in rows]
+            rows = table.run("SELECT labels FROM items WHERE source = ? AND segment = x'' ORDER BY rowid", source)
+            label, *others = [labels for (labels,) in rows]
             other = [other for other in others if other != label][-1]
-            problem = f"it is listed with two labels, {label!r} and {other!r}"
+            problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
-        repeated = "FROM items GROUP BY source HAVING count(*) > 1"
-        table.run(f"""DELETE FROM items
-            WHERE source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
+        repeated = "FROM items WHERE segment = x'' GROUP BY source HAVING count(*) > 1"
+        table.run(f"""DELETE FROM items WHERE segment = x''
+            AND source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
+        table.run("""UPDATE items SET segment = CAST(segment || ';' || number AS BLOB) FROM (
+            SELECT rowid AS id,
+                row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
+            FROM items WHERE segment != x'') WHERE items.rowid = id AND number > 1""")
         if unlabeled:
-            table.run("UPDATE items SET label = NULL")
-        elif table.fetch_one("SELECT 1 FROM items WHERE label IS NOT NULL LIMIT 1"):
+            table.run("UPDATE items SET labels = NULL")
+        elif table.fetch_one("SELECT 1 FROM items WHERE labels IS NOT NULL LIMIT 1"):
             problem = "it has no label, others have one"
-            table.run("UPDATE items SET problem = ? WHERE label IS NULL AND problem IS NULL", problem)
+            table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
 
     def __len__(self) -> int:
         return self._count("TRUE")
 
     def __iter__(self) -> Iterator[Item]:
-        return self._select("TRUE ORDER BY source")
+        return self._select("TRUE ORDER BY source, segment")
 
     def by_size(self) -> Iterator[Item]:
         """Yield the usable ones from the smallest to the largest."""
-        return self._select("problem IS NULL ORDER BY size, source")
+        return self._select("problem IS NULL ORDER BY size, source, segment")
 
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""
-        return self._select(f"problem IS NULL AND {IS_NEW} ORDER BY source")
+        return self._select(f"problem IS NULL AND {IS_NEW} ORDER BY source, segment")
 
     def new_problems(self) -> dict[str, str]:
-        """Return the new sources that cannot be used, with the reason."""
-        found = self._select(f"problem IS NOT NULL AND {IS_NEW} ORDER BY source")
-        return {item.source: item.problem or "" for item in found}
+        """Return the names of the new ones that cannot be used, with the reason."""
+        found = self._select(f"problem IS NOT NULL AND {IS_NEW} ORDER BY source, segment")
+        return {item.name: item.problem or "" for item in found}
 
     def _select(self, condition: str) -> Iterator[Item]:
-        rows = self._table.run(f"SELECT source, location, label, size, problem FROM items WHERE {condition}")
-        return (Item(source, _parse_location(location), *others) for source, location, *others in rows)
+        return map(_to_item, self._table.run(f"SELECT {COLUMNS} FROM items WHERE {condition}"))
 
     @property
     def num_usable(self) -> int:
@@ -95,32 +100,37 @@ class Inputs:
         return None if row is None else _parse_location(row[0])
 
     def labels(self) -> set[str]:
-        return {label for (label,) in self._table.run("SELECT DISTINCT label FROM items WHERE label IS NOT NULL")}
+        return set().union(*self._label_sets())
+
+    def _label_sets(self) -> Iterator[list[str]]:
+        rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL")
+        return (json.loads(labels) for (labels,) in rows)
 
     def apply_label_map(self, classes: list[str]) -> None:
         """Turn labels that are numbers of the label map into names; any other unknown label is a problem."""
-        by_id = dict(enumerate(classes))
-        rows: list[tuple[str, str | None, str | None]] = [(name, name, None) for name in classes]
-        for label in self.labels() - set(classes):
-            name = by_id.get(int(label)) if is_id(label) else None
-            rows.append((label, name, None if name is not None else f"its label {label!r} is not in the label map"))
+        names = {**{str(number): name for number, name in enumerate(classes)}, **{name: name for name in classes}}
+        rows: list[tuple[str, str | None, str | None]] = []
+        for labels in self._label_sets():
+            unknown = [label for label in labels if label not in names]
+            problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
+            rows.append((json.dumps(labels), None if unknown else _dump_labels(map(names.get, labels)), problem))
         self._table.run("DELETE FROM names")
-        self._table.insert("names", dict.fromkeys(rows), 3)
-        self._table.run("""UPDATE items SET (label, problem) = (SELECT name, names.problem FROM names
-            WHERE names.label = items.label) WHERE problem IS NULL AND label IS NOT NULL""")
+        self._table.insert("names", rows, 3)
+        self._table.run("""UPDATE items SET (labels, problem) = (SELECT names, names.problem FROM names
+            WHERE names.labels = items.labels) WHERE problem IS NULL AND labels IS NOT NULL""")
 
-    def compare(self, stored: Iterable[tuple[str, str | None, int]], rejects: Iterable[str]) -> None:
-        """Tell what a dataset holds, as (source, label, bytes), and what it has rejected: these are not new."""
-        self._table.run("DELETE FROM stored")
-        self._table.run("DELETE FROM rejects")
-        self._table.insert("stored", stored, 3)
-        self._table.insert("rejects", ((source,) for source in rejects), 1)
-        self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source)")
+    def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
+        """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
+        rows = ((source, segment, _dump_labels(labels), size) for source, segment, labels, size in stored)
+        for table, of_table in (("stored", rows), ("rejects", map(split_name, rejects))):
+            self._table.run(f"DELETE FROM {table}")
+            self._table.insert(table, of_table, 4 if table == "stored" else 2)
+            self._table.run(f"CREATE INDEX IF NOT EXISTS by_{table}_source ON {table} (source, segment)")
 
     def find_change(self) -> str | None:
-        """Say how many stored videos differ from the input, and how the first does; None if none does."""
+        """Say how many stored samples differ from the input, and how the first does; None if none does."""
         changes = {
-            "label": ("stored.label IS NOT items.label", "have another label now", "{!r} there and {!r} in the input"),
+            "labels": ("stored.labels IS NOT items.labels", "have another label now", "{} there and {} in the input"),
             "size": (
                 "items.size AND stored.size AND stored.size != items.size",
                 "have changed since they were stored",
@@ -129,20 +139,42 @@ class Inputs:
         }
         for column, (differs, what, how) in changes.items():
             rows = self._table.run(f"""
-                SELECT items.source, stored.{column}, items.{column} FROM items
-                JOIN stored ON stored.source = items.source
-                WHERE items.problem IS NULL AND {differs} ORDER BY items.source, stored.rowid
+                SELECT items.source, items.segment, stored.{column}, items.{column} FROM items
+                JOIN stored ON stored.source = items.source AND stored.segment = items.segment
+                WHERE items.problem IS NULL AND {differs} ORDER BY items.source, items.segment, stored.rowid
             """)
-            last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0))]
+            last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
             if last_samples:
-                source, *values = last_samples[0]
-                return f"{len(last_samples)} videos that {what} (the first: {source}, {how.format(*values)})"
+                source, segment, *values = last_samples[0]
+                values = map(_format_labels, values) if column == "labels" else values
+                first = f"{join_name(source, segment)}, {how.format(*values)}"
+                return f"{len(last_samples)} videos that {what} (the first: {first})"
         return None
 
 
 def _to_row(item: Item) -> tuple[Any, ...]:
+    problem = item.problem or (item.segment.problem if item.segment else None)
+    if problem is None and len(item.fields) > MAX_FIELDS:
+        problem = f"its other fields have {len(item.fields)} characters, more than {MAX_FIELDS}"
+    place = item.source, str(item.segment or ""), json.dumps(item.location)
     is_array = item.source.lower().endswith(f".{CONTAINER}")
-    return item.source, json.dumps(item.location), item.label, min(item.size, MAX_SIZE), item.problem, is_array
+    return *place, _dump_labels(item.labels), min(item.size, MAX_SIZE), problem, item.fields, is_array
+
+
+def _to_item(row: list[Any]) -> Item:
+    source, location, labels, size, problem, segment, fields = row
+    names = None if labels is None else tuple(json.loads(labels))
+    part = Segment.parse(segment) if segment else None
+    return Item(source, _parse_location(location), names, size, problem, part, fields)
+
+
+def _dump_labels(labels: Iterable[str] | None) -> str | None:
+    return None if labels is None else json.dumps(sorted(set(labels)))
+
+
+def _format_labels(text: str | None) -> str:
+    labels = json.loads(text) if text else None
+    return repr(labels[0] if labels and len(labels) == 1 else labels)
 
 
 def _parse_location(text: str) -> str | TarMember:

@@ -14,7 +14,7 @@ from common.logging import printable
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.folders import classify_name
-from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden, one_label
 from shard_tools.inputs.lists import LABEL_COLUMNS, find_first
 
 LABEL_EXTENSIONS = ("cls", "txt", "json")
@@ -87,7 +87,7 @@ def _list_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> Iterat
             label = classes[int(label)] if is_known else None
         if len(places) > 1:
             problem = problem or f"the tar holds it {len(places)} times"
-        yield Item(f"{path.name}/{name}", place, label, place.size, problem)
+        yield Item(f"{path.name}/{name}", place, one_label(label), place.size, problem)
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -145,4 +145,9 @@ def _parse_label(content: bytes, extension: str) -> str | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return find_first(value, LABEL_COLUMNS) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    match value.get("labels"):
+        case [label]:  # as our own shards write it
+            return str(label)
+    return find_first(value, LABEL_COLUMNS)

@@ -118,7 +118,8 @@ def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None =
         count = sum(1 for _ in video.decode(stream))
         context = stream.codec_context
         return Sample(
-            key, container, context.codec.canonical_name, count, 8.0, 1, context.width, context.height, label,
+            key, container, context.codec.canonical_name, count, 8.0, 1, context.width, context.height,
+            None if label is None else (label,),
             f"{key}.{container}", hashlib.sha256(data).hexdigest(),
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from pipeline.shards import index
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
 from pipeline.video_error import VideoError
+from shard_tools.write import publish_tables
 
 CPU = torch.device("cpu")
 
@@ -58,7 +59,7 @@ def test_tables_say_what_lines_say(copied: Path, short: ShardDataset) -> None:
     info = read_dataset_info(copied)
     expected = [sample for shard in info.shards for sample in read_samples(copied, shard)]
     for found, sample in zip(short.samples, expected, strict=True):
-        for name in ("key", "source", "label", "num_frames", "fps", "width", "sha256", "offset", "size", "codec"):
+        for name in ("key", "source", "labels", "num_frames", "fps", "width", "sha256", "offset", "size", "codec"):
             assert getattr(found, name) == getattr(sample, name)
     assert short.column("label").tolist() == [sample.label for sample in expected]
     assert short.info.codecs == info.codecs
@@ -80,7 +81,8 @@ def test_tables_say_what_lines_say(copied: Path, short: ShardDataset) -> None:
         ({"fps": np.inf}, "inf frames per second"),
         ({"fps": -1}, "-1.0 frames per second"),
         ({"label": 3}, "label 3, and there are 3 classes"),
-        ({"label": -2}, "label -2, and there are 3 classes"),
+        ({"label": -2}, "its labels are in the table of names, and they are not"),
+        ({"label": -3}, "label -3, and there are 3 classes"),
         ({"width": 0}, "0x48 pixels"),
         ({"height": 65535}, "64x65535 pixels"),
         ({"frame_stride": 0}, "every 0th frame"),
@@ -102,7 +104,7 @@ def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict
     ("name", "value"),
     [
         ("offset", -1), ("offset", 10**30), ("num_frames", 0), ("num_frames", "20"), ("num_frames", 20.5),
-        ("fps", float("nan")), ("label", -3), ("label", True), ("width", 0), ("codec", "\0"),
+        ("fps", float("nan")), ("labels", [-3]), ("labels", [True]), ("labels", 3), ("width", 0), ("codec", "\0"),
         ("container", "../../etc"), ("sha256", 64 * "A"), ("key", 5),
     ],
 )  # fmt: skip
@@ -147,7 +149,7 @@ def test_names_of_others_are_refused_with_the_first_sample(copied: Path, lines: 
     [
         {"num_samples": -1}, {"num_samples": 11}, {"num_samples": "12"}, {"classes": "abc"}, {"classes": [1]},
         {"codecs": {"h264": 3}}, {"codecs": {}}, {"containers": []}, {"frame_strides": []}, {"frame_strides": [0]},
-        {"tables": {}}, {"tables": {"samples": {}}}, {"schema_version": 3}, {"schema_version": None},
+        {"tables": {}}, {"tables": {"samples": {}}}, {"schema_version": 4}, {"schema_version": None},
         {"labels": [1]}, {"more": 1},
         {"encode": []}, {"num_bytes": 10**40}, {"schema_version": 1},
     ],
@@ -255,9 +257,15 @@ def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
         folder = write_shards(tmp_path / name, [(f"{name}{i}", encode(4)) for i in range(2)], classes=2)
         description = json.loads((folder / "dataset.json").read_text())
         (folder / "dataset.json").write_text(json.dumps({**description, "classes": classes}))
+    path = tmp_path / "b" / "shard-000000.samples.jsonl"
+    path.write_text(path.read_text().replace('"labels": [1]', '"labels": [0, 1]'))
+    publish_tables(tmp_path / "b", read_dataset_info(tmp_path / "b"))
     mix = ShardDataset.open([tmp_path / "a", tmp_path / "b"])
     assert mix.info.classes == ["fall", "jump", "run"]
-    assert [mix.info.classes[sample.label or 0] for sample in mix.samples] == ["jump", "run", "fall", "jump"]
+    names = [[mix.info.classes[label] for label in sample.labels or ()] for sample in mix.samples]
+    assert names == [["jump"], ["run"], ["fall"], ["fall", "jump"]]
+    assert mix.column("label").tolist() == [1, 2, 0, -2]
+    assert mix.info.multi_label
     assert mix.part_of.tolist() == [0, 1]
     assert mix.info.num_samples == 4
     assert ShardDataset.open(tmp_path / "b").info.classes == ["fall", "jump"]
@@ -300,3 +308,24 @@ def test_reading_from_many_threads(short: ShardDataset) -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+DEFAULTS: dict[str, Any] = {"segment": "", "start": 0.0, "fields": {}}
+
+
+def test_labels_segments_and_fields_come_back(copied: Path) -> None:
+    path = copied / "shard-000000.samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {"labels": [2, 0], "segment": "t=1.5,4", "start": 1.5, "fields": {"caption": "a \udc80 dög", "n": [1]}}
+    lines[1] |= {"labels": []}
+    lines[2] |= {"labels": None, "segment": "frames=0,9;2"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    publish_tables(copied, read_dataset_info(copied))
+    dataset = ShardDataset.open(copied)
+    assert dataset.info.multi_label
+    assert dataset.info.num_unlabeled == 1
+    assert dataset.column("label", 3).tolist() == [-2, -2, -1]
+    for sample, line in zip(dataset.samples, lines, strict=False):
+        found = {name: getattr(sample, name) for name in ("segment", "start", "fields")}
+        assert found == {name: line.get(name, value) for name, value in DEFAULTS.items()}
+        assert sample.labels == (None if line["labels"] is None else tuple(line["labels"]))

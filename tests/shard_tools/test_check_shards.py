@@ -130,7 +130,7 @@ EDITS: dict[str, Edit] = {
         f"line: {name}": change_line(name, value)
         for name, value in {
             "key": "other", "container": "webm", "codec": "hevc", "num_frames": 4, "fps": 7.0, "frame_stride": 1,
-            "width": 48, "height": 48, "label": None, "source": "right/else.mp4", "sha256": 64 * "0", "offset": 512,
+            "width": 48, "height": 48, "labels": None, "source": "right/else.mp4", "sha256": 64 * "0", "offset": 512,
             "size": 5, "source_sha256": 64 * "1", "source_size": 7, "gops": "",
         }.items()
     },
@@ -139,7 +139,7 @@ EDITS: dict[str, Edit] = {
     "lines: in another order": change_lines(lambda lines: [lines[1], lines[0], *lines[2:]]),
     "line: broken": change_lines(lambda lines: [lines[0], lines[1][:-9] + "\n", *lines[2:]]),
     "tar: a byte of a video": lambda folder: flip_byte(folder / "shard-000001.tar", 3000),
-    "tar: a label": change_bytes("*.tar", lambda data: data.replace(b'"label": ', b'"label": 1', 1)[: len(data)]),
+    "tar: a label": change_bytes("*.tar", lambda data: data.replace(b'"labels": [', b'"labels": [1', 1)[: len(data)]),
     "tar: the name of a member": change_bytes("*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)),
     "tar: cut": change_bytes("*.tar", lambda data: data[:-512]),
     "tar: longer": change_bytes("*.tar", lambda data: data + bytes(512)),

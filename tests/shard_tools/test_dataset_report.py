@@ -18,7 +18,7 @@ HASHES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
 def sample(source: str, content: str, label: int | None = None, codec: str = "h264") -> Sample:
     return Sample(
         key=source, container="mp4", codec=codec, num_frames=30, fps=10.0, frame_stride=1, width=64, height=48,
-        label=label, source=source, sha256=content, size=7, source_sha256=content,
+        labels=None if label is None else (label,), source=source, sha256=content, size=7, source_sha256=content,
     )  # fmt: skip
 
 

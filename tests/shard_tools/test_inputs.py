@@ -226,7 +226,7 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(videos.rglob("*.mp4")), path)
     for number, item in enumerate(read_inputs(str(tmp_path / "in"), None, True)):
-        job = Job(item.source, item.location, None, tmp_path / str(number), Settings(encode="copy"))
+        job = Job(item.source, item.location, tmp_path / str(number), Settings(encode="copy"))
         outcome = process_job(job)
         assert isinstance(outcome, Outcome)
         assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"

@@ -28,9 +28,9 @@ def collect(items: list[Item], unlabeled: bool = False) -> Inputs:
 
 
 def test_sources_come_complete_and_in_the_order_of_their_characters() -> None:
-    items = [Item(name, os.path.join("/in", name), "x", number) for number, name in enumerate(NAMES)]
-    inputs = collect([Item(LAST, member := TarMember("a.tar", 512, 2**70, "a"), "x", 2**70), *reversed(items)])
-    assert list(inputs) == [*sorted(items, key=lambda item: item.source), Item(LAST, member, "x", MAX_SIZE)]
+    items = [Item(name, os.path.join("/in", name), ("x",), number) for number, name in enumerate(NAMES)]
+    inputs = collect([Item(LAST, member := TarMember("a.tar", 512, 2**70, "a"), ("x",), 2**70), *reversed(items)])
+    assert list(inputs) == [*sorted(items, key=lambda item: item.source), Item(LAST, member, ("x",), MAX_SIZE)]
     assert len(inputs) == inputs.num_usable == len(items) + 1
     assert [item.source for item in inputs.by_size()] == [*NAMES, LAST]
     assert inputs.location(NAMES[4]) == f"/in/{NAMES[4]}"
@@ -50,7 +50,7 @@ def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
 
 
 def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
-    return [Item(f"{n:05d}.mp4", "", str(n // 100), sizes[n] if sizes else 1000) for n in range(count)]
+    return [Item(f"{n:05d}.mp4", "", (str(n // 100),), sizes[n] if sizes else 1000) for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> N
     assert first == again
     assert first != other
     assert sorted(chain(*first)) == sorted(chain(*other))
-    assert min(len({entry.label for entry in entries}) for entries in first) == 10
+    assert min(len({tuple(entry.labels or ()) for entry in entries}) for entries in first) == 10
 
 
 def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> None:
