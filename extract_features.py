@@ -47,7 +47,7 @@ from common.devices import choose_device, explain_out_of_memory
 from common.logging import log
 from common.progress import progress_bar
 from model.encoder import VideoEncoder
-from model.weights.pretrained import find_file, trained_stride
+from model.weights.pretrained import find_file, trained_rate
 from model.weights.weight_files import save_tensors
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
@@ -61,8 +61,8 @@ def main(options: argparse.Namespace) -> None:
     changes = {name: getattr(options, name) for name in ("num_frames", "image_size") if getattr(options, name)}
     encoder = VideoEncoder.from_pretrained(options.model, **changes).to(device)
     dataset = ShardDataset.open(options.shards)
-    stride = options.frame_stride or trained_stride(options.model)
-    data = DataConfig(shards=options.shards, frame_stride=stride)
+    rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(options.model)
+    data = DataConfig(shards=options.shards, **rate)
     plan = EvaluationPlan(
         dataset, data, num_frames=encoder.config.num_frames, image_size=encoder.config.image_size,
         batch_size=options.batch_size,
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> None:
     write_settings(options.output, {
         "model": str(find_file(options.model).resolve()),
         "shards": [shard.sha256 for shard in dataset.info.shards],
-        "frame_stride": stride,
+        **rate,
         "tokens": options.tokens,
         "videos": len(plan),
         "videos_per_file": videos_per_file,

@@ -46,7 +46,8 @@ from figures.reconstruction import comparison_rows, explain_figure, make_rows, r
 from figures.sheet import Row, render_animation, save_animation, save_image
 from model.adamae import AdaMAE
 from model.masking import MASKS
-from model.weights.pretrained import find_file, run_of, trained_stride
+from model.weights.pretrained import find_file, run_of, trained_rate
+from pipeline.config import DataConfig
 from training.checkpoint import list_checkpoints, parse_step
 from training.remote_run import local_run
 
@@ -79,8 +80,8 @@ def visualize(options: argparse.Namespace) -> None:
     # Not in a checkpoint's directory, which is deleted when there are newer ones.
     output = options.output or (run_of(find_file(run)) or (run if run.is_dir() else Path())) / "figures"
     output.mkdir(parents=True, exist_ok=True)
-    stride = options.frame_stride or trained_stride(run)
-    clips = read_clips(options.videos, config.num_frames, config.image_size, stride, options.clips)
+    rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
+    clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
     interactive = []
     for clip in progress_bar(clips, unit="clip", desc="figures"):
         rows = [*make_rows(model.reconstruct(clip.frames[None], options.seed)).values()]

@@ -131,7 +131,7 @@ def train_and_evaluate(config: TrainConfig, videos: Path) -> Row:
     recipe.write_text(to_yaml(config), encoding="utf-8")
     run_training(recipe)
     shape = config.model.num_frames, config.model.image_size
-    clips = list(read_clips([videos], *shape, config.data.frame_stride, limit=10**9))
+    clips = list(read_clips([videos], *shape, config.data, limit=10**9))
     report = motion_report.measure(AdaMAE.from_pretrained(run), clips)
     return {f"trained_{name}": round(value, 3) for name, value in report.items() if isinstance(value, float)}
 

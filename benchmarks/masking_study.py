@@ -224,8 +224,8 @@ class Study:
     def measure_reconstruction(self, run: Path) -> Row:
         """Measure errors of moving and static tokens under random masks, and an adaptive sampler by its report."""
         model = AdaMAE.from_pretrained(run)
-        config, stride = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data.frame_stride
-        clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, stride, NUM_CLIPS))
+        config, data = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data
+        clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, data, NUM_CLIPS))
         randomly = model.with_masking(masking="random")
         moving, static = [], []
         for position, clip in enumerate(clips):

@@ -30,7 +30,8 @@ from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import explain_bad_logits
-from model.weights.pretrained import find_file, run_of, trained_stride
+from model.weights.pretrained import find_file, run_of, trained_rate
+from pipeline.config import DataConfig
 
 # Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
 NUM_SAMPLES = 100
@@ -51,8 +52,8 @@ def main() -> None:
     if not model.token_sampler.learns:
         masking = config.masking
         raise InputError(f"{options.run} uses {masking} masking; only learned masking has sampling probabilities")
-    stride = trained_stride(options.run)
-    clips = list(read_clips([options.videos], config.num_frames, config.image_size, stride, limit=10**9))
+    data = DataConfig(**trained_rate(options.run))
+    clips = list(read_clips([options.videos], config.num_frames, config.image_size, data, limit=10**9))
     report = measure(model, clips)
     file = find_file(options.run)
     write_json((run_of(file) or file.parent) / "motion.json", report)

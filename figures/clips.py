@@ -16,9 +16,11 @@ from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log, printable
+from pipeline.config import DataConfig
 from pipeline.decoding.containers import VIDEO_EXTENSIONS, main_stream, open_video
 from pipeline.decoding.sources import decode_frames
 from pipeline.planning.crops import FrameSize
+from pipeline.planning.plan import frame_step, strided_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import FPS, is_array, map_frames
@@ -42,10 +44,10 @@ def read_clips(
     places: Sequence[Path | str | ShardDataset],
     num_frames: int,
     image_size: int | Sequence[int],
-    frame_stride: int,
+    data: DataConfig,
     limit: int,
 ) -> Iterator[Clip]:
-    """Read a clip from the middle of each video: every `frame_stride`-th frame, short side scaled, center cropped.
+    """Read a clip from the middle of each video, as data.frame_stride or data.fps say, scaled and center cropped.
 
     A place is a video file, a folder of videos, or shards: a folder, a URL, or opened. Of all but a file, `limit`
     evenly spread videos are read; one that does not decode is skipped and named on stderr. Raises InputError for a
@@ -58,15 +60,15 @@ def read_clips(
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
         for name, file, sample, read in sources[:: -(-len(sources) // limit)]:
             stored_stride = sample.frame_stride if sample else 1
-            if frame_stride % stored_stride:
+            if data.frame_stride and data.frame_stride % stored_stride:
                 raise InputError(
                     f"{name} stores every {stored_stride}th source frame:"
-                    f" --frame-stride {frame_stride} must be a multiple"
+                    f" --frame-stride {data.frame_stride} must be a multiple"
                 )
             try:
                 video = read()
                 total, fps = (sample.num_frames, sample.fps) if sample else count_frames(video)
-                numbers = middle_frames(total, num_frames, frame_stride // stored_stride)
+                numbers = list(strided_frames(total, num_frames, frame_step(fps, stored_stride, data), 0.5))
                 frames = resize_and_crop(decode_frames(video, numbers, total if sample else None), image_size)
             except VideoError as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
@@ -96,12 +98,6 @@ def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, Path,
     for file in sorted(path.rglob("*")):
         if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
             yield "_".join(file.relative_to(path).with_suffix("").parts), file, None, partial(Path, file)
-
-
-def middle_frames(total: int, num_frames: int, stride: int) -> list[int]:
-    """Return the frame numbers of the clip in the middle of `total` frames; the last repeats where they run out."""
-    start = max(0, (total - (num_frames - 1) * stride - 1) // 2)
-    return [min(start + i * stride, total - 1) for i in range(num_frames)]
 
 
 def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:

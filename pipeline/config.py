@@ -9,6 +9,7 @@ from common.config_fields import check_ranges, option
 from common.errors import InputError
 
 Decoder = Literal["auto", "dali", "pyav"]
+DEFAULT_STRIDE = 4  # the paper's for Kinetics
 
 
 @dataclass
@@ -23,10 +24,12 @@ class DataConfig:
     """train on a fixed subset of this many videos, nested; null: all"""
     subset_seed: int = 0
     """seed of data.subset"""
-    frame_stride: int = option(4, at_least=1)
-    """source frames between clip frames: 4 for Kinetics, 2 for SSv2"""
+    frame_stride: int | None = option(None, at_least=1)
+    """source frames between clip frames: 4 for Kinetics, 2 for SSv2; null: 4, or by time if there is data.fps"""
+    fps: float | None = option(None, above=0)
+    """clip frames per second: the nearest frames, whatever the video's own rate is; instead of frame_stride"""
     sampling: Literal["strided", "segments"] = "strided"
-    """strided: every frame_stride-th frame; segments: one frame from each of num_frames parts (TSN)"""
+    """strided: by frame_stride or fps; segments: one frame from each of num_frames parts (TSN)"""
     crop: Literal["multiscale", "random_resized"] = "multiscale"
     """multiscale: a square of one of four sizes; random_resized: any area and aspect ratio, resized to a square"""
     crop_min_area: float = option(0.5, above=0, at_most=1)
@@ -76,6 +79,14 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "data")
+        if self.fps is None:
+            self.frame_stride = self.frame_stride or DEFAULT_STRIDE
+        elif self.frame_stride is not None:
+            raise InputError(
+                f"data.fps is {self.fps:g} and data.frame_stride {self.frame_stride}: set one of them to null"
+            )
+        elif self.sampling == "segments":
+            raise InputError("data.fps does nothing with data.sampling=segments: remove it")
         if self.weights is not None:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             if not fits or not all(0 < weight < math.inf for weight in self.weights):

@@ -16,13 +16,14 @@ from PIL import Image
 import visualize
 from common.errors import InputError
 from figures import reconstruction, sheet
-from figures.clips import middle_frames, read_clips, resize_and_crop
+from figures.clips import read_clips, resize_and_crop
 from figures.sheet import GAP, Layout
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.maps import interpolate_from_visible
 from model.weights import pretrained
+from pipeline.config import DataConfig
 
 CONFIG = {
     "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
@@ -49,7 +50,7 @@ def videos(tmp_path: Path) -> Path:
 @pytest.fixture
 def clip(videos: Path) -> torch.Tensor:
     """The clip of the figures of a.mp4."""
-    return next(read_clips([videos / "a.mp4"], 8, 32, frame_stride=2, limit=1)).frames[None]
+    return next(read_clips([videos / "a.mp4"], 8, 32, DataConfig(frame_stride=2), limit=1)).frames[None]
 
 
 def plot(*arguments: object) -> None:
@@ -202,19 +203,11 @@ def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, argumen
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(40, [9, 12, 15, 18, 21, 24, 27, 30]), (22, [0, 3, 6, 9, 12, 15, 18, 21]), (5, [0, 3, 4, 4, 4, 4, 4, 4])],
-)
-def test_a_clip_is_from_the_middle_frames(count: int, expected: list[int]) -> None:
-    assert middle_frames(count, num_frames=8, stride=3) == expected
-
-
 def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
     """Of a file, and of shards."""
     shards = write_shards(tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2)
-    numbers = middle_frames(40, 8, stride=2)
-    clips = list(read_clips([videos / "b.mkv", shards], 8, 32, frame_stride=2, limit=10))
+    numbers = [13, 15, 17, 19, 21, 23, 25, 27]  # the middle
+    clips = list(read_clips([videos / "b.mkv", shards], 8, 32, DataConfig(frame_stride=2), limit=10))
     assert [clip.name for clip in clips] == ["b", *(f"v{i}" for i in range(5))]
     for clip, first in zip(clips, [0, *range(5)], strict=True):
         assert clip.frames.shape == (8, 32, 32, 3)
@@ -244,21 +237,22 @@ def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> Non
     for i in range(10):
         (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")
-    clips = read_clips([tmp_path / "many"], 8, 32, 1, limit=3)
+    clips = read_clips([tmp_path / "many"], 8, 32, DataConfig(frame_stride=1), limit=3)
     assert [clip.name for clip in clips] == ["0_0", "0_4", "1_8"]
 
 
 def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
     (videos / "a-2.mp4").symlink_to(videos / "a.mp4")
     twice = [videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
-    assert [clip.name for clip in read_clips(twice, 8, 32, 1, limit=1)] == ["a", "a-2", "a-2-2"]
+    clips = read_clips(twice, 8, 32, DataConfig(frame_stride=1), limit=1)
+    assert [clip.name for clip in clips] == ["a", "a-2", "a-2-2"]
 
 
 def test_clips_come_out_of_a_url_of_shards_too(synthetic_shards, tmp_path, monkeypatch):
     """As the panel of a run needs them that trains from an object store."""
     monkeypatch.setattr("pipeline.reading.cache.user_cache_dir", lambda: tmp_path / "cache")
     near, far = (
-        list(read_clips([place], num_frames=4, image_size=32, frame_stride=2, limit=2))
+        list(read_clips([place], num_frames=4, image_size=32, data=DataConfig(frame_stride=2), limit=2))
         for place in (synthetic_shards, f"file://{synthetic_shards}")
     )
     assert [clip.name for clip in far] == [clip.name for clip in near]

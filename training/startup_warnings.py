@@ -3,6 +3,7 @@
 import numpy as np
 
 from pipeline.config import DataConfig
+from pipeline.planning.plan import frame_step
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 
@@ -11,7 +12,7 @@ MAX_CHECKED = 2**20  # videos of each dataset; shards hold them in random order
 
 def startup_warnings(config: TrainConfig, dataset: ShardDataset) -> list[str]:
     """Return a sentence for each finding."""
-    found = warn_of_short_videos(dataset, config.data, config.model.num_frames)
+    found = warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
         if shared := count_shared_videos(held_out, dataset):
@@ -22,22 +23,32 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset) -> list[str]:
     return found
 
 
-def warn_of_short_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
-    """Return a sentence on the videos with fewer frames than a clip spans, if there are any."""
+def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
+    """Return a sentence on the videos with fewer frames than a clip spans, and one on those of too few a second."""
     stored = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
-    needed = np.full_like(stored, num_frames)
-    if data.sampling == "strided":
-        stored_stride = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
-        needed = (num_frames - 1) * (data.frame_stride // stored_stride) + 1
-    short = stored < needed
-    if not short.any():
-        return []
     checked = str(len(stored)) if len(stored) == len(dataset.samples) else f"the first {len(stored)}"
-    repeated = "their last frame is repeated" if data.sampling == "strided" else "frames are repeated"
-    return [
-        f"WARNING: {short.sum()} of {checked} videos are shorter than a clip (the shortest has {stored[short].min()} of"
-        f" {needed[short].max()} frames): {repeated}; lower data.frame_stride or model.num_frames"
-    ]
+    needed = np.full_like(stored, num_frames)
+    repeated, found = "frames are repeated", []
+    if data.sampling == "strided":
+        repeated = "their last frame is repeated"
+        fps = dataset.column("fps", MAX_CHECKED)
+        stride = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.float64))
+        span = np.floor((num_frames - 1) * frame_step(fps, stride, data) + 0.5)
+        needed = span.astype(np.int64) + 1
+        slow = span < num_frames - 1
+        if data.fps and slow.any():
+            found.append(
+                f"WARNING: {slow.sum()} of {checked} videos have fewer than {data.fps:g} frames per second (the slowest"
+                f" has {fps[slow].min():g}): frames are repeated; lower data.fps"
+            )
+    short = stored < needed
+    if short.any():
+        advice = "raise data.fps or lower" if data.fps else "lower data.frame_stride or"
+        found.append(
+            f"WARNING: {short.sum()} of {checked} videos are shorter than a clip (the shortest has"
+            f" {stored[short].min()} of {needed[short].max()} frames): {repeated}; {advice} model.num_frames"
+        )
+    return found
 
 
 def count_shared_videos(one: ShardDataset, other: ShardDataset) -> int:

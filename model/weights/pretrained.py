@@ -140,16 +140,17 @@ def config_of_run(run: Path) -> ModelConfig:
     return _parse_config(run_config(run)["model"], run / "config.yaml")
 
 
-def trained_stride(path: Path) -> int:
-    """Read the frame stride that a run or a checkpoint of one was trained with; 4 where `path` is neither."""
+def trained_rate(path: Path) -> dict[str, Any]:
+    """Read data.frame_stride or data.fps of a run or a checkpoint of one, by name; a stride of 4 of anything else."""
     run = run_of(find_file(path))
     if run is None:
-        return 4
+        return {"frame_stride": 4}
     data = run_config(run).get("data")
-    stride = data.get("frame_stride") if isinstance(data, dict) else None
-    if not isinstance(stride, int) or stride < 1:
-        raise InputError(f"{run / 'config.yaml'} is damaged (its data.frame_stride is {stride}): put it back")
-    return stride
+    for name in ("frame_stride", "fps"):
+        rate = data.get(name) if isinstance(data, dict) else None
+        if isinstance(rate, int | float) and rate > 0:
+            return {name: rate}
+    raise InputError(f"{run / 'config.yaml'} is damaged (it has no data.frame_stride above 0): put it back")
 
 
 def top1_of(file: Path) -> float:

@@ -14,19 +14,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
 from common.errors import InputError
-from pipeline.config import DataConfig
+from pipeline.config import DEFAULT_STRIDE, DataConfig
 from pipeline.planning import augmentations, crops, rng
 from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder, choose_subset
 from pipeline.shards.dataset import ShardDataset
+
+Number = TypeVar("Number", float, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class PlanRow:
     position: int  # in the stream
     epoch: int
     sample: int  # index into ShardDataset.samples
-    frames: tuple[int, ...]  # stored frames, ascending; the last one repeated where the video is too short
+    frames: tuple[int, ...]  # stored frames, ascending; some repeated where the video is too short or too slow
     crop: Crop  # in stored pixels
     flip: bool  # left to right
     augment_ops: tuple[AugmentOp, ...] = ()
@@ -106,7 +108,7 @@ class TrainingPlan(ClipPlan):
         self.passes = len(self._passes)
         self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
-        self._strides = stored_strides(dataset, config)
+        check_strides(dataset, config)
         step_size = self.global_batch // self.views
         self._order = SampleOrder(dataset, config, seed, step_size, len(self._canonical_nodes(self._passes)))
         self._passes_of_node = [clips for other in ranks_of_node(rank, world_size) for clips in share(other)]
@@ -152,7 +154,8 @@ class TrainingPlan(ClipPlan):
         if config.sampling == "segments":
             frames = segment_frames(video.num_frames, when)
         else:
-            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], when[0])
+            step = frame_step(video.fps, video.frame_stride, config)
+            frames = strided_frames(video.num_frames, self.num_frames, step, when[0])
         sides = video.width, video.height
         if config.crop == "multiscale":
             crop = crops.multiscale_crop(*sides, where[1:], self.frame_size)
@@ -201,7 +204,7 @@ class EvaluationPlan(ClipPlan):
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         self._fraction_of_node = len(ranks_of_node(rank, world_size)) / world_size
-        self._strides = stored_strides(dataset, config)
+        check_strides(dataset, config)
         self._chosen = choose_subset(dataset, config)
 
     def __len__(self) -> int:
@@ -222,7 +225,8 @@ class EvaluationPlan(ClipPlan):
             frames = segment_frames(video.num_frames, [share] * self.num_frames)
         else:
             share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
-            frames = strided_frames(video.num_frames, self.num_frames, self._strides[video.frame_stride], share)
+            step = frame_step(video.fps, video.frame_stride, self._config)
+            frames = strided_frames(video.num_frames, self.num_frames, step, share)
         crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
 
@@ -265,27 +269,43 @@ def ranks_of_node(rank: int, world_size: int) -> range:
     return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
 
 
-def stored_strides(dataset: ShardDataset, config: DataConfig) -> dict[int, int]:
-    """Convert data.frame_stride to stored frames, for each stride with which videos were stored.
+def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
+    """Raise InputError if data.frame_stride is no whole number of stored frames of some video.
 
-    Segments have no stride: they cover whatever is stored. Raises InputError where the result is no whole number.
+    Segments have no stride: they cover whatever is stored. Nor has data.fps: of any video it takes the nearest frames.
     """
-    frame_stride = config.frame_stride
     thinned = dataset.info.frame_strides if config.sampling == "strided" else []
-    for stride in thinned:
-        if frame_stride % stride:
-            raise InputError(
-                f"data.frame_stride is {frame_stride}, but {dataset.folder} stores one frame of every {stride}:"
-                f" give a multiple of {stride}, or make the shards with --frame-stride {frame_stride}"
-            )
-    return {stride: frame_stride // stride for stride in thinned}
+    if config.frame_stride is None or not any(config.frame_stride % stride for stride in thinned):
+        return
+    fps = dataset.info.encode.get("fps")
+    if fps:  # each video was thinned by a stride of its own
+        advice = f"set data.fps={fps:g} instead, for which these shards were made"
+    else:
+        advice = (
+            f"give a multiple of {math.lcm(*thinned)}, make the shards with --frame-stride {config.frame_stride}, or"
+            " set data.fps instead"
+        )
+    raise InputError(
+        f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
+        f" {' or '.join(map(str, thinned))}: {advice}"
+    )
 
 
-def strided_frames(available: int, wanted: int, stride: int, share: float) -> tuple[int, ...]:
-    """Choose `wanted` frames `stride` apart; `share` in [0, 1] is where the first one lies among all starts."""
-    starts = max(1, available - (wanted - 1) * stride)
+def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:
+    """Compute the stored frames, of `fps` a second and of every `stored_stride` of the source, from one frame of a clip
+    to the next."""
+    return fps / config.fps if config.fps else (config.frame_stride or DEFAULT_STRIDE) / stored_stride
+
+
+def strided_frames(available: int, wanted: int, step: float, share: float) -> tuple[int, ...]:
+    """Choose the frames nearest to `wanted` places `step` apart, the first at `share` in [0, 1] of all starts.
+
+    The last frame is repeated where the video is too short, and any where `step` is below 1.
+    """
+    places = [math.floor(number * step + 0.5) for number in range(wanted)]
+    starts = max(1, available - places[-1])
     start = min(int(share * starts), starts - 1)
-    return tuple(min(start + step * stride, available - 1) for step in range(wanted))
+    return tuple(min(start + place, available - 1) for place in places)
 
 
 def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:

@@ -34,13 +34,13 @@ from shard_tools.encoding.codecs import CODECS
 both_decoders = pytest.mark.parametrize("decoder", ["pyav", "dali"])
 
 
-@pytest.mark.parametrize(("repeats", "stride"), [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.parametrize(("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)])  # of 8 that are stored
 @pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
 def test_clips_show_the_frames_of_the_plan(
-    request: pytest.FixtureRequest, source: str, decoder: Decoder, repeats: int, stride: int
+    request: pytest.FixtureRequest, source: str, decoder: Decoder, repeats: int, fps: float
 ) -> None:
     dataset: ShardDataset = request.getfixturevalue(source)
-    config = DataConfig(frame_stride=stride, decoder=decoder, repeats=repeats, num_threads=2)
+    config = DataConfig(fps=fps, decoder=decoder, repeats=repeats, num_threads=2)
     batches = first_batches(dataset, config, 6)
     check_frames(batches, plan_of(dataset, config), dataset)
     for batch in batches:

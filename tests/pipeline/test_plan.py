@@ -1,6 +1,7 @@
 """The plan is arithmetic: its promises are checked over many seeds, sizes and world sizes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,17 +24,24 @@ class NamelessTables(Tables):
 
 
 def make_table(
-    counts: list[int], num_frames: int = 40, frame_stride: int = 1, parts: list[int] | None = None
+    counts: list[int],
+    num_frames: int = 40,
+    frame_stride: int = 1,
+    parts: list[int] | None = None,
+    rates: Sequence[tuple[int, float, int]] = (),
 ) -> ShardDataset:
-    """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s]."""
+    """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s].
+
+    rates: number of frames, frames per second and stride of each sample, instead of the same of all.
+    """
     samples = [
         Sample(
-            f"k{i}", "mp4", "h264", num_frames, 8.0, frame_stride, 64, 48, None, f"k{i}.mp4",
-            f"{i * 7919 % 10007:064d}", size=1000,
+            f"k{i}", "mp4", "h264", *(rates[i] if rates else (num_frames, 8.0, frame_stride)), 64, 48, None,
+            f"k{i}.mp4", f"{i * 7919 % 10007:064d}", size=10_000,
         )
         for i in range(sum(counts))
     ]  # fmt: skip
-    shards = [ShardInfo(f"shard-{s}.tar", count, 2000, 64 * "0") for s, count in enumerate(counts)]
+    shards = [ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
     rows = [writer.make_rows(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
@@ -177,6 +185,44 @@ def test_strides_are_counted_in_source_frames() -> None:
     assert {b - a for a, b in pairwise(plan.row(0).frames)} == {2}
     with pytest.raises(InputError, match="stores one frame of every 4"):
         make_plan(make_table([4], frame_stride=4), DataConfig(frame_stride=2))
+
+
+def test_clips_by_time_take_as_long_at_any_frame_rate() -> None:
+    """Of 12 to 240 frames per second, as they came or thinned by a stride of their own, as `make_shards --fps 8` does;
+    every frame is the nearest to its time."""
+    kept = [(24.0, 3), (25.0, 3), (30000 / 1001, 4), (120.0, 15), (240.0, 30)]
+    as_came = [(round(9 * fps), fps, 1) for fps in (12.0, 25.0, 60.0, 144.0, 240.0)]
+    dataset = make_table([4, 6], rates=as_came + [(round(9 * fps / n), fps / n, n) for fps, n in kept])
+    plan = make_plan(dataset, DataConfig(fps=6.0), num_frames=16)
+    starts = []
+    for position in range(200):
+        row = plan.row(position)
+        fps = dataset.samples[row.sample].fps
+        times = np.array(row.frames) / fps
+        np.testing.assert_allclose(times - times[0], np.arange(16) / 6, atol=0.5 / fps + 1e-9)
+        starts.append(times[0] / (9 - 15 / 6))
+    assert np.histogram(starts, 4, (0, 1))[0].min() > 30, "from all of the video"
+
+
+def test_too_slow_and_too_short_videos_repeat_frames() -> None:
+    assert strided_frames(40, 6, 0.5, 0.0) == (0, 1, 1, 2, 2, 3)
+    assert strided_frames(40, 4, 2.5, 0.999) == (31, 34, 36, 39)
+    assert strided_frames(5, 4, 2.5, 0.7) == (0, 3, 4, 4)
+    assert strided_frames(40, 1, 7.5, 0.5) == (20,)
+
+
+def test_what_was_thinned_for_a_frame_rate_can_be_used() -> None:
+    dataset = make_table([3], rates=[(40, 8.0, 3), (40, 7.5, 4), (40, 8.0, 15)])
+    with pytest.raises(InputError, match=r"one frame of every 3 or 4 or 15: give a multiple of 60, .*data\.fps"):
+        make_plan(dataset)
+    dataset.info.encode["fps"] = 8.0
+    with pytest.raises(InputError, match=r"set data\.fps=8 instead, for which these shards were made"):
+        make_plan(dataset, DataConfig())
+    config = DataConfig(fps=8.0)
+    test = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=3)
+    for plan in (make_plan(dataset, config), test):
+        for row in plan.batch(0):
+            assert row.frames == tuple(range(row.frames[0], row.frames[0] + 4))
 
 
 def test_mix_without_weights_is_by_size() -> None:

@@ -43,6 +43,7 @@ from training.config import differences, parse, to_yaml
         ("global_batch=16 accumulate=2", "accumulate follows from global_batch and batch_size"),
         ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
         ("data.frame_stride=0", "data.frame_stride is 0"),
+        ("data.fps=0", "data.fps is 0"),
         ("data.shards=", "data.shards is empty"),
         ("precision=fp16", "precision"),
     ],
@@ -106,6 +107,16 @@ def test_the_fine_tuning_recipes_do_too(name, epochs, base_lr, sampling, stride,
     assert (data.rand_augment, data.rand_augment_magnitude) == (4, 9)
     assert (finetune.mixup, finetune.cutmix, finetune.label_smoothing) == (0.8, 1.0, 0.1)
     assert (finetune.drop_path, finetune.layer_decay) == (0.1, 0.75)
+
+
+def test_clips_are_sampled_by_stride_or_by_time():
+    assert parse(["data.shards=s", "data.fps=8"]).data.frame_stride is None
+    given = ["--config", "configs/ssv2_pretrain.yaml", "data.shards=s", "data.fps=7.5"]
+    assert parse([*given, "data.frame_stride=null"]).data.fps == 7.5
+    with pytest.raises(InputError, match=r"data\.fps is 7\.5 and data\.frame_stride 2: set one of them to null"):
+        parse(given)
+    with pytest.raises(InputError, match=r"data\.fps does nothing with data\.sampling=segments"):
+        parse(["data.shards=s", "data.fps=8", "data.sampling=segments"])
 
 
 def test_frames_need_not_be_square():

@@ -30,6 +30,20 @@ def test_videos_shorter_than_a_clip_are_counted(config, shards):
     assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset) == []
 
 
+def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
+    dataset = ShardDataset.open(shards)  # of 8 a second
+
+    def warn(fps: float) -> list[str]:
+        return startup_warnings(replace(config, data=replace(config.data, frame_stride=None, fps=fps)), dataset)
+
+    slow, short = warn(12.0)
+    assert slow.startswith("WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)")
+    assert short.startswith("WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)")
+    (short,) = warn(8.05)  # no frame is repeated
+    assert short.endswith("raise data.fps or lower model.num_frames")
+    assert "3 of 15 frames" in warn(4.0)[0]
+
+
 def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     config = parse([f"data.shards={shards}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
                     f"evaluation.shards={shards}"])  # fmt: skip

@@ -67,7 +67,7 @@ class Pretraining(Task):
             if self.plotted is None:
                 dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
                 shape = self.config.model.num_frames, self.config.model.image_size
-                self.plotted = list(read_clips([dataset], *shape, self.config.data.frame_stride, limit=NUM_PLOTTED))
+                self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
             for clip in self.plotted:
                 with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                     maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
