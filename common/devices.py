@@ -1,5 +1,6 @@
 """The device of a command, its precision, and what to do when its memory runs out."""
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -14,25 +15,73 @@ from common.errors import InputError
 
 Precision = Literal["bf16", "fp32"]
 
-# Expandable segments avoid fragmentation. PyTorch reads this at its first CUDA allocation.
-if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+MIN_CAPABILITY = (8, 0)  # for bf16
+# PyTorch's reasons for which there is no GPU to be used, rather than one that is out of order.
+HAS_NO_GPU = ("no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA")
+
+
+def nvml_answers() -> bool:
+    """Find out whether NVIDIA's management library works; in some virtual machines and containers it does not."""
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0
+    except (OSError, AttributeError):
+        return False
+
+
+# Expandable segments avoid fragmentation. PyTorch reads this at its first CUDA allocation; torch 2.13 to 2.15 then ask
+# NVML about the GPU, and end with an internal assertion or a segmentation fault where it does not answer.
+if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys() and nvml_answers():
     os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
-    """Return the CPU or the GPU number `index`; `kind` is auto (a GPU if there is one), cpu or cuda."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "cpu" or (kind == "auto" and not count):
+    """Return the CPU or the GPU number `index`; `kind` is auto (a GPU if there is one), cpu or cuda.
+
+    Raise InputError where there is no such GPU, or PyTorch or the kernels here cannot use it.
+    """
+    if kind == "cpu":
         return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        build = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build without CUDA"
+        reason = explain_missing_gpu()
+        if kind == "auto" and any(words in reason for words in HAS_NO_GPU):
+            return torch.device("cpu")
         raise InputError(
-            f"device is {kind}, but PyTorch finds no GPU: it {build}; check the driver with nvidia-smi, or set device"
-            " to cpu or auto"
+            f"device is {kind}, but PyTorch {torch.__version__} can use no GPU here ({reason}): see what nvidia-smi"
+            " says, or set device to cpu"
         )
     if index >= count:
         raise InputError(f"PyTorch finds {count} GPUs on this node, none for local rank {index}: start fewer processes")
+    check_capability(index)
     return torch.device("cuda", index)
+
+
+def explain_missing_gpu() -> str:
+    """Return PyTorch's reason for not using a GPU, without its advice."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition(". ")[0].partition("\n")[0]
+        return reason if visible is None else f"{reason}; CUDA_VISIBLE_DEVICES is {visible!r}"
+    return "No CUDA GPUs are available"
+
+
+def check_capability(index: int) -> None:
+    """Raise InputError where a GPU is older than the kernels here need, or newer than what PyTorch was built for."""
+    major, minor = torch.cuda.get_device_capability(index)
+    # Programs run on GPUs of their generation from theirs on (sm_…), portable code on all from its own on (compute_…).
+    built_for = (arch.rstrip("af").split("_") for arch in torch.cuda.get_arch_list())
+    is_known = any(
+        int(number) <= 10 * major + minor and (kind == "compute" or int(number) // 10 == major)
+        for kind, number in built_for
+    )
+    if (major, minor) < MIN_CAPABILITY or not is_known:
+        raise InputError(
+            f"GPU {index}, {torch.cuda.get_device_name(index)}, has compute capability {major}.{minor}: the kernels"
+            f" here need {'.'.join(map(str, MIN_CAPABILITY))} or more, and PyTorch {torch.__version__} is built for"
+            f" {', '.join(torch.cuda.get_arch_list())}; use another GPU or PyTorch, or set device to cpu"
+        )
 
 
 def add_device_index(device: torch.device) -> torch.device:

@@ -15,6 +15,11 @@ from common.logging import escape, log
 
 # Import name -> pip name of packages that are imported only where they are used; the rest works without them.
 LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "torchao": "torchao"}
+# In CUDA's words, and what to do about a GPU that does not let this process in.
+GPU_ERRORS = {
+    "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
+    "busy or unavailable": "another process has this GPU for itself; choose another one with CUDA_VISIBLE_DEVICES",
+}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (
     *DISK_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
@@ -35,8 +40,8 @@ class PeerLostError(InputError):
 def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> None:
     """Run a command's `main` and exit.
 
-    Exit codes: `main`'s return value or 0, 2 on bad input or a missing optional package, 74 on disk errors, 130 on
-    Ctrl-C. `resumable`: re-running the command only does what is missing.
+    Exit codes: `main`'s return value or 0, 2 on bad input, a missing optional package or a full GPU, 74 on disk errors,
+    130 on Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
     with _exit_on_error(resumable):
         sys.exit(main() or 0)
@@ -81,6 +86,12 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         if error.errno not in DISK_ERRORS:
             raise
         _exit(f"error: {describe_error(error)}", 74)
+    except RuntimeError as error:
+        sentence = str(error).partition("\n")[0].partition(". ")[0]
+        advice = next((advice for words, advice in GPU_ERRORS.items() if words in sentence), None)
+        if advice is None or not sentence.startswith("CUDA"):
+            raise
+        _exit(f"error: {sentence}: {advice}", 2)
 
 
 def describe_error(error: InputError | OSError) -> str:

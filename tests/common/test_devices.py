@@ -1,18 +1,22 @@
 """A device that is not there, or is too small, is said to be so."""
 
+import ctypes
 import os
 import platform
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common import devices
 from common.devices import (
     add_device_index,
     autocast_to,
+    check_capability,
     choose_device,
     choose_precision,
     explain_out_of_memory,
@@ -34,6 +38,7 @@ FULL = (
 def pretend_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
     patch.setattr(torch.cuda, "is_available", lambda: count > 0)
     patch.setattr(torch.cuda, "device_count", lambda: count)
+    patch.setattr(devices, "check_capability", lambda index: None)
 
 
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +60,52 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
-    with pytest.raises(InputError, match=r"device is cuda, but PyTorch finds no GPU.*set device to cpu or auto"):
+    with pytest.raises(InputError, match=r"device is cuda, but PyTorch \S+ can use no GPU here .*set device to cpu$"):
         choose_device("cuda")
     pretend_gpus(monkeypatch, 4)
     with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
         choose_device("auto", index=4)
+
+
+@pytest.mark.parametrize("kind", ["auto", "cuda"])
+def test_a_driver_that_is_too_old_is_named_and_no_run_starts_on_the_cpu_instead(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update …")
+
+    pretend_gpus(monkeypatch, 0)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    said = rf"device is {kind}, .* \(The NVIDIA driver .* \(found version 12040\); CUDA_VISIBLE_DEVICES is '0'\)"
+    with pytest.raises(InputError, match=said):
+        choose_device(kind)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "fits"),
+    [
+        ((8, 9), ["sm_80", "sm_90"], True),
+        ((9, 0), ["sm_80", "sm_90a"], True),
+        ((12, 1), ["sm_100", "compute_120"], True),
+        ((7, 5), ["sm_75", "sm_80"], False),
+        ((12, 0), ["sm_90", "sm_100"], False),
+    ],
+)
+def test_a_gpu_of_another_architecture_is_refused(
+    capability: tuple[int, int], built_for: list[str], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    if fits:
+        check_capability(3)
+        return
+    said = (
+        f"GPU 3, Tesla T4, has compute capability {capability[0]}.{capability[1]}: .* built for {', '.join(built_for)};"
+    )
+    with pytest.raises(InputError, match=said):
+        check_capability(3)
 
 
 def test_full_memory_is_one_sentence_with_advice() -> None:
@@ -89,14 +135,19 @@ def test_other_errors_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "answers", "expected"),
     [
-        ({}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ({}, True, "expandable_segments:True"),
+        ({}, False, None),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, True, "backend:cudaMallocAsync"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, True, None),
     ],
 )
-def test_expandable_segments_are_the_default(settings: dict[str, str], expected: str | None, monkeypatch) -> None:
+def test_expandable_segments_are_the_default_where_nvml_answers(
+    settings: dict[str, str], answers: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not, PyTorch would end with a segmentation fault."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0 if answers else 9))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -30,7 +30,15 @@ def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
     assert end(ModuleNotFoundError(name="nvidia.dali"), capsys) == (
         2, "error: the package nvidia is not installed: pip install nvidia-dali-cuda130\n",
     )  # fmt: skip
-    for bug in (ZeroDivisionError(), ModuleNotFoundError(name="no_such_module")):
+    taken = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be …"
+    said = f"error: {taken.splitlines()[0]}: another process has this GPU for itself; choose another one"
+    assert end(RuntimeError(taken), capsys) == (2, f"{said} with CUDA_VISIBLE_DEVICES\n")
+    assert end(RuntimeError("CUDA error: out of memory\n…"), capsys)[0] == 2
+    for bug in (
+        ZeroDivisionError(),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        ModuleNotFoundError(name="no_such_module"),
+    ):
         with pytest.raises(type(bug)):
             run_command(lambda bug=bug: (_ for _ in ()).throw(bug))
 
