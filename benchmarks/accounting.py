@@ -1,7 +1,7 @@
 """Count where the memory of a training step goes, byte by byte, on tensors without memory: no GPU is needed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,9 +36,11 @@ AT_PEAK = ("weights", "optimizer", "clip", "cublas", *PARTS, "gradients", "tempo
 IDLE = ("aten::empty", "aten::new_empty", "aten::detach", "prim::", "profiler::")
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
 MULTIPROCESSORS = 132  # of an H100 or H200
-# PyTorch's CublasHandlePool.cpp: by its own allocator, 32 MiB for each thread that multiplies, on GPUs of compute
-# capability 9, 10 and 12 (8 on others); cuBLASLt gets the same. The forward pass has a thread, the backward another.
-CUBLAS_BYTES = 2 * 32 * 2**20
+# PyTorch's CublasHandlePool.cpp, on GPUs of capability 9, 10 and 12 (8 MiB on others): cuBLAS and cuBLASLt share
+# a workspace, from torch 2.15 on for one product (pull request 194311), before it held by every thread that multiplies.
+CUBLAS_BYTES = 32 * 2**20
+CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= (2, 15) else 2  # of the forward and of the backward pass
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 # What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
 RESERVE_GPU = 1.5e9
 
@@ -210,7 +213,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, label: str, on_gpu: bool = False) -> None:
         super().__init__()
         self.label, self.on_gpu = label, on_gpu
-        self.now: Counter[str] = Counter(cublas=CUBLAS_BYTES if on_gpu else 0)
+        self.now: Counter[str] = Counter(cublas=CUBLAS_THREADS * CUBLAS_BYTES if on_gpu else 0)
         self.at_peak: Counter[str] = Counter()
         self.launches = 0
         self._labels: dict[int, str] = {}
@@ -228,11 +231,10 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
         self.launches += not func.is_view and not func.name().startswith(IDLE)
-        if self.on_gpu and _is_attention_backward(func.name()):
-            size = attention_workspace(args[1])  # alive for a moment beside all that is now
-            if self.now.total() + size > self.at_peak.total():
-                self.at_peak = self.now.copy()
-                self.at_peak["temporaries"] += size
+        label, size = workspace(func.name(), args) if self.on_gpu else ("", 0)
+        if size and self.now.total() + size > self.at_peak.total():  # alive for a moment beside all that is now
+            self.at_peak = self.now.copy()
+            self.at_peak[label] += size
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -250,6 +252,27 @@ class LiveBytes(TorchDispatchMode):
 
 def _is_attention_backward(operator: str) -> bool:
     return "attention" in operator and "backward" in operator
+
+
+def workspace(operator: str, inputs: Sequence[Any]) -> tuple[str, int]:
+    """Return what an operator allocates for itself, and the label of AT_PEAK that it counts for."""
+    if operator.startswith(PRODUCTS) and not CUBLAS_THREADS:
+        return "cublas", CUBLAS_BYTES
+    if operator == "aten::sum.dim_IntList" and inputs[0].dim() == 2 and inputs[1] == [0]:
+        return "temporaries", column_sum_workspace(*inputs[0].shape)
+    return "temporaries", attention_workspace(inputs[1]) if _is_attention_backward(operator) else 0
+
+
+def column_sum_workspace(rows: int, width: int) -> int:
+    """Return the bytes that PyTorch allocates to sum the columns of a matrix [rows, width], as biases' gradients are.
+
+    ATen's Reduce.cuh, setReduceConfig: blocks of 4 x 32 threads, each with 4 columns, share a column's rows, as many as
+    keep all multiprocessors busy with 16 to 256 rows a thread; its global_memory_size multiplies what they hand over by
+    a block's 128 columns.
+    """
+    columns, rows = -(-width // 128), -(-rows // 4)
+    blocks = max(min(-(-16 * MULTIPROCESSORS // columns), -(-rows // 16)), -(-rows // 256))
+    return 4 * width * blocks * 128 if blocks > 1 else 0
 
 
 def attention_workspace(q: Tensor) -> int:

@@ -15,9 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accounting import (
     CUBLAS_BYTES,
+    CUBLAS_THREADS,
     LiveBytes,
     account,
     attention_workspace,
+    column_sum_workspace,
     predict,
     repeated_flops,
     saved_bytes,
@@ -94,10 +96,21 @@ def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
     for live in (on_gpu, on_cpu):
         with live:
             torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
-    assert on_gpu.at_peak["cublas"] == CUBLAS_BYTES
+    assert on_gpu.at_peak["cublas"] == CUBLAS_THREADS * CUBLAS_BYTES
     assert on_gpu.at_peak["temporaries"] == attention_workspace(q)
+    with on_gpu:
+        bias = torch.zeros(512, requires_grad=True)
+        torch.nn.functional.linear(torch.ones(40, 512), torch.ones(512, 512), bias).sum().backward()
+    assert on_gpu.at_peak["cublas"] == (CUBLAS_THREADS or 1) * CUBLAS_BYTES
     assert not on_cpu.at_peak["cublas"]
     assert not on_cpu.at_peak["temporaries"]
+
+
+def test_the_room_of_a_column_sum_is_what_pytorchs_allocator_gave_it() -> None:
+    """In MiB, by torch 2.11 and 2.15 on the stand-in for CUDA."""
+    measured = {(23840, 1536): 132, (23840, 384): 70, (1248, 768): 7.5, (1248, 3072): 30, (25088, 768): 132}
+    assert {shape: column_sum_workspace(*shape) / 2**20 for shape in measured} == pytest.approx(measured, rel=1e-3)
+    assert column_sum_workspace(64, 768) == 0, "a block sums a column"
 
 
 def test_gradients_in_buckets_are_there_all_the_time() -> None:
@@ -119,9 +132,9 @@ def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
 @pytest.mark.parametrize(
     ("changes", "gib", "flops"),
     [
-        ({}, 3.343, 4.179e12),
-        pytest.param({"decoder_depth": 8}, 4.295, 6.090e12, marks=pytest.mark.slow),
-        pytest.param({"activation_checkpointing": True}, 2.158, 5.103e12, marks=pytest.mark.slow),
+        ({}, 3.358, 4.179e12),
+        pytest.param({"decoder_depth": 8}, 4.310, 6.090e12, marks=pytest.mark.slow),
+        pytest.param({"activation_checkpointing": True}, 2.173, 5.103e12, marks=pytest.mark.slow),
     ],
 )
 def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flops: float) -> None:
@@ -145,5 +158,5 @@ def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
     _, measured = measure_config(config, 16, 2, torch.device("cuda"))
     predicted = predict(config, 16).peak_bytes / 2**30
-    assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.05)  # what kernels allocate is counted
+    assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.02)  # what kernels allocate is counted
     assert measured["measured_peak_gib"] < measured["driver_used_gib"]
