@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import launch
-from kernels.launch import check, runs_triton, wrap_triton
+from kernels.launch import check, runs_triton, triton_op, wrap_triton
 
 ROWS, COLUMNS = 16, 32  # of a program's tile: a warp writes 32 neighbors, a thread's four rows share horizontal weights
 
@@ -250,7 +250,7 @@ def crop_resize_kernel(
         tl.store(out_ptrs + channel, value.to(tl.uint8), mask=inside)
 
 
-@torch.library.triton_op("adamae::crop_resize", mutates_args=())
+@triton_op("crop_resize")
 def crop_resize_op(
     planes: Tensor, offsets: Tensor, sizes: Tensor, boxes: Tensor, flips: Tensor, matrices: Tensor, siting: Tensor,
     height: int, width: int,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, wrap_triton
+from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
 ROWS = 16  # a program's tile is ROWS x 256 values: with 4 warps, four 16-byte loads in flight a thread at 2 bytes
 
@@ -71,7 +71,7 @@ def gather_backward_kernel(
     tl.store(out_ptr + (b * N + n[:, None]) * D + d, grad, mask=(n < N)[:, None] & (d < D))
 
 
-@torch.library.triton_op("adamae::gather_tokens", mutates_args=())
+@triton_op("gather_tokens")
 def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
     (batch, _, width), count = x.shape, ids.shape[1]
     x, ids = rows_contiguous(x), ids.contiguous()
@@ -84,7 +84,7 @@ def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
     return out
 
 
-@torch.library.triton_op("adamae::gather_tokens_backward", mutates_args=())
+@triton_op("gather_tokens_backward")
 def gather_tokens_backward_op(grad: Tensor, ids: Tensor, tokens: int) -> Tensor:
     batch, count, width = grad.shape
     grad, ids = rows_contiguous(grad), ids.contiguous()

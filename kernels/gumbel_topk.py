@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import check, rows_contiguous, runs_triton, wrap_triton
+from kernels.launch import check, rows_contiguous, runs_triton, triton_op, wrap_triton
 from kernels.noise import gumbel, gumbel_row
 
 MAX_TOKENS = 16384  # one program holds a row in its registers
@@ -127,7 +127,7 @@ def num_warps(tokens: int) -> int:
     return min(16, max(1, triton.next_power_of_2(tokens) // 256))
 
 
-@torch.library.triton_op("adamae::gumbel_topk", mutates_args=())
+@triton_op("gumbel_topk")
 def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     logits = rows_contiguous(logits)
@@ -143,7 +143,7 @@ def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tupl
     return visible_ids, masked_ids, log_probs
 
 
-@torch.library.triton_op("adamae::gumbel_topk_backward", mutates_args=())
+@triton_op("gumbel_topk_backward")
 def gumbel_topk_backward_op(grad: Tensor, log_probs: Tensor, dtype: torch.dtype) -> Tensor:
     rows, tokens = log_probs.shape
     grad = rows_contiguous(grad)
@@ -157,6 +157,7 @@ def gumbel_topk_backward_op(grad: Tensor, log_probs: Tensor, dtype: torch.dtype)
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.dtype = inputs[0].dtype
+    ctx.set_materialize_grads(False)  # zeros for the ids
     ctx.save_for_backward(output[2])
 
 

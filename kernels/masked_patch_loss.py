@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import check, check_ids, runs_triton, wrap_triton
+from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines
 
 Kind = Literal["mse", "l1"]
@@ -151,7 +151,7 @@ def patch_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool
     }  # fmt: skip
 
 
-@torch.library.triton_op("adamae::masked_patch_loss", mutates_args=())
+@triton_op("masked_patch_loss")
 def masked_patch_loss_op(
     pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: str, normalize: bool
 ) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def masked_patch_loss_op(
     return loss, statistics
 
 
-@torch.library.triton_op("adamae::masked_patch_loss_backward", mutates_args=())
+@triton_op("masked_patch_loss_backward")
 def masked_patch_loss_backward_op(
     grad: Tensor, pred: Tensor, clip: Tensor, masked_ids: Tensor, statistics: Tensor,
     tubelet_size: int, patch_size: int, kind: str, normalize: bool,
@@ -183,6 +183,7 @@ def masked_patch_loss_backward_op(
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # zeros for the statistics
     ctx.save_for_backward(*inputs[:3], output[1])
     ctx.options = inputs[3:]
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import check, check_ids, runs_triton, wrap_triton
+from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -24,7 +24,8 @@ def patchify(
 ) -> Tensor:
     """clip uint8 [B, T, H, W, C], ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
 
-    A patch's values are in the order (p_t, p_h, p_w, c).
+    A patch's values are in the order (p_t, p_h, p_w, c). Mean and deviation of each channel are ImageNet's for RGB; for
+    all others, the means of those.
     """
     tokens = check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
@@ -48,15 +49,11 @@ def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
 
 def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
     patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
-    mean, std = (torch.tensor(values, device=clip.device) for values in pixel_statistics(clip.shape[4]))
+    if clip.shape[4] == 3:
+        mean, std = (torch.tensor(values, device=clip.device) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    else:  # numbers: a tensor from the host would make it wait for the GPU
+        mean, std = (sum(values) / 3 for values in (IMAGENET_MEAN, IMAGENET_STD))
     return ((patches - 255 * mean) / (255 * std)).flatten(2).to(dtype)
-
-
-def pixel_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of each channel: ImageNet's for RGB; for all others, the means of those."""
-    if channels == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return (sum(IMAGENET_MEAN) / 3,) * channels, (sum(IMAGENET_STD) / 3,) * channels
 
 
 def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int) -> Tensor:
@@ -105,7 +102,7 @@ def patchify_kernel(
         tl.store(out_ptrs + place[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@torch.library.triton_op("adamae::patchify", mutates_args=())
+@triton_op("patchify")
 def patchify_op(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
     batch, frames, height, width, _ = clip.shape
     rows, columns = height // patch_size, width // patch_size

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.launch import check, check_ids, rows_contiguous, runs_triton, wrap_triton
+from kernels.launch import check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
 
 def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def sampling_loss_kernel(
     tl.store(grad_ptr + b * N + ids, grad, mask=m < M)
 
 
-@torch.library.triton_op("adamae::sampling_loss", mutates_args=())
+@triton_op("sampling_loss")
 def sampling_loss_op(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> tuple[Tensor, Tensor]:
     """-> the loss, a scalar, and its gradient for log_probs, fp32 [B, N]; the ids of a row are all different."""
     (batch, tokens), count = log_probs.shape, masked_ids.shape[1]
@@ -64,6 +64,7 @@ def sampling_loss_op(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tens
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.dtype = inputs[0].dtype
+    ctx.set_materialize_grads(False)  # zeros for the gradient
     ctx.save_for_backward(output[1])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.gather_tokens import ROWS
-from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, wrap_triton
+from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
 STEPS = 16  # tiles of the mask token's gradient that a program sums: 256 rows, and a 256th of them left to sum
 
@@ -82,7 +82,7 @@ def mask_token_gradient_kernel(
     tl.store(partial_ptr + tl.program_id(0) * E + d, tl.sum(partial, axis=0)[None, :], mask=d < E)
 
 
-@torch.library.triton_op("adamae::scatter_tokens", mutates_args=())
+@triton_op("scatter_tokens")
 def scatter_tokens_op(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
 ) -> Tensor:
@@ -97,7 +97,7 @@ def scatter_tokens_op(
     return out
 
 
-@torch.library.triton_op("adamae::mask_token_gradient", mutates_args=())
+@triton_op("mask_token_gradient")
 def mask_token_gradient_op(grad: Tensor, num_visible: int, dtype: torch.dtype) -> Tensor:
     """The sum over clips and masked rows of grad [B, K + M, E], in fp32 and without atomics -> [E]."""
     batch, rows, width = grad.shape
