@@ -1,8 +1,15 @@
-"""Extract features of a dataset: `python extract_features.py SHARDS OUT --model RUN`.
+"""Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-OUT gets `features.json`, the settings, and `features-00000.safetensors`, ... with the tensors `pooled` [n, D] fp32,
-`labels` [n] int64 (-1: none) and, with --tokens, `tokens` [n, N, D] fp16; the videos' keys are JSON in the metadata
-under `keys`. One clip per video: its middle, center crop. Re-running the command continues with the next file.
+INPUT is a dataset of shards, or what make_shards.py takes (a video, a folder, a list, tars), or an image. Windows of
+--window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
+frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
+last frame, and what is left after the last whole window is not covered.
+
+Each video gets a file, OUT/<key>.safetensors, with the tensors `features` [W, D] fp32, means over the tokens of each
+window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the window, and
+with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label, class and, if it is damaged,
+`incomplete`: why the rest of it is missing. With --format npz or npy, files are NumPy's; npy holds `features` alone, as
+ActionFormer reads them. Videos that have a file are skipped, so re-running the command continues.
 """
 
 import argparse
@@ -10,93 +17,188 @@ from pathlib import Path
 
 from common.errors import InputError, parse_early, require_positive, run_command
 
+FORMATS = ("safetensors", "npz", "npy")
+
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", metavar="SHARDS", help="dataset folder made by shard_tools/make_shards.py")
+    parser.add_argument("input", metavar="INPUT", help="shards, videos, or a list of videos")
     parser.add_argument("output", metavar="OUT", type=Path, help="folder for the features")
     parser.add_argument("--model", required=True, type=Path, help="run, checkpoint, export or another project's file")
-    parser.add_argument("--frame-stride", type=int, metavar="N", help="in source frames; default: the run's, else 4")
-    parser.add_argument("--num-frames", type=int, metavar="T", help="frames per clip; default: as trained")
+    parser.add_argument("--window", type=int, metavar="T", help="frames per window; default: as trained")
+    parser.add_argument("--stride", type=int, metavar="N", help="frames from window to window; default: a whole window")
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--frame-stride", type=int, metavar="N", help="in source frames; default: the run's, else 4")
+    rate.add_argument("--fps", type=float, help="sampled frames per second")
     parser.add_argument(
         "--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained"
     )
-    parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="clips per forward pass (default 8)")
-    parser.add_argument("--videos-per-file", type=int, default=1024, metavar="V", help="(default 1024)")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="windows per forward pass (default 8)")
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
+    parser.add_argument("--format", choices=FORMATS, default="safetensors", help="of the files (default safetensors)")
+    parser.add_argument(
+        "--part", default="0/1", metavar="I/N", help="only every Nth video, from the Ith on: one per GPU"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    require_positive(options, "batch_size", "videos_per_file", "frame_stride", "num_frames")
+    require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
+    if options.tokens and options.format == "npy":
+        raise InputError("a .npy file holds one array: choose --format npz or safetensors with --tokens")
+    options.part = parse_part(options.part)
     return options
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise InputError(f"--part is {text}: give I/N with I from 0 to N - 1, such as 0/8")
+    return int(index), int(count)
 
 
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
 import json
-from itertools import islice
-from typing import Any
+import math
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from itertools import chain, islice
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple, TypeVar
 
 import common.openmp  # noqa: F401
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
+from PIL import Image
 from torch import Tensor
 
 from common.atomic_io import atomic_write, write_json
 from common.devices import choose_device, explain_out_of_memory
-from common.logging import log
+from common.logging import log, printable
 from common.progress import progress_bar
+from figures.clips import resize_and_crop
 from model.encoder import VideoEncoder
 from model.weights.pretrained import find_file, trained_rate
 from model.weights.weight_files import save_tensors
-from pipeline.config import DataConfig
-from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import EvaluationPlan
+from pipeline.decoding.video import Video
+from pipeline.decoding.video_source import Scaler
+from pipeline.planning.crops import FrameSize, view_crop
+from pipeline.reading.reader import Reader
+from pipeline.reading.storage import is_remote
+from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import DATASET_FILE
+from pipeline.video_error import VideoError
+from shard_tools.encoding.picture import Pose, UnusableError
+from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, subsample
+from shard_tools.inputs import Item, read_inputs
+from shard_tools.inputs.item import Segment
+from shard_tools.work import local_copy
+
+PREFETCHED = 4  # batches that are decoded ahead
+DTYPES = {"features": np.float32, "tokens": np.float16, "times": np.float64}
+Shown = tuple[float, UInt8[np.ndarray, "H W C"]]  # seconds from the first frame, and the frame as the model takes it
+T = TypeVar("T")
+
+
+class Rate(NamedTuple):
+    """How many frames are sampled: every so many source frames, or so many a second."""
+
+    frame_stride: int | None = None
+    fps: float | None = None
+
+    def step(self, fps: Fraction, stored_stride: int = 1) -> Fraction:
+        """Return the distance of sampled frames in those of a video of `fps`, of which every n-th was stored."""
+        step = fps / Fraction(self.fps) if self.fps else Fraction(self.frame_stride or 1, stored_stride)
+        if step < 1 or (not self.fps and step.denominator != 1):
+            wanted = f"{self.fps:g} frames a second" if self.fps else f"every {self.frame_stride}th frame"
+            raise UnusableError(f"{wanted} are to be sampled of {float(fps):g} stored a second, each {stored_stride}th")
+        return step.limit_denominator(100_000)
+
+
+@dataclass
+class Source:
+    """A video: `frames` yields what is sampled of it; raises VideoError or UnusableError where it is damaged."""
+
+    key: str
+    source: str
+    frames: Callable[[], Iterator[Shown]]
+    label: str = ""
+
+
+@dataclass
+class Features:
+    """What is known of a video so far. Small tensors that stay between large ones that go would fragment memory: 2 GB
+    for an hour. So they lie in temporary files."""
+
+    source: Source
+    files: dict[str, IO[bytes]] = field(default_factory=lambda: defaultdict(TemporaryFile))
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    num_windows: int = 0
+    incomplete: str = ""
+
+    def append(self, window: dict[str, np.ndarray]) -> None:
+        for name, values in window.items():
+            values.tofile(self.files[name])
+            self.shapes[name] = values.shape
+        self.num_windows += 1
+
+    def read(self) -> dict[str, Tensor]:
+        """Return the features of all windows, which are read from the disk on use."""
+        return {
+            name: torch.from_numpy(np.memmap(file, DTYPES[name], "c", shape=(self.num_windows, *self.shapes[name])))
+            for name, file in self.files.items()
+        }
+
+
+class Window(NamedTuple):
+    features: Features
+    times: tuple[float, float]
+    clip: UInt8[np.ndarray, "T H W C"]
 
 
 @explain_out_of_memory("lower --batch-size")
-def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> int:
     device = choose_device(options.device)
-    changes = {name: getattr(options, name) for name in ("num_frames", "image_size") if getattr(options, name)}
+    changes = {"num_frames": options.window, "image_size": options.image_size}
+    changes = {name: value for name, value in changes.items() if value}
     encoder = VideoEncoder.from_pretrained(options.model, **changes).to(device)
-    dataset = ShardDataset.open(options.shards)
-    rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(options.model)
-    data = DataConfig(shards=options.shards, **rate)
-    plan = EvaluationPlan(
-        dataset, data, num_frames=encoder.config.num_frames, image_size=encoder.config.image_size,
-        batch_size=options.batch_size,
-    )  # fmt: skip
-    batches_per_file = max(1, options.videos_per_file // options.batch_size)
-    videos_per_file = batches_per_file * options.batch_size
-    write_settings(options.output, {
-        "model": str(find_file(options.model).resolve()),
-        "shards": [shard.sha256 for shard in dataset.info.shards],
-        **rate,
-        "tokens": options.tokens,
-        "videos": len(plan),
-        "videos_per_file": videos_per_file,
-        **changes,
-    })  # fmt: skip
+    length = encoder.config.num_frames
+    given = {name: getattr(options, name) for name in Rate._fields if getattr(options, name)}
+    rate = Rate(**(given or trained_rate(options.model)))
+    stride = options.stride or length
+    settings = {"model": str(find_file(options.model).resolve()), **rate._asdict(), "stride": stride}
+    write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
 
-    files = [options.output / f"features-{i:05d}.safetensors" for i in range(-(-len(plan) // videos_per_file))]
-    done = next((i for i, file in enumerate(files) if not file.exists()), len(files))
-    with (
-        ClipLoader(dataset, plan, device, data, quarantine=None) as loader,
-        progress_bar(unit="video", total=len(plan), initial=min(done * videos_per_file, len(plan))) as progress,
-    ):
-        batches = loader.batches(first=done * batches_per_file)
-        for file in files[done:]:
-            parts: list[dict[str, Tensor]] = []
-            keys: list[str] = []
-            for batch in islice(batches, batches_per_file):
-                parts.append(encode_batch(encoder, batch, options.tokens))
-                keys += batch.keys
-                progress.update(len(batch.keys))
-            tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            with atomic_write(file) as partial:
-                save_tensors(partial, tensors, {"keys": json.dumps(keys)})
-    log(f"wrote features for {len(plan)} videos to {options.output}")
+    first, step = options.part
+    sources = islice(list_sources(options.input, FrameSize.of(encoder.config.image_size), rate), first, None, step)
+    videos = [Features(source) for source in sources if not file_of(options, source.key).exists()]
+    num_bad = 0
+    with progress_bar(unit="video", total=len(videos)) as progress:
+        windows = (window for video in videos for window in cut_windows(video, length, stride))
+        size = options.batch_size
+        batches = iter(lambda: list(islice(windows, size)), [])
+        for batch in prefetch(batches, PREFETCHED):
+            if clips := [window.clip for window in batch if isinstance(window, Window)]:
+                found = encode(encoder, torch.from_numpy(np.stack(clips)).to(device), options.tokens)
+            number = 0
+            for item in batch:
+                if isinstance(item, Window):
+                    part = {name: values[number].numpy() for name, values in found.items()}
+                    item.features.append({**part, "times": np.array(item.times)})
+                    number += 1
+                else:
+                    num_bad += not save_features(options, item)
+                    progress.update()
+    log(f"wrote features of {len(videos) - num_bad} videos to {options.output}, {num_bad} could not be read wholly")
+    return 1 if num_bad else 0
 
 
 def write_settings(output: Path, settings: dict[str, Any]) -> None:
@@ -110,14 +212,156 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
         raise InputError(f"{output} has features made with another {other}: choose another OUT, or remove it")
 
 
-@torch.no_grad()
-def encode_batch(encoder: VideoEncoder, batch: Batch, with_tokens: bool) -> dict[str, Tensor]:
-    device = batch.clip.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        features = encoder.encode(batch.clip)
-    found = {"pooled": features.pooled.float().cpu(), "labels": batch.labels.cpu()}
-    return found | ({"tokens": features.tokens.half().cpu()} if with_tokens else {})
+def list_sources(place: str, size: FrameSize, rate: Rate) -> Iterator[Source]:
+    """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
+    if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
+        yield from list_samples(ShardDataset.open(place), size, rate)
+    elif Path(place).suffix.lower() in Image.registered_extensions() and Path(place).is_file():
+        yield Source(Path(place).name, place, lambda: read_image(Path(place), size))
+    else:
+        for item in read_inputs(place, None, unlabeled=False):
+            yield Source(item.name, item.source, partial(read_item, item, size, rate), ", ".join(item.labels or ()))
 
+
+def list_samples(dataset: ShardDataset, size: FrameSize, rate: Rate) -> Iterator[Source]:
+    reader, classes = Reader(dataset), dataset.info.classes
+
+    def read(index: int) -> Iterator[Shown]:
+        sample = dataset.samples[index]
+        fps = Fraction(sample.fps).limit_denominator(100_000)
+        step, data = rate.step(fps, sample.frame_stride), reader.read(index)
+        if arrays.is_array(data):
+            yield from read_array(data, step, size)
+            return
+        scaler = make_scaler(sample.width, sample.height, size)
+        with Video(data, sample.num_frames) as video:
+            for number, frame in video.frames(number_frames(step, sample.num_frames)):
+                yield float(number / fps), scaler(frame)
+
+    for index, sample in enumerate(dataset.samples):
+        label = ", ".join(classes[int(label)] for label in sample.labels or ())
+        yield Source(sample.key, sample.source, partial(read, index), label)
+
+
+def read_item(item: Item, size: FrameSize, rate: Rate) -> Iterator[Shown]:
+    """Stream a video file: memory does not grow with its length."""
+    if item.problem:
+        raise UnusableError(item.problem)
+    with local_copy(item.location) as path:
+        if arrays.is_array(path):
+            yield from read_array(path, rate.step(Fraction(arrays.FPS)), size)
+            return
+        with open_source(path) as (container, stream):
+            timing = read_timing(container, stream)
+        step = rate.step(timing.rate)
+        with open_source(path) as (container, stream):
+            frames = subsample(assign_ticks(read_frames(container, stream), timing), step)
+            first = next(frames)
+            width, height = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
+            scaler = make_scaler(round(width), round(height), size)
+            segment = item.segment or Segment(0, math.inf)
+            for number, frame in enumerate(chain([first], frames)):
+                seconds = number * step / timing.rate
+                if (number * step if segment.in_frames else seconds) >= segment.end:
+                    return
+                if (number * step if segment.in_frames else seconds) >= segment.start:
+                    yield float(seconds), scaler(frame)
+
+
+def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:
+    frames = arrays.map_frames(array)
+    for number in number_frames(step, len(frames)):
+        yield number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
+
+
+def read_image(path: Path, size: FrameSize) -> Iterator[Shown]:
+    with Image.open(path) as image:
+        yield 0.0, resize_and_crop(np.asarray(image.convert("RGB"))[None], size)[0].numpy()
+
+
+def number_frames(step: Fraction, num_frames: int) -> list[int]:
+    """List the frames shown at multiples of a step."""
+    return [int(number * step) for number in range(math.ceil(num_frames / step))]
+
+
+def make_scaler(width: int, height: int, size: FrameSize) -> Scaler:
+    return Scaler(view_crop(width, height, 0, 1, size), False, size, (width, height))
+
+
+def cut_windows(video: Features, length: int, stride: int) -> Iterator[Window | Features]:
+    """Yield the windows of a video, then the video itself, which then says whether it is incomplete."""
+    held: deque[Shown] = deque(maxlen=length)
+    count = 0
+    try:
+        for count, shown in enumerate(video.source.frames(), 1):
+            held.append(shown)
+            if count >= length and (count - length) % stride == 0:
+                yield make_window(video, held)
+    except (UnusableError, VideoError, OSError) as error:
+        video.incomplete = str(error)
+    if 0 < count < length and not video.incomplete:
+        held.extend([held[-1]] * (length - count))
+        yield make_window(video, held)
+    yield video
+
+
+def make_window(video: Features, held: Sequence[Shown]) -> Window:
+    return Window(video, (held[0][0], held[-1][0]), np.stack([frame for _, frame in held]))
+
+
+def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:
+    """Yield items, of which up to `depth` are made ahead in a thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = deque(pool.submit(next, items, None) for _ in range(depth))
+        try:
+            while (item := pending.popleft().result()) is not None:
+                pending.append(pool.submit(next, items, None))
+                yield item
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@torch.no_grad()
+def encode(encoder: VideoEncoder, clip: UInt8[Tensor, "B T H W C"], with_tokens: bool) -> dict[str, Tensor]:
+    device = clip.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        features = encoder.encode(clip)
+    found = {"features": features.pooled.float().cpu()}
+    return found | ({"tokens": features.tokens.half().unflatten(1, encoder.config.grid).cpu()} if with_tokens else {})
+
+
+def file_of(options: argparse.Namespace, key: str) -> Path:
+    return options.output / f"{key}.{options.format}"
+
+
+def save_features(options: argparse.Namespace, video: Features) -> bool:
+    """Write a video's file, if it has a window; say on stderr and return False if it is incomplete."""
+    source = video.source
+    if video.incomplete:
+        log(f"{printable(source.source)} is incomplete: {video.incomplete}", sys.stderr)
+    if video.num_windows:
+        about = {"key": source.key, "source": source.source, "label": source.label, "incomplete": video.incomplete}
+        file = file_of(options, source.key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as partial_file:
+            SAVE[options.format](partial_file, video.read(), about)
+    for opened in video.files.values():
+        opened.close()
+    return not video.incomplete
+
+
+def save_npz(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **{name: values.numpy() for name, values in tensors.items()} | metadata)
+
+
+def save_npy(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    with path.open("wb") as file:
+        np.save(file, tensors["features"].numpy())
+
+
+SAVE: dict[str, Callable[[Path, dict[str, Tensor], dict[str, str]], None]]
+SAVE = {"safetensors": save_tensors, "npz": save_npz, "npy": save_npy}
 
 if __name__ == "__main__":
     run_command(lambda: main(OPTIONS), resumable=True)

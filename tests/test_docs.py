@@ -143,7 +143,7 @@ def test_the_tutorial_script(synthetic_videos: Path, tmp_path: Path, monkeypatch
     assert (out / "pretrain/report.html").is_file()
     assert len(list((out / "figures").glob("*.png"))) == 2
     assert (out / "finetune/evaluation/results.json").is_file()
-    assert (out / "features/features-00000.safetensors").is_file()
+    assert (out / "features/features.json").is_file()
     assert "image_size: 48\n" in (out / "larger/config.yaml").read_text()
     assert f"{out}/huggingface" in capsys.readouterr().err
-    assert (out / "larger_features/features-00000.safetensors").is_file()
+    assert (out / "larger_features/features.json").is_file()

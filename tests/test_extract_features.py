@@ -2,9 +2,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from made_videos import encode, write_shards
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -13,6 +15,7 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
+from shard_tools.inputs.item import Item, Segment
 
 CONFIG = ModelConfig(
     encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
@@ -21,8 +24,17 @@ CONFIG = ModelConfig(
 
 
 @pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    for i in range(5):
+        file = tmp_path / f"videos/class {i % 2}/v{i}.mp4"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encode(20 + i, first=3 * i))
+    return tmp_path / "videos"
+
+
+@pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    return write_shards(tmp_path / "shards", [(f"v{i}", encode(20, first=3 * i)) for i in range(7)], classes=2)
+    return write_shards(tmp_path / "shards", [(f"a/v{i}", encode(20 + i, first=3 * i)) for i in range(5)], classes=2)
 
 
 @pytest.fixture
@@ -32,62 +44,119 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-def extract(shards: Path, output: Path, weights: Path, *more: str) -> None:
-    arguments = [str(shards), str(output), "--model", str(weights), "--batch-size", "2", "--device", "cpu", *more]
-    extract_features.main(extract_features.parse_arguments(arguments))
+def extract(place: Path, output: Path, weights: Path, *more: str) -> int:
+    given = [str(place), str(output), "--model", str(weights), "--batch-size", "3", "--device", "cpu"]
+    more = more if {"--fps", "--frame-stride"} & {*more} else ("--frame-stride", "2", *more)
+    return extract_features.main(extract_features.parse_arguments([*given, *more]))
 
 
-def test_every_video_once_in_order(shards: Path, weights: Path, tmp_path: Path) -> None:
-    extract(shards, tmp_path / "out", weights, "--videos-per-file", "4", "--tokens")
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
-    assert [file.name for file in files] == ["features-00000.safetensors", "features-00001.safetensors"]
-    keys = []
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            keys += json.loads(opened.metadata()["keys"])
-    assert keys == [f"v{i}" for i in range(7)]
-    first, second = map(load_file, files)
-    assert torch.cat((first["labels"], second["labels"])).tolist() == [0, 1, 0, 1, 0, 1, 0]
-    assert first["pooled"].shape == (4, 48)
-    assert second["tokens"].shape == (3, 32, 48)
-    torch.testing.assert_close(second["tokens"].float().mean(1), second["pooled"], atol=2e-3, rtol=0)
-    assert len(torch.cat((first["pooled"], second["pooled"])).unique(dim=0)) == 7
+def read_metadata(file: Path) -> dict[str, str]:
+    with safe_open(file, "pt") as opened:
+        return opened.metadata()
 
 
-def test_stopped_and_started_again_gives_the_same(shards: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
-    """Also where a file in the middle is missing."""
-    extract(shards, tmp_path / "whole", weights, "--videos-per-file", "2")
-    original, calls = extract_features.encode_batch, []
+def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tmp_path) -> None:
+    assert extract(videos, tmp_path / "of files", weights, "--stride", "3", "--tokens") == 0
+    assert extract(shards, tmp_path / "of shards", weights, "--stride", "3", "--tokens") == 0
+    for i in range(5):
+        file = tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors"
+        first, second = load_file(file), load_file(tmp_path / f"of shards/a/v{i}.safetensors")
+        sampled = (20 + i + 1) // 2
+        assert first["features"].shape == ((sampled - 4) // 3 + 1, 48)
+        assert first["tokens"].shape == (len(first["features"]), 2, 4, 4, 48)
+        for name in ("features", "tokens", "times"):
+            torch.testing.assert_close(first[name], second[name])
+        starts = 2 * 3 * torch.arange(len(first["times"])) / 8
+        torch.testing.assert_close(first["times"], torch.stack((starts, starts + 6 / 8), 1).double())
+        torch.testing.assert_close(first["tokens"].float().mean((1, 2, 3)), first["features"], atol=2e-3, rtol=0)
+        about = read_metadata(file)
+        assert (about["key"], about["label"], about["incomplete"]) == (f"class {i % 2}/v{i}.mp4", f"class {i % 2}", "")
 
-    def stop_after_three(*arguments):
-        calls.append(1)
-        if len(calls) > 3:
+
+def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path, monkeypatch) -> None:
+    """Of numbers drawn into the frames, in time."""
+    seen = []
+    encode_windows = extract_features.encode
+    monkeypatch.setattr(extract_features, "encode", lambda e, clip, t: seen.append(clip) or encode_windows(e, clip, t))
+    extract(shards, tmp_path / "out", weights, "--fps", "4", "--stride", "1", "--part", "0/5")
+    clips = torch.cat(seen)[..., 0].float().mean((2, 3))
+    assert len(clips) == 7, "of ten sampled frames"
+    torch.testing.assert_close(clips[1:, :-1], clips[:-1, 1:], msg="each begins a frame later")
+
+
+def test_stopped_and_started_again_gives_the_same(shards, weights, tmp_path, monkeypatch) -> None:
+    assert extract(shards, tmp_path / "whole", weights) == 0
+    saved, save = [], extract_features.save_features
+
+    def stop_after_two(*arguments):
+        if len(saved) == 2:
             raise KeyboardInterrupt
-        return original(*arguments)
+        saved.append(1)
+        return save(*arguments)
 
-    monkeypatch.setattr(extract_features, "encode_batch", stop_after_three)
-    parts = tmp_path / "parts"
+    monkeypatch.setattr(extract_features, "save_features", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
-        extract(shards, parts, weights, "--videos-per-file", "2")
-    assert len(list(parts.glob("*.safetensors"))) == 3
-    calls.clear()
-    extract(shards, parts, weights, "--videos-per-file", "2")
-    assert len(calls) == 1  # only what was missing
+        extract(shards, tmp_path / "parts", weights)
+    assert len(list((tmp_path / "parts").rglob("*.safetensors"))) == 2
     monkeypatch.undo()
-    (parts / "features-00001.safetensors").unlink()
-    extract(shards, parts, weights, "--videos-per-file", "2")
-    for file in (tmp_path / "whole").glob("*.safetensors"):
-        assert file.read_bytes() == (parts / file.name).read_bytes()
+    for part in ("1/2", "0/2"):
+        assert extract(shards, tmp_path / "parts", weights, "--part", part) == 0
+    for file in (tmp_path / "whole").rglob("*.safetensors"):
+        torch.testing.assert_close(load_file(file), load_file(tmp_path / "parts/a" / file.name))
+
+
+def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> None:
+    whole = encode(40, options={"g": "8"}, pattern=True)
+    (tmp_path / "in").mkdir()
+    damaged = bytearray(whole)
+    middle = len(whole) // 2
+    damaged[middle : middle + 400] = bytes(400)
+    (tmp_path / "in/damaged.mp4").write_bytes(damaged)
+    (tmp_path / "in/empty.mp4").touch()
+    (tmp_path / "in/short.mp4").write_bytes(encode(3))
+    assert extract(tmp_path / "in", tmp_path / "out", weights) == 1
+    shown = capsys.readouterr()
+    assert "wrote features of 1 videos" in shown.out
+    assert "empty.mp4 is incomplete: the file is empty" in shown.err
+    kept = tmp_path / "out/damaged.mp4.safetensors"
+    assert 0 < len(load_file(kept)["features"]) < 5
+    assert read_metadata(kept)["incomplete"]
+    assert load_file(tmp_path / "out/short.mp4.safetensors")["times"].tolist() == [[0, 0.25]]
+
+
+def test_images_arrays_and_other_formats(tmp_path, weights) -> None:
+    Image.new("RGB", (80, 60), "navy").save(tmp_path / "still.png")
+    extract(tmp_path / "still.png", tmp_path / "out", weights, "--format", "npz")
+    with np.load(tmp_path / "out/still.png.npz") as loaded:
+        assert loaded["features"].shape == (1, 48)
+        assert (str(loaded["key"]), loaded["times"].tolist()) == ("still.png", [[0, 0]])
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in/clip.npy", np.zeros((9, 40, 50, 3), np.uint8))
+    extract(tmp_path / "in", tmp_path / "npy", weights, "--format", "npy", "--stride", "1")
+    assert np.load(tmp_path / "npy/clip.npy.npy").shape == (2, 48)
 
 
 def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
     run = write_run(AdaMAE(CONFIG), frame_stride=3)
-    for stride, more in ((3, ()), (2, ("--frame-stride", "2"))):
-        extract(shards, tmp_path / f"by {stride}", run, *more)
-        assert json.loads((tmp_path / f"by {stride}/features.json").read_text())["frame_stride"] == stride
+    arguments = [str(shards), str(tmp_path / "out"), "--model", str(run), "--device", "cpu"]
+    extract_features.main(extract_features.parse_arguments(arguments))
+    assert json.loads((tmp_path / "out/features.json").read_text())["frame_stride"] == 3
+    assert load_file(tmp_path / "out/a/v0.safetensors")["times"][0].tolist() == [0, 9 / 8]
 
 
-def test_another_request_for_the_same_folder_is_refused(shards: Path, weights: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) -> None:
     extract(shards, tmp_path / "out", weights)
-    with pytest.raises(InputError, match="made with another frame_stride, tokens"):
-        extract(shards, tmp_path / "out", weights, "--tokens", "--frame-stride", "2")
+    with pytest.raises(InputError, match="made with another frame_stride, fps, tokens"):
+        extract(shards, tmp_path / "out", weights, "--tokens", "--fps", "5")
+    with pytest.raises(InputError, match=r"--part is 2/2: give I/N"):
+        extract(shards, tmp_path / "out", weights, "--part", "2/2")
+    with pytest.raises(InputError, match=r"npy file holds one array"):
+        extract(shards, tmp_path / "out", weights, "--tokens", "--format", "npy")
+
+
+def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
+    item = Item("class 0/v0.mp4", str(videos / "class 0/v0.mp4"), segment=Segment(1, 2))
+    monkeypatch.setattr(extract_features, "read_inputs", lambda *_, **__: [item])
+    assert extract(videos, tmp_path / "out", weights) == 0
+    times = load_file(tmp_path / f"out/{item.name}.safetensors")["times"]
+    assert times.tolist() == [[1, 1.75]]

@@ -248,9 +248,10 @@ def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple
         yield last, frame
 
 
-def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int) -> Iterator[VideoFrame]:
+def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int | Fraction) -> Iterator[VideoFrame]:
     """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
-    wanted = last = 0
+    wanted: int | Fraction = 0
+    last = 0
     current: VideoFrame | None = None
     for tick, frame in frames:
         while current is not None and wanted < tick:
