@@ -47,7 +47,7 @@ COUNTERS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies batches field by field
 class Batch:
     """Clips of one micro-batch, all on the device."""
 
