@@ -40,7 +40,7 @@ class Distributed:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout_s = timeout_s
-        self._byte_group: dist.ProcessGroup | None = None
+        self._host_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -62,13 +62,13 @@ class Distributed:
             _store().set(f"host of {self.rank}", socket.gethostname())
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
             assert isinstance(group, dist.ProcessGroup)  # for ranks outside of the group, it is a number
-            self._byte_group = group
+            self._host_group = group
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._byte_group is None:
+        if self._host_group is None:
             return
         try:
             if error is None:
@@ -91,16 +91,16 @@ class Distributed:
         if not dist.is_initialized():
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._host_group)
         return values
 
     def start_any(self, flag: Callable[[], bool]) -> Callable[[], bool]:
         """Start reducing one byte beside other work; the function returned waits for it, and says whether `flag` held
         in any rank. A single rank asks when the function is called."""
-        if self._byte_group is None:
+        if self._host_group is None:
             return flag
         value = torch.tensor([flag()], dtype=torch.uint8)
-        work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._byte_group, async_op=True)
+        work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
 
         def wait() -> bool:
             work.wait()

@@ -37,7 +37,7 @@ def use_store(monkeypatch: pytest.MonkeyPatch, store: dist.Store) -> None:
 
 def fail_as_main_of_two(error: Exception) -> None:
     rank = Distributed("cpu")
-    rank._byte_group = dist.GroupMember.NON_GROUP_MEMBER  # anything but None: there is a process group
+    rank._host_group = dist.GroupMember.NON_GROUP_MEMBER  # anything but None: there is a process group
     try:
         raise error
     except Exception as raised:
