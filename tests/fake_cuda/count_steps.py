@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ def main(first: int, last: int, runs: list[list[str]]) -> None:
     train_step = train.train_step
     steps = 0
 
-    def counted(*inputs):
+    def counted(*inputs: Any) -> dict[str, torch.Tensor]:
         nonlocal steps
         steps += 1
         if steps == first:
@@ -39,7 +40,8 @@ def main(first: int, last: int, runs: list[list[str]]) -> None:
 
     train.train_step = counted
     for arguments in runs:
-        found, steps = {"rank": int(os.environ.get("RANK", "0"))}, 0
+        found: dict[str, Any] = {"rank": int(os.environ.get("RANK", "0"))}
+        steps = 0
         found["ended"] = train.train(parse(arguments))
         found["peak"] = torch.cuda.max_memory_allocated()
         print(json.dumps(found), flush=True)
