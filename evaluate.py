@@ -4,7 +4,7 @@ Averages probabilities over --clips × --crops views of every video in SHARDS. E
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights: ours, the original or Hugging Face's. How clips are sampled is taken
 from the run's config.yaml, or from --config. Writes results.json, confusion.png, calibration.png and mistakes.png to
---output.
+--output; of a multi-label classifier, only results.json, with mAP.
 """
 
 import argparse
@@ -83,25 +83,28 @@ def evaluate(options: argparse.Namespace) -> None:
     config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
-        state_dict, shape, classes = pretrained.load(weights, config.model.num_frames)
+        state_dict, shape, classes, multi_label = pretrained.load(weights, config.model.num_frames)
         if options.config is not None:
             shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
         model = load_classifier(state_dict, shape)
         if not classes:  # weights of others name none: then their number must do
             num_classes = model.get_parameter("head.weight").shape[0]
             classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes
-        check_classes(classes, dataset)
+            multi_label = dataset.info.multi_label
+        check_classes(classes, multi_label, dataset)
         if dist.is_main:
             warn_of_selection(weights, config, dataset)
         views = Views(options.clips, options.crops, options.batch_size)
         started = time.perf_counter()
-        found = predict(model.to(dist.device), dataset, config.data, shape, views, dist, config.precision)
+        model, precision = model.to(dist.device), config.precision
+        found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
         if dist.is_main:
             results = make_results(found, dataset, options)
             write_results(options.output or (run or weights.parent) / "evaluation", results, dataset)
             seconds = time.perf_counter() - started
-            top5 = f", top-5 {results['top5']:.4f}" if len(dataset.info.classes) > 5 else ""
-            log(f"top-1 {results['top1']:.4f}{top5} on {results['num_videos']} videos in {seconds:.0f} s")
+            kinds = [("mAP", "mAP"), ("top1", "top-1"), *([("top5", "top-5")] if len(dataset.info.classes) > 5 else ())]
+            scores = ", ".join(f"{kind} {results[name]:.4f}" for name, kind in kinds if name in results)
+            log(f"{scores} on {results['num_videos']} videos in {seconds:.0f} s")
 
 
 def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset) -> None:
@@ -120,14 +123,20 @@ def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset)
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the content of results.json."""
     names, num_videos = dataset.info.classes, len(found.labels)
+    common = {
+        **{name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")},
+        "num_videos": num_videos,
+        **found.scores(),
+    }
+    if found.is_multi_label:
+        rows = zip(names, found.labels.sum(dim=0).tolist(), found.average_precisions(), strict=True)
+        return {**common, "per_class": {name: {"videos": count, "AP": ap} for name, count, ap in rows}}
     pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
     confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)  # rows: true classes
     counts, correct = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
     bins = calibrate(found)
     return {
-        **{name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")},
-        "num_videos": num_videos,
-        **found.scores(),
+        **common,
         # Guo et al. 2017: mean distance of confidence and accuracy
         "calibration_error": sum(b["videos"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / num_videos,
         "per_class": {
@@ -176,9 +185,10 @@ def find_worst_mistakes(found: Predictions, dataset: ShardDataset) -> list[dict[
 
 def write_results(folder: Path, results: dict[str, Any], dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
-    save_figure(plot_calibration(results), folder / "calibration.png")
-    if mistakes := results["mistakes"]:
+    if "confusion" in results:
+        save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
+        save_figure(plot_calibration(results), folder / "calibration.png")
+    if mistakes := results.get("mistakes"):
         strips = [read_strip(dataset, mistake["sample"]) for mistake in mistakes]
         save_figure(plot_mistakes(mistakes, strips), folder / "mistakes.png")
     write_json(folder / "results.json", results)

@@ -58,7 +58,7 @@ MODEL_CARD = Path(pretrained.__file__).with_name("model_card.md.jinja")
 def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
-    state, config, classes = weights
+    state, config, classes, multi_label = weights
     model: nn.Module
     with torch.device("meta"):
         model = VideoClassifier(config, len(state["head.weight"])) if "head.weight" in state else AdaMAE(config)
@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> None:
         if output.suffix != ".safetensors":
             raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
-        pretrained.save(output, state, pretrained.make_metadata(config, classes))
+        pretrained.save(output, state, pretrained.make_metadata(config, classes, multi_label))
         if assumed := pretrained.assumed_fields(source, config):
             log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
         if "head.weight" not in state and config.masking != "adaptive":
@@ -99,7 +99,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
 
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says; ours and the authors' have 1e-6.
     """
-    state, config, classes = weights
+    state, config, classes, multi_label = weights
     if config.positions != "flat-1d":
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
     size = config.dimensions
@@ -117,6 +117,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     if is_classifier:
         names = dict(enumerate(classes or (f"LABEL_{i}" for i in range(len(state["head.weight"])))))
         hf_config |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+        hf_config |= {"problem_type": "multi_label_classification"} if multi_label else {}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", hf_config)
     if config.in_channels == 3:  # their processor makes RGB of every frame

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,8 +92,11 @@ def add_device_index(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def to_device(numbers: Sequence[float] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Copy numbers to the device as int64 or fp32. From pinned memory: other copies wait for all queued GPU work."""
+def to_device(numbers: Sequence[float] | Sequence[Sequence[int]] | np.ndarray, device: torch.device) -> Tensor:
+    """Copy numbers to the device as int64 or fp32, or in an array's type.
+
+    From pinned memory: other copies wait for all queued GPU work.
+    """
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 

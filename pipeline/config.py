@@ -30,6 +30,10 @@ class DataConfig:
     """clip frames per second: the nearest frames, whatever the video's own rate is; instead of frame_stride"""
     sampling: Literal["strided", "segments"] = "strided"
     """strided: by frame_stride or fps; segments: one frame from each of num_frames parts (TSN)"""
+    class_balance: float = option(0.0, at_least=0, at_most=1)
+    """0: classes come as often as they are; 1: equally often; between: by size to the power of 1 - class_balance"""
+    fields: list[str] = option([], free=True)
+    """other fields of the samples, such as captions, that batches bring along: Batch.fields"""
     crop: Literal["multiscale", "random_resized"] = "multiscale"
     """multiscale: a square of one of four sizes; random_resized: any area and aspect ratio, resized to a square"""
     crop_min_area: float = option(0.5, above=0, at_most=1)

@@ -17,10 +17,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -52,10 +53,11 @@ class Batch:
     """Clips of one micro-batch, all on the device."""
 
     clip: UInt8[Tensor, "B T H W C"]  # RGB
-    labels: Int64[Tensor, " B"]  # -1 where a video has none
+    labels: Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]  # -1: none; with several labels per video, ones mark them
     keys: list[str]  # of the videos; those of replacements where videos could not be decoded
     positions: list[int]  # in the plan
     is_last: bool = True  # of this rank's batches of an optimizer step
+    fields: dict[str, list[Any]] = field(default_factory=dict)  # those of data.fields, None where a video has none
 
 
 @dataclass
@@ -85,9 +87,11 @@ class ClipLoader:
     ) -> None:
         """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
 
-        Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device.
+        Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device, or if no sample
+        has one of data.fields.
         """
         self._dataset, self._plan, self._config = dataset, plan, config
+        dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
         self._policy = DecoderPolicy(dataset, device, config)
         self._decoder = ClipDecoder(dataset, plan, self._policy, config, quarantine)
@@ -312,9 +316,13 @@ class ClipLoader:
 
             clips = augment(clips, rows)
         samples = [self._dataset.samples[row.sample] for row in rows]
-        labels = [-1 if sample.label is None else sample.label for sample in samples]
+        if self._dataset.info.multi_label:
+            labels = to_device(self._dataset.mark_classes(row.sample for row in rows), self._device)
+        else:
+            labels = to_device([-1 if sample.label is None else sample.label for sample in samples], self._device)
         self._decoder.quarantine.delivered(len(rows))
         self._decoder.count(clips=len(rows), frames_delivered=len(rows) * self._plan.num_frames)
         return Batch(
-            clips, to_device(labels, self._device), [sample.key for sample in samples], [row.position for row in rows]
-        )
+            clips, labels, [sample.key for sample in samples], [row.position for row in rows],
+            fields={name: [sample.fields.get(name) for sample in samples] for name in self._config.fields},
+        )  # fmt: skip

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import forked
+import numpy as np
 import pytest
 import torch
 from made_videos import broken_copy
@@ -30,7 +31,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, predict
+from training.evaluation import Predictions, Views, average_precision, predict
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -148,6 +149,19 @@ def test_metrics_of_four_videos_worked_by_hand():
     assert results["per_class"]["y"] == {"videos": 0, "top1": None}
     seven = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
     assert Predictions(seven, torch.tensor([4, 5])).scores()["top5"] == 0.5
+
+
+def test_average_precision_of_a_few_videos_worked_by_hand():
+    scores, is_true = np.array([0.6, 0.9, 0.7, 0.8]), np.array([False, True, True, False])
+    assert average_precision(scores, is_true) == pytest.approx((1 + 2 / 3) / 2)
+    assert average_precision(np.array([0.5, 0.5, 0.1]), np.array([True, False, True])) == pytest.approx(
+        (0.5 + 2 / 3) / 2
+    )
+    probabilities = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.5]])
+    found = Predictions(probabilities, torch.tensor([[0, 0, 0], [1, 1, 0]], dtype=torch.uint8))
+    assert found.average_precisions() == [0.5, 1.0, None]
+    assert found.scores()["mAP"] == 0.75
+    assert found.scores()["bce"] == pytest.approx(-np.log([0.1, 0.8, 0.5, 0.3, 0.6, 0.5]).mean())
 
 
 def test_the_worst_mistakes_come_first(synthetic_shards):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from common.devices import Precision, autocast_to
@@ -20,6 +20,7 @@ from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import UNLABELED
 from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_ranks
 
@@ -71,10 +72,24 @@ class Predictions(NamedTuple):
     """Of all V videos, on the CPU, in the order of ShardDataset.samples."""
 
     probabilities: Float[Tensor, "V classes"]
-    labels: Int[Tensor, " V"]
+    labels: Int[Tensor, " V"] | UInt8[Tensor, "V classes"]  # ones mark the classes of a video that may have several
+
+    @property
+    def is_multi_label(self) -> bool:
+        return self.labels.dim() == 2
+
+    def average_precisions(self) -> list[float | None]:
+        """Compute that of each class of a multi-label classifier; None where no video is of it."""
+        columns = zip(self.probabilities.T.numpy(), self.labels.T.numpy(), strict=True)
+        return [average_precision(scores, is_true) if is_true.any() else None for scores, is_true in columns]
 
     def scores(self) -> dict[str, float]:
-        """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class."""
+        """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class; of a multi-label
+        classifier, the mean over classes of average precision, and the binary cross-entropy."""
+        if self.is_multi_label:
+            found = [value for value in self.average_precisions() if value is not None]
+            loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
+            return {"mAP": sum(found) / max(1, len(found)), "bce": loss.item()}
         ranked = self.probabilities.topk(min(5, self.probabilities.shape[1])).indices == self.labels[:, None]
         return {
             "top1": ranked[:, 0].float().mean().item(),
@@ -91,8 +106,9 @@ def predict(
     views: Views,
     dist: Distributed,
     precision: Precision,
+    multi_label: bool = False,
 ) -> Predictions:
-    """Average the softmax over the views of every video."""
+    """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video."""
     data = replace(data, subset=None, cached_batch=False)
     plan = EvaluationPlan(
         dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
@@ -101,7 +117,8 @@ def predict(
     )  # fmt: skip
 
     def compute(batch: Batch) -> Float[Tensor, "B classes"]:
-        return model(batch.clip).float().softmax(dim=-1)
+        logits = model(batch.clip).float()
+        return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
 
     width = len(dataset.info.classes)
     probabilities = compute_per_clip(compute, width, model, plan, dataset, data, dist, precision)
@@ -110,26 +127,41 @@ def predict(
             "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
         )
     mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
+    if multi_label:
+        return Predictions(mean, torch.from_numpy(dataset.mark_classes(range(len(dataset.samples)))))
     return Predictions(mean, torch.from_numpy(dataset.column("label").astype(np.int64)))
 
 
+def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:
+    """Compute the mean, over the true ones, of the precision among all that score as high, as scikit-learn does."""
+    order = np.argsort(-scores, kind="stable")
+    scores, found = scores[order], np.cumsum(is_true[order], dtype=np.int64)
+    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))  # of those that score the same
+    return float((np.diff(found[last], prepend=0) * found[last] / (last + 1)).sum() / found[-1])
+
+
 def check_labels(dataset: ShardDataset) -> None:
-    """Raise InputError if a video has no label."""
+    """Raise InputError if a video has no label; one of several may have none of the classes."""
     if not dataset.info.classes:
         raise InputError(
             f"{dataset.folder} has no labels: create the shards from class folders or with annotations"
             " (shard_tools/make_shards.py)"
         )
     if dataset.info.num_unlabeled:
-        index = int(np.argmax(dataset.column("label") < 0))
+        index = int(np.argmax(dataset.column("label") == UNLABELED))
         raise InputError(
             f"{dataset.where(index)} has no label; dataset.json says all have one: create the shards again"
         )
 
 
-def check_classes(wanted: Sequence[str], dataset: ShardDataset) -> None:
+def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDataset) -> None:
     """Raise InputError if a classifier of the classes `wanted` cannot be evaluated on `dataset`."""
     check_labels(dataset)
+    if dataset.info.multi_label and not multi_label:
+        raise InputError(
+            f"videos of {dataset.folder} have several labels or none, and the classifier was trained to choose one:"
+            " train one on shards with several labels"
+        )
     given = dataset.info.classes
     if len(wanted) != len(given):
         raise InputError(f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}")

@@ -32,7 +32,7 @@ WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, for any color vision
 CHARTS = (
     ("loss", ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll")),
-    ("accuracy", ("evaluation/knn_top1", "evaluation/top1", "evaluation/top5", "accuracy")),
+    ("accuracy", ("evaluation/knn_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP", "accuracy")),
     ("RankMe", ("evaluation/rankme",)),
     ("clips/s", ("clips_per_second",)),
     ("data stall (%)", ("data_wait_fraction",)),

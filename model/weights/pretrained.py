@@ -24,6 +24,7 @@ from model.weights.weight_files import read_json, read_metadata, read_state_dict
 
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
+MULTI_LABEL_KEY = "multi_label"  # there too: whether it decides about each class by itself, as JSON
 SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
 ENCODER_PARTS = ("tokenizer.", "encoder.")  # what the names of an encoder's weights start with
 HUGGINGFACE_KEYS = {  # ModelConfig's names -> those in the config.json of a VideoMAE
@@ -46,6 +47,7 @@ class Weights(NamedTuple):
     state: StateDict
     config: ModelConfig
     classes: list[str]  # a classifier's, by id; [] where the file does not say them
+    multi_label: bool = False  # whether it decides about each class by itself
 
 
 def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
@@ -70,7 +72,7 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
     config = _described_config(file, metadata) or infer_config(state, num_frames, like)
     _check(state, config, file)
-    return Weights(state, config, classes)
+    return Weights(state, config, classes, read_json(metadata.get(MULTI_LABEL_KEY, "false"), file) is True)
 
 
 def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
@@ -99,9 +101,11 @@ def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
         save_tensors(partial, state_dict, metadata)
 
 
-def make_metadata(config: ModelConfig, classes: Sequence[str] = ()) -> dict[str, str]:
+def make_metadata(config: ModelConfig, classes: Sequence[str] = (), multi_label: bool = False) -> dict[str, str]:
     """Make the metadata that `load` reads from a file of weights."""
     known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
+    if multi_label:
+        known[MULTI_LABEL_KEY] = "true"
     return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
 
 
@@ -153,12 +157,12 @@ def trained_rate(path: Path) -> dict[str, Any]:
     raise InputError(f"{run / 'config.yaml'} is damaged (it has no data.frame_stride above 0): put it back")
 
 
-def top1_of(file: Path) -> float:
-    """Read the top-1 accuracy at which a run's best classifier was saved; raises InputError where it is not there."""
+def read_score(file: Path, name: str) -> float:
+    """Read the score at which a run's best classifier was saved; raises InputError where it is not there."""
     scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
-    if not isinstance(scores, dict) or not isinstance(scores.get("top1"), float):
+    if not isinstance(scores, dict) or not isinstance(scores.get(name), float):
         raise InputError(f"{file} has no scores: remove it and re-run the command")
-    return scores["top1"]
+    return scores[name]
 
 
 def assumed_fields(path: Path, config: ModelConfig) -> list[str]:

@@ -32,7 +32,7 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     Tokenizer and encoder must fit; a decoder or sampler that is missing or of another shape is initialized from
     scratch. Raises InputError with all that does not fit. The same clip shape changes no value.
     """
-    state, theirs, _ = pretrained.load(path, like=model.config)
+    state, theirs, *_ = pretrained.load(path, like=model.config)
     check_encoder(model.config, theirs, str(path))
     given, own = adapt_weights(state, theirs, model.config), model.state_dict()
     taken: StateDict = {}

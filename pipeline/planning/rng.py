@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     REPLACEMENT = 6
     AUGMENT = 7
     NODE_ORDER = 8
+    CLASS_BALANCE = 9
 
 
 def random_words(

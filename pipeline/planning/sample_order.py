@@ -10,11 +10,15 @@ their shards alone, epoch after epoch, whatever the number of nodes; only at the
 
 Mixes: in each block of each epoch of the mix, a dataset has a fixed number of places, in random order, which it fills
 from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
+
+Class balance: the places of a window are shared anew among its samples, by the size of their class in the dataset.
+Shards are read as without it, and of 100 million samples no more labels are looked at than a window's.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +29,7 @@ from pipeline.config import DataConfig
 from pipeline.planning import rng
 from pipeline.planning.rng import Purpose
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import UNLABELED
 
 MIX_BLOCK = 2**13  # places of a mix whose order is computed at once, in .5 ms
 NEARBY_ATTEMPTS = 8  # replacements from one window, which may be small, or all bad; then any video is tried
@@ -66,6 +71,8 @@ class SampleOrder:
         for part, spans in enumerate(self._spans if self._nodes > 1 else ()):  # as nodes divide the shards
             order = rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.shards))
             self._spans[part] = _Spans(*(column[order] for column in spans))
+        self._tables = dataset.parts
+        self._class_weights = _weigh_classes(dataset, config, self._samples) if config.class_balance else []
         weights = np.array(config.weights or sizes, dtype=np.float64)
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
@@ -178,7 +185,27 @@ class SampleOrder:
         samples = np.concatenate([np.arange(*run) for run in runs])
         place = epoch, part, 0
         words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, start) for start, end in runs]
-        return samples[np.argsort(np.concatenate(words), kind="stable")]
+        samples = samples[np.argsort(np.concatenate(words), kind="stable")]
+        return self._balance(part, samples, (epoch, part, int(starts[0]))) if self._class_weights else samples
+
+    def _balance(
+        self, part: int, samples: Int[np.ndarray, " samples"], place: tuple[int, int, int]
+    ) -> Int[np.ndarray, " samples"]:
+        """Repeat some samples of a window and leave out others, as many in all, and shuffle them.
+
+        A sample with a share s of the window's weight gets s * len(samples) places, rounded up or down at random.
+        """
+        members, table = self._samples[part], self._class_weights[part]
+        rows = samples if isinstance(members, range) else members[samples]  # of the dataset's table
+        weights = [
+            max((table.get(label, table[UNLABELED]) for label in labels), default=table[UNLABELED])
+            for labels in self._tables[part].read_labels(rows)
+        ]
+        words = rng.random_words(self._seed, Purpose.CLASS_BALANCE, place, len(samples) + 1)
+        ends = np.cumsum(weights)
+        ends = np.minimum(ends / ends[-1] * len(samples) + (words[-1] >> np.uint64(11)) / 2**53, len(samples))
+        counts = np.diff(np.floor(ends).astype(np.int64), prepend=0)
+        return np.repeat(samples, counts)[np.argsort(words[:-1], kind="stable")]
 
 
 def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
@@ -196,6 +223,28 @@ def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[S
         of_part = counts[start:end]
         samples = range(int(firsts[start]), int(firsts[start] + of_part.sum()))
         found.append((samples, _make_spans(np.arange(start, end), of_part)))
+    return found
+
+
+def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:
+    """Compute the weight of each class's samples in each dataset of the mix; unlabeled ones get the lowest.
+
+    dataset.json knows the sizes of classes; in a subset they are counted. Raises InputError if there are no classes.
+    """
+    if not dataset.info.classes:
+        raise InputError(
+            f"data.class_balance is {config.class_balance:g}, but {dataset.folder} has no labels: remove it"
+        )
+    found = []
+    for tables, samples in zip(dataset.parts, members, strict=True):
+        histogram = tables.info.report.get("class_histogram")
+        if histogram and isinstance(samples, range):
+            counts = {label: histogram.get(name, 0) for label, name in enumerate(dataset.info.classes)}
+        else:
+            rows = np.arange(len(tables)) if isinstance(samples, range) else samples
+            counts = Counter(chain.from_iterable(tables.read_labels(rows)))
+        weights = {label: count**-config.class_balance for label, count in counts.items() if count}
+        found.append(weights | {UNLABELED: min(weights.values(), default=1.0)})
     return found
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int, Shaped, UInt8
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -32,6 +32,7 @@ from pipeline.shards.gops import GopIndex
 from pipeline.shards.index import Tables
 
 RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
+LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in random order
 T = TypeVar("T")
 
 
@@ -123,7 +124,23 @@ class ShardDataset:
     def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
         """Copy a column of format.SAMPLE over all samples, or the first `most` of each dataset, with labels of the
         mix."""
-        return np.concatenate([part.column(name, most) for part in self.parts])
+        return np.concatenate([part.column(name, slice(most)) for part in self.parts])
+
+    def mark_classes(self, samples: Iterable[int]) -> UInt8[np.ndarray, "samples classes"]:
+        """Mark the classes of each sample with ones."""
+        labels = [self.samples[sample].labels or () for sample in samples]
+        marks = np.zeros((len(labels), len(self.info.classes)), np.uint8)
+        for row, classes in zip(marks, labels, strict=True):
+            row[list(classes)] = 1
+        return marks
+
+    def require_fields(self, names: Sequence[str]) -> None:
+        """Raise InputError if none of the first samples has one of these fields."""
+        for name in names:
+            first = [self.samples[sample].fields for sample in range(min(LOOKED_AT, len(self.samples)))]
+            if not any(name in fields for fields in first):
+                there = ", ".join(sorted(set().union(*first))) or "none"
+                raise InputError(f"no video of {self.folder} has the field {name} of data.fields: they have {there}")
 
     def shard_path(self, sample: int) -> Path:
         """The tar that a sample is in, where that is a local file."""

@@ -120,9 +120,17 @@ class Tables:
             **{name: row[name] for name in COPIED},
         )
 
-    def column(self, name: str, most: int | None) -> Shaped[np.ndarray, " samples"]:
-        """Copy a column of the first `most` rows, with labels of the mix."""
-        column = self.rows[name][:most]
+    def read_labels(self, rows: Int[np.ndarray, " rows"]) -> list[tuple[int, ...]]:
+        """Read the classes of each of some rows, as numbered in the mix."""
+        labels = self.column("label", rows).tolist()
+        return [
+            self.sample(row).labels or () if label == MULTI_LABEL else (label,) if label >= 0 else ()
+            for row, label in zip(rows.tolist(), labels, strict=True)
+        ]
+
+    def column(self, name: str, rows: slice | Int[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
+        """Copy a column of some rows, with labels of the mix."""
+        column = self.rows[name][rows]
         if name != "label" or self.labels is None:
             return column
         known = (column >= 0) & (column < len(self.labels))  # broken rows are for `sample` to report

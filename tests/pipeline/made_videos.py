@@ -4,8 +4,10 @@ import hashlib
 import io
 import os
 import tempfile
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -125,13 +127,20 @@ def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None =
 
 
 def write_shards(
-    folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4"
+    folder: Path,
+    videos: list[tuple[str, bytes]],
+    *,
+    per_shard: int = 4,
+    classes: int = 0,
+    container: str = "mp4",
+    **columns: list[Any],
 ) -> Path:
-    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`."""
+    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it."""
     folder.mkdir(parents=True)
     samples = [
         sample_of(key, data, container, i % classes if classes else None) for i, (key, data) in enumerate(videos)
     ]
+    samples = [replace(sample, **{name: of[i] for name, of in columns.items()}) for i, sample in enumerate(samples)]
     shards = []
     with tempfile.TemporaryDirectory() as place:
         paths = [Path(place, f"{number}.{container}") for number in range(len(videos))]

@@ -55,6 +55,20 @@ def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
     assert set(first_batches(vp9, DataConfig(frame_stride=1), 1)[0].labels.tolist()) == {-1}
 
 
+def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path) -> None:
+    videos = [(f"v{i}", encode(8, first=i)) for i in range(4)]
+    labels, captions = [(0, 2), (), (1,), (0,)], [{"caption": "a dog"}, {}, {"caption": "ein Hund", "views": 3}, {}]
+    folder = write_shards(tmp_path / "shards", videos, classes=3, labels=labels, fields=captions)
+    dataset, marks = ShardDataset.open(folder), {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]}
+    config = DataConfig(frame_stride=1, fields=["caption"])
+    for batch in first_batches(dataset, config, 2):
+        assert batch.labels.tolist() == [marks[key] for key in batch.keys]
+        assert batch.fields == {"caption": [captions[int(key[1:])].get("caption") for key in batch.keys]}
+    assert first_batches(dataset, DataConfig(frame_stride=1), 1)[0].fields == {}
+    with pytest.raises(InputError, match=r"has the field text of data\.fields: they have caption, views"):
+        first_batches(dataset, DataConfig(frame_stride=1, fields=["text"]), 1)
+
+
 @both_decoders
 def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: Decoder) -> None:
     """Red grows from left to right, green from top to bottom: their values at the borders of the clip tell the box."""

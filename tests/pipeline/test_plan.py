@@ -29,6 +29,7 @@ def make_table(
     frame_stride: int = 1,
     parts: list[int] | None = None,
     rates: Sequence[tuple[int, float, int]] = (),
+    labels: Sequence[int] = (),
 ) -> ShardDataset:
     """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s].
 
@@ -36,15 +37,17 @@ def make_table(
     """
     samples = [
         Sample(
-            f"k{i}", "mp4", "h264", *(rates[i] if rates else (num_frames, 8.0, frame_stride)), 64, 48, None,
-            f"k{i}.mp4", f"{i * 7919 % 10007:064d}", size=10_000,
+            f"k{i}", "mp4", "h264", *(rates[i] if rates else (num_frames, 8.0, frame_stride)), 64, 48,
+            (labels[i],) if labels else None, f"k{i}.mp4", f"{i * 7919 % 10007:064d}", size=10_000,
         )
         for i in range(sum(counts))
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
     rows = [writer.make_rows(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
-    info = writer.describe(DatasetInfo(len(samples), 0, 0, [], {}, shards))
+    info = writer.describe(
+        DatasetInfo(len(samples), 0, 0, [f"class {label}" for label in sorted({*labels})], {}, shards)
+    )
     part = NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file), Path("made"))
     shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
     part_of = np.array(parts or [0] * len(counts))

@@ -15,7 +15,7 @@ from pipeline.config import DataConfig
 from pipeline.planning import rng, sample_order
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder
-from pipeline.shards.dataset import ShardOf
+from pipeline.shards.dataset import ShardDataset, ShardOf
 from tests.pipeline.test_plan import make_plan, make_table
 
 STEP = 12
@@ -26,7 +26,11 @@ def make_dataset(counts: list[int] | np.ndarray, parts: list[int] | np.ndarray |
     ends = np.cumsum(counts)
     part_of = np.array(parts if parts is not None else [0] * len(counts))
     return SimpleNamespace(
-        shard_of=ShardOf(ends - counts, int(ends[-1])), part_of=part_of, samples=range(int(ends[-1])), folder=Path("f")
+        shard_of=ShardOf(ends - counts, int(ends[-1])),
+        part_of=part_of,
+        samples=range(int(ends[-1])),
+        folder=Path("f"),
+        parts=[],
     )
 
 
@@ -194,3 +198,52 @@ def test_permutation_sorts_words_stably(monkeypatch: pytest.MonkeyPatch) -> None
     words = np.array([2**63, 5, 2**64 - 1, 0, 2**63 - 1, 5, 2**63, 0], np.uint64)
     monkeypatch.setattr(rng, "random_words", lambda *_: words)
     assert rng.permutation(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]
+
+
+def make_long_tail() -> tuple[ShardDataset, np.ndarray]:
+    """Classes of 3,000, 300 and 30 videos in random order, in 37 shards, and their labels."""
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [3000, 300, 30]))
+    return make_table([90] * 37, labels=labels.tolist()), labels
+
+
+@pytest.mark.parametrize(("balance", "expected"), [(1.0, [1 / 3] * 3), (0.5, [0.706, 0.223, 0.071])])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_classes_are_balanced(balance: float, expected: list[float], nodes: int) -> None:
+    """In every epoch, which reads what it reads without; rare videos are repeated, few of the frequent ones twice."""
+    dataset, labels = make_long_tail()
+    config = DataConfig(class_balance=balance, canonical_nodes=nodes, shuffle_shards=9)
+    order = make_order(dataset, config)  # type: ignore[arg-type]
+    for epoch in range(2):
+        samples = np.array([order.sample(draw) for draw in range(epoch * 3330, (epoch + 1) * 3330)])
+        shares = np.bincount(labels[samples], minlength=3) / 3330
+        np.testing.assert_allclose(shares, expected, rtol=0.2)
+        repeats = np.bincount(samples, minlength=3330)
+        assert repeats[labels == 2].min() >= 1
+        assert repeats[labels == 0].max() <= (1 if nodes == 1 else 2)  # epochs of nodes end at other places
+        again = (samples[1:] == samples[:-1]).mean()
+        assert again < 0.02, "repeats are spread"
+    replaced = [order.replacement(draw, fraction, 1) for draw in range(40) for fraction in np.arange(0, 1, 0.05)]
+    assert np.bincount(labels[replaced])[2] > 400 * expected[2]
+
+
+def test_balance_is_the_same_at_any_world_size_and_start() -> None:
+    dataset, _ = make_long_tail()
+    config = DataConfig(frame_stride=1, class_balance=1.0)
+    alone = make_plan(dataset, config, batch_size=12)
+    rows = [row for step in range(3) for row in alone.batch(step)]
+    ranks = [make_plan(dataset, config, batch_size=4, global_batch=12, world_size=3, rank=rank) for rank in range(3)]
+    assert [row for step in range(3) for plan in ranks for row in plan.batch(step)] == rows
+    assert make_plan(dataset, config, batch_size=12).batch(2) == rows[24:]
+
+
+def test_a_subset_is_balanced_by_its_own_classes() -> None:
+    dataset, labels = make_long_tail()
+    order = make_order(dataset, DataConfig(class_balance=1.0, subset=600))  # type: ignore[arg-type]
+    shares = np.bincount(labels[list_samples(order, 6000)], minlength=3) / 6000
+    np.testing.assert_allclose(shares, [1 / 3] * 3, rtol=0.25)
+    dataset.info.report["class_histogram"] = {"class 1": 300, "class 0": 3000, "class 2": 30}  # as make_shards counts
+    counted = make_order(make_long_tail()[0], DataConfig(class_balance=1.0))  # type: ignore[arg-type]
+    known = make_order(dataset, DataConfig(class_balance=1.0))  # type: ignore[arg-type]
+    assert list_samples(known, 500) == list_samples(counted, 500)
+    with pytest.raises(InputError, match=r"data\.class_balance is 1, but made has no labels"):
+        make_plan(make_table([9]), DataConfig(class_balance=1.0))

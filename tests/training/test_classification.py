@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_videos import encode, write_shards
 from runs import is_same, load_weights, read_rows
 from safetensors.torch import load_file
 from tiny import TINY
 
 from common.errors import InputError
+from evaluate import evaluate, parse_arguments
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
@@ -289,3 +291,54 @@ def relabel(shards: Path, copy: Path, classes: list[str]) -> None:
     shutil.copytree(shards, copy)
     info = json.loads((copy / "dataset.json").read_text())
     (copy / "dataset.json").write_text(json.dumps({**info, "classes": classes}))
+
+
+@pytest.fixture(scope="module")
+def multi_label_shards(tmp_path_factory) -> Path:
+    """Eight gray videos: whether they are bright, whether they are not dark."""
+    levels, labels = (0, 1, 5, 6, 11, 12, 17, 18), [(), (), (1,), (1,), (1,), (1,), (0, 1), (0, 1)]
+    videos = [(f"v{level}", encode(4, first=level)) for level in levels]
+    return write_shards(tmp_path_factory.mktemp("multi") / "shards", videos, classes=2, labels=labels)
+
+
+def test_several_labels_per_video_are_learned_and_evaluated(config, multi_label_shards, synthetic_shards, tmp_path):
+    made = config(
+        f"data.shards={multi_label_shards}", f"evaluation.shards={multi_label_shards}", "data.frame_stride=1",
+        "steps=40", "evaluation.every=20", "log_every=20", "checkpoint_every=40", "batch_size=8",
+        "optimizer.base_lr=0.03", "data.class_balance=1", "finetune.cutmix=0", "finetune.mixup=0.2",
+    )  # fmt: skip
+    train(made)
+    evaluated = [row for row in read_rows(Path(made.run)) if "evaluation/mAP" in row]
+    assert evaluated[-1]["evaluation/mAP"] == 1
+    assert evaluated[-1]["evaluation/bce"] < 0.5
+    assert "evaluation/knn_top1" not in evaluated[-1]
+    evaluate(parse_arguments([made.run, str(multi_label_shards), "--output", str(tmp_path / "out")]))
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["mAP"] == max(row["evaluation/mAP"] for row in evaluated)
+    assert results["per_class"] == {
+        "class 0": {"videos": 2, "AP": pytest.approx(1)}, "class 1": {"videos": 6, "AP": pytest.approx(1)},
+    }  # fmt: skip
+    single = write_shards(tmp_path / "single", [("a", encode(4)), ("b", encode(4, first=18))], classes=2)
+    evaluate(parse_arguments([made.run, str(single), "--output", str(tmp_path / "out")]))  # one label each is a case
+    run = config(f"data.shards={single}", f"run={tmp_path / 'one'}", "steps=1", "data.frame_stride=1")
+    train(run)
+    with pytest.raises(
+        InputError, match="shards have several labels or none, and the classifier was trained to choose"
+    ):
+        evaluate(parse_arguments([run.run, str(multi_label_shards)]))
+    with pytest.raises(InputError, match="several labels or none"):
+        make_task(config(f"data.shards={single}", f"evaluation.shards={multi_label_shards}"))
+
+
+def test_each_class_is_decided_by_itself(config, multi_label_shards):
+    made = make_task(config(f"data.shards={multi_label_shards}", *PLAIN, "finetune.label_smoothing=0.2"))
+    batch = replace(make_batch(), labels=torch.tensor([[1, 1], [0, 0], [1, 0], [0, 1]], dtype=torch.uint8))
+    p = made.model.eval()(batch.clip).sigmoid()
+    target = batch.labels * 0.8 + 0.1
+    expected = -(target * p.log() + (1 - target) * (1 - p).log()).mean()
+    torch.testing.assert_close(made.loss(made.model, batch)[0], expected)
+    mixing = make_task(config(f"data.shards={multi_label_shards}", "finetune.mixup=0.8", "finetune.cutmix=0"))
+    target = mixing.mix(batch.clip, batch.labels, 3)[1]
+    weight = target[0, 0].item()
+    torch.testing.assert_close(target, batch.labels * weight + batch.labels.flip(0) * (1 - weight))
+    assert 0 < weight < 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
@@ -28,15 +28,16 @@ from training.tasks.task import Task
 
 
 class Classification(Task):
-    """Cross-entropy over the dataset's classes."""
+    """Cross-entropy over the dataset's classes, or, where videos have several, binary cross-entropy of each."""
 
     def __init__(self, config: TrainConfig, dataset: ShardDataset, dist: Distributed) -> None:
         check_labels(dataset)
         self.config, self.classes, self.dist = config, dataset.info.classes, dist
+        self.multi_label = dataset.info.multi_label
         self.validation, self.held_out = None, None
         if config.evaluation.shards:
             self.validation = ShardDataset.open(config.evaluation.shards, config.data)
-            check_classes(self.classes, self.validation)
+            check_classes(self.classes, self.multi_label, self.validation)
             # The encoder of a probe is frozen: its features do not change.
             self.held_out = HeldOut(config) if config.task == "finetune" else None
         self.is_mixed = bool(config.finetune.mixup or config.finetune.cutmix)
@@ -53,7 +54,7 @@ class Classification(Task):
             model = Probe(config.model, len(self.classes), "linear" if config.task == "linear_probe" else "attentive")
         self.model: VideoClassifier | Probe = model.to(dist.device)
         self.average = deepcopy(self.model) if config.finetune.ema_decay else None
-        self.metadata = pretrained.make_metadata(config.model, self.classes)
+        self.metadata = pretrained.make_metadata(config.model, self.classes, self.multi_label)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -75,7 +76,7 @@ class Classification(Task):
 
     def init_weights(self, source: str) -> None:
         if source:
-            state, theirs, _ = pretrained.load(local_run(source), like=self.config.model)
+            state, theirs, *_ = pretrained.load(local_run(source), like=self.config.model)
             check_encoder(self.config.model, theirs, source)
             self.model.load_encoder(adapt_weights(state, theirs, self.config.model))
         if self.average is not None:
@@ -86,12 +87,17 @@ class Classification(Task):
         if self.is_mixed:
             clip, target = self.mix(clip, target, batch.positions[0])
         logits = model(clip).float()
-        loss = F.cross_entropy(logits, target, label_smoothing=self.config.finetune.label_smoothing)
+        smoothing = self.config.finetune.label_smoothing
+        if self.multi_label:  # smoothed as Keras does: towards .5
+            target = target * (1 - smoothing) + smoothing / 2
+            loss = F.binary_cross_entropy_with_logits(logits, target)
+            return loss, {"loss": loss}
+        loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
         dominant = target if target.dim() == 1 else target.argmax(dim=1)
         return loss, {"loss": loss, "accuracy": (logits.argmax(dim=1) == dominant).float().mean()}
 
     def mix(
-        self, clip: UInt8[Tensor, "B T H W C"], labels: Int[Tensor, " B"], position: int
+        self, clip: UInt8[Tensor, "B T H W C"], labels: Tensor, position: int
     ) -> tuple[UInt8[Tensor, "B T H W C"], Float[Tensor, "B classes"]]:
         """Mix each clip with its counterpart from the end of the batch, by mixup (arXiv 1710.09412) or CutMix (arXiv
         1905.04899), one of them per batch; random numbers depend on (seed, position) alone, as resuming needs."""
@@ -111,7 +117,7 @@ class Classification(Task):
             weight = 1 - (bottom - top) * (right - left) / (height * width)
         else:
             mixed = (clip * weight).add_(other, alpha=1 - weight).round_().to(torch.uint8)
-        target = F.one_hot(labels, len(self.classes))
+        target = labels if self.multi_label else F.one_hot(labels, len(self.classes))
         return mixed, target * weight + target.flip(0) * (1 - weight)
 
     @torch.no_grad()
@@ -129,16 +135,17 @@ class Classification(Task):
                     mean.copy_(value)
 
     def evaluate(self, step: int, log: Logger) -> None:
-        """Log accuracy on the validation videos, one clip each; write checkpoints/best/model.safetensors, which has all
-        that evaluate.py needs, if no better one is there."""
+        """Log accuracy or mAP on the validation videos, one clip each; write checkpoints/best/model.safetensors, which
+        has all that evaluate.py needs, if no better one is there."""
         if self.validation is None:
             return
         model, config = self.model if self.average is None else self.average, self.config
         views = Views(batch_size=config.batch_size)
         shards, shape = self.validation, config.model
-        found = predict(model, shards, config.data, shape, views, self.dist, config.precision).scores()
-        best = log.run.best
-        if self.dist.is_main and not (best.exists() and pretrained.top1_of(best) >= found["top1"]):
+        precision = config.precision
+        found = predict(model, shards, config.data, shape, views, self.dist, precision, self.multi_label).scores()
+        best, score = log.run.best, "mAP" if self.multi_label else "top1"
+        if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
             best.parent.mkdir(parents=True, exist_ok=True)
             pretrained.save(
                 best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
