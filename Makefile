@@ -89,10 +89,11 @@ image-buildah: image-base
 
 # All GPU tests and benchmarks, in stages of at most 8 minutes (benchmarks/on_gpu.py), into benchmarks/results/<gpu>/:
 # `make bench-gpu STAGES="probe tests"` runs some of them, VIDEOS=folder on your own videos.
-# To use a preinstalled PyTorch: make -o .venv/installed-dev bench-gpu BIN=/usr/bin
+# A preinstalled PyTorch is used with GPU_PYTHON=python3; nothing is then installed, and stages say what they lack.
 STAGES ?=
+GPU_PYTHON ?= $(BIN)/python
 
-bench-gpu: .venv/installed-dev
-	$(BIN)/python3 -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device")'
-	$(BIN)/python3 benchmarks/on_gpu.py $(STAGES) $(if $(VIDEOS),--videos "$(VIDEOS)") \
-	  --output "benchmarks/results/$$($(BIN)/python3 -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')"
+bench-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed-dev)
+	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device")'
+	$(GPU_PYTHON) -m benchmarks.on_gpu $(STAGES) $(if $(VIDEOS),--videos "$(VIDEOS)") \
+	  --output "benchmarks/results/$$($(GPU_PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')"

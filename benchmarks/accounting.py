@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.step import PretrainingStep, make_config, noise_clip
+from benchmarks.harness import noise_clip
+from benchmarks.step import PretrainingStep, make_config
 from common import devices
 from model.adamae import AdaMAE
 from model.config import ModelConfig

@@ -21,9 +21,8 @@ import common.openmp  # noqa: F401
 import torch
 
 from benchmarks.arguments import ArgumentParser, at_least
-from benchmarks.harness import Report, Row, in_fresh_process, print_table, require
+from benchmarks.harness import Report, Row, in_fresh_process, noise_clip, print_table, require
 from benchmarks.pipeline_throughput import PACKAGES, cpu_seconds, open_loader, prepare_shards
-from benchmarks.step import noise_clip
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
 from common.progress import progress_bar
@@ -79,11 +78,11 @@ def main(arguments: list[str] | None = None) -> None:
         for source in sources:
             config = make_config(source, work, options.size, batch_size, options.compile)
             found[source].append(in_fresh_process(measure, source, config, steps))
-        rows = [summarize(source, measured) for source, measured in found.items()]
-        for row in rows:
-            row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
-        report.about["rounds"] = number + 1
-        report.write(rows)
+            rows = [summarize(source, measured) for source, measured in found.items() if measured]
+            for row in rows:
+                row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
+            report.about["rounds"] = number + 1
+            report.write(rows)
         print_table(rows)
 
 

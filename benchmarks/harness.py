@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from common.atomic_io import write_json
 from common.devices import Precision, get_device_name
 from common.errors import InputError
 from common.progress import progress_bar
+from model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+# Dense bf16 TFLOP/s by NVIDIA's data sheets: of the SXM modules, and of H100's card.
+DATA_SHEET_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.4, "H200": 989.4, "A100": 312.0, "B200": 2250.0}
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]
@@ -98,6 +102,12 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
     return 2 * side**3 / timing.median_ms / 1e9
 
 
+def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
+    """Return random uint8 [B, T, H, W, C]: the contents change neither speed nor memory."""
+    shape = (batch_size, config.num_frames, *config.frame_size, config.in_channels)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+
+
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call `function` in a new process, forked from a server that has imported the running script and nothing more.
 
@@ -156,13 +166,19 @@ def require(claim: str, holds: bool, found: str) -> None:
         raise InputError(f"no results written, because a check failed: {claim} ({found})")
 
 
-def utilization(gflop: float, repeated_gflop: float, clips_per_second: float, matmul: float) -> Row:
+def utilization(
+    gflop: float, repeated_gflop: float, clips_per_second: float, matmul: float, device: torch.device
+) -> Row:
     """Return TFLOP/s and MFU from the arithmetic of a clip: what checkpointing recomputes is time, not work.
 
-    `mfu_once` is without the scores that attention computes again in its backward pass.
+    `mfu_once` is without the scores that attention computes again in its backward pass, `mfu_data_sheet` of the rate
+    that NVIDIA states for the device.
     """
     tflops, repeated = gflop * clips_per_second / 1e3, repeated_gflop * clips_per_second / 1e3
     found = {"tflops": tflops, "mfu": tflops / matmul, "mfu_once": (tflops - repeated) / matmul}
+    name = get_device_name(device)
+    if peak := next((rate for model, rate in DATA_SHEET_TFLOPS.items() if model in name), None):
+        found["mfu_data_sheet"] = tflops / peak
     return {name: round(value, 3) for name, value in found.items()}
 
 

@@ -53,12 +53,13 @@ from benchmarks.harness import (
     Row,
     in_fresh_process,
     matmul_tflops,
+    noise_clip,
     print_table,
     require,
     side_by_side,
     utilization,
 )
-from benchmarks.step import PretrainingStep, measure_config, noise_clip, write_random_teacher
+from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
 from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
@@ -73,13 +74,16 @@ CAPACITIES_GB = (16, 24, 40, 80, 141)
 CPU_BATCH = 2
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
+NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
 NOTES = [
     "`saved_*`: bytes kept for the backward pass, by part. `at_peak_*`: what is alive at the peak of the step; the sum"
     " is `predicted_peak_gib`, what PyTorch allocates. `launches`: operators of its forward and backward passes.",
     "`compiled_predicted_peak_gib`: of the program that torch.compile generates for a GPU; `ddp_predicted_peak_gib`:"
     " with gradients in DistributedDataParallel's buckets, in each process.",
+    "Predicted with flash attention; cuDNN's, where PyTorch prefers it, has another workspace.",
     "`loaded_mib`: what DALI holds besides, for prefetched clips from shards of 342×256. `largest_batch_*`: predicted,"
-    f" with that and {RESERVE_GPU / 1e9} GB held back for the CUDA context, NCCL and the allocator's fragmentation.",
+    f" with that and {(RESERVE_GPU + NVDEC_BYTES) / 1e9:.1f} GB held back for the CUDA context, NCCL, NVDEC's decoders"
+    " and the allocator's fragmentation.",
     "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2.",
     "`mfu`: the step's own arithmetic, without what checkpointing recomputes (`recomputed_gflop_per_clip`), relative to"
     " one large matrix product in the same run; `mfu_once`: also without the scores that attention recomputes in its"
@@ -104,15 +108,16 @@ def main(options: argparse.Namespace) -> None:
         for row in progress_bar(predicted, unit="point", desc="predict", total=len(points)):
             rows.append(row)
             report.write(rows)
-        for config, row in progress_bar(list(zip(points, rows, strict=True)), unit="point", desc="measure"):
-            if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
-                peak = in_fresh_process(predict_compiled, config, options.batch_size)
-                row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
-            if on_gpu:
-                row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
-            elif is_default(config):
-                row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
-            report.write(rows)
+        paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
+    for config, row in progress_bar(paper_first, unit="point", desc="measure"):
+        if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
+            peak = in_fresh_process(predict_compiled, config, options.batch_size)
+            row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
+        if on_gpu:
+            row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
+        elif is_default(config):
+            row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
+        report.write(rows)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
 
@@ -215,7 +220,7 @@ def loaded_per_clip(config: ModelConfig) -> int:
 def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
     """Return the clips that fit into `capacity` bytes with what DALI holds of them, from the account of AMPLE_BATCH."""
     per_clip = (ample.peak_bytes - ample.fixed_bytes) / AMPLE_BATCH + loaded_per_clip(config)
-    return max(0, int((capacity - RESERVE_GPU - ample.fixed_bytes) / per_clip))
+    return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - ample.fixed_bytes) / per_clip))
 
 
 def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: float) -> Row:
@@ -242,10 +247,11 @@ def measure_on_cpu(config: ModelConfig, row: Row, repetitions: int, matmul: floa
 def measure(
     config: ModelConfig, row: Row, batch_size: int, repetitions: int, matmul: float, compiled: bool = False
 ) -> Row:
-    timing, columns = in_fresh_process(measure_config, config, batch_size, repetitions, choose_device(), compiled)
+    device = choose_device()
+    timing, columns = in_fresh_process(measure_config, config, batch_size, repetitions, device, compiled)
     speed = timing.columns(batch_size)
     gflop, repeated = row["gflop_per_clip"], row["repeated_gflop_per_clip"]
-    return columns | speed | utilization(gflop, repeated, speed["clips_per_second"], matmul)
+    return columns | speed | utilization(gflop, repeated, speed["clips_per_second"], matmul, device)
 
 
 def count_saved(config: ModelConfig) -> dict[str, int]:

@@ -2,11 +2,11 @@
 
     python benchmarks/on_gpu.py [STAGE ...] --output DIR [--videos VIDEOS] [--small]
 
-STAGE is any of those in benchmarks/on_gpu.yaml, in their order; none: all. A stage takes 8 minutes at most, what is
-left of it is then given up, and the next one goes on; so it does after a failure. Nothing outside of DIR is needed or
-written: without VIDEOS, synthetic ones are generated in DIR/scratch, beside shards and runs. DIR/<stage>.log holds what
-a stage printed, DIR/goals.json the goals beside the results. Called again for other stages with the same DIR, it adds
-them.
+STAGE is any of those in benchmarks/on_gpu.yaml, in their order, the most telling first; none: all. A stage takes 8
+minutes at most, what is left of it is then given up, and the next one goes on; so it does after a failure. Nothing
+outside of DIR is needed or written: without VIDEOS, synthetic ones are generated in DIR/scratch, beside shards and
+runs. DIR/<stage>.log holds what a stage printed, DIR/goals.json the goals beside the results. Called again for other
+stages with the same DIR, it adds them.
 --small: the same commands at sizes that a CPU takes, to see that they run.
 """
 
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,8 @@ from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
 
 STAGE_SECONDS = 480.0
+# What train.py imports besides PyTorch and what comes with it; stages that are `plain` do without.
+PACKAGES = ("av", "docstring_parser", "fsspec", "jsonargparse", "matplotlib", "msgspec", "safetensors", "tensorboard")
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL of a command whose time is up
 
 
@@ -51,8 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.stages:
         started = time.monotonic()
         print(f"== {name}: {STAGES[name]['purpose']}", file=sys.stderr, flush=True)
-        commands = list_commands(STAGES[name], folder, videos, options.small)
-        ended[name] = run_stage(commands, folder / f"{name}.log")
+        missing = [] if STAGES[name].get("plain") else [package for package in PACKAGES if find_spec(package) is None]
+        if missing:
+            ended[name] = f"left out, for lack of packages: pip install {' '.join(missing)}"
+        else:
+            commands = list_commands(STAGES[name], folder, videos, options.small)
+            ended[name] = run_stage(commands, folder / f"{name}.log")
         print(f"== {name}: {ended[name]}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     rows = rate_goals(folder)
     stages = {f"stage {name}": how for name, how in ended.items()}

@@ -47,7 +47,7 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.decoding.containers import main_stream, open_video
-from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, dali_is_installed
+from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, find_dali_fault
 from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video import reduce_unwanted
 from pipeline.loader import ClipLoader
@@ -76,6 +76,7 @@ class Case:
     batch_size: int = BASELINE_BATCH
     threads: int = 1
     prefetch: int | None = None  # batches, of ours
+    dali_threads: int | None = None  # of ours
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -117,6 +118,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=at_least(1), nargs="+", default=[cores], help="threads or worker processes")
     prefetch = [DataConfig.prefetch]
     parser.add_argument("--prefetch", type=at_least(1), nargs="+", default=prefetch, help="batches, of ours")
+    decoders = ("pyav", "dali", "auto")
+    parser.add_argument("--decoders", nargs="+", choices=decoders, default=decoders, help="of ours; default: all")
+    parser.add_argument(
+        "--dali-threads", type=at_least(1), nargs="+", default=[None], help="of ours; default: the loader's"
+    )
     return parser.parse_args(arguments)
 
 
@@ -133,16 +139,16 @@ def list_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
         common = [name for name in ("webdataset", "decoding") if name in loaders]
         cases += [Case(name, "pyav", encode, threads=options.threads[0]) for name in common]
         ours.append(("pyav", encode, 1))
-        if dali_is_installed() and encode.partition("-")[0] in (GPU_CODECS if on_gpu else CPU_CODECS):
+        if not find_dali_fault() and encode.partition("-")[0] in (GPU_CODECS if on_gpu else CPU_CODECS):
             ours.append(("dali", encode, 1))
         if encode != "copy":
             ours.append(("auto", encode, 2))
-        elif on_gpu and dali_is_installed():
+        elif on_gpu and not find_dali_fault():
             ours.append(("auto", encode, 1))  # DALI where it can, PyAV for the rest
     batch_size = options.batch_size or (64 if on_gpu else BASELINE_BATCH)
-    for (decoder, encode, repeats), threads, prefetch in product(ours, options.threads, options.prefetch):
-        if "ours" in loaders:
-            cases.append(Case("ours", decoder, encode, repeats, batch_size, threads, prefetch))
+    for (decoder, encode, repeats), *sizes in product(ours, options.threads, options.prefetch, options.dali_threads):
+        if "ours" in loaders and decoder in options.decoders:
+            cases.append(Case("ours", decoder, encode, repeats, batch_size, *sizes))
     return cases
 
 
@@ -210,20 +216,23 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
     with open_batches(case, folder, torch.device(device)) as (batches, loader, left_out):
         for _ in range(WARM_UP_BATCHES):
             next(batches)
-        decoded = loader.counters["frames_decoded"] if loader else 0
+        before = loader.counters if loader else {}
         cpu, started = cpu_seconds(), time.perf_counter()
         clips = 0
         while time.perf_counter() - started < seconds:
             clips += next(batches)
         wall, cpu = time.perf_counter() - started, cpu_seconds() - cpu
-        decoded = loader.counters["frames_decoded"] - decoded if loader else 0
+        counts = {name: value - before[name] for name, value in loader.counters.items()} if loader else {}
         memory = memory_mib()
     return {
         **asdict(case),
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
-        "frames_decoded_per_delivered": decoded / (clips * NUM_FRAMES) if decoded else None,
+        "frames_decoded_per_delivered": counts["frames_decoded"] / (clips * NUM_FRAMES) if counts else None,
+        "dali_share": counts["dali_clips"] / counts["clips"]
+        if counts
+        else None,  # where it fails, PyAV decodes instead
         "memory_mib": memory,
         "videos_left_out": left_out,
     }
@@ -283,7 +292,7 @@ def open_batches(
     if case.loader == "ours":
         config = DataConfig(
             frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-            num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch,
+            num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch, dali_threads=case.dali_threads,
         )  # fmt: skip
         with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), loader, []

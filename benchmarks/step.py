@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Row, Timing, time_calls
+from benchmarks.harness import Row, Timing, noise_clip, time_calls
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained
@@ -21,12 +21,6 @@ from training.distributed import Distributed
 from training.optimizer import make_optimizer
 from training.parallelize import compile_in_place
 from training.tasks.pretraining import Pretraining
-
-
-def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
-    """Return random uint8 [B, T, H, W, C]: the contents change neither speed nor memory."""
-    shape = (batch_size, config.num_frames, *config.frame_size, config.in_channels)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 def make_config(config: ModelConfig) -> TrainConfig:

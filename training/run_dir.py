@@ -25,6 +25,7 @@ from common.logging import log
 from model.weights.pretrained import run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
+    HostMemory,
     Snapshot,
     TrainState,
     check_checkpoint,
@@ -97,7 +98,7 @@ class RunDir:
         self.checkpoint: Path | None = None  # to start from
         self.is_resumed = False
         self._writer = BackgroundWriter()
-        self._buffers: Snapshot | None = None
+        self._memory = HostMemory()  # of the last snapshot
 
     @property
     def is_new(self) -> bool:
@@ -168,7 +169,7 @@ class RunDir:
         self._writer.wait()
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
-        self._buffers = snapshot = take_snapshot(modules, optimizer, metadata, self._buffers)
+        snapshot = take_snapshot(modules, optimizer, metadata, self._memory)
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
         self._writer.start(lambda: self._write(state, snapshot, copied))
 

@@ -38,7 +38,7 @@ from torch.utils._triton import has_triton
 from triton.backends.compiler import GPUTarget
 
 from benchmarks.accounting import LiveBytes
-from benchmarks.step import noise_clip
+from benchmarks.harness import noise_clip
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.parallelize import compile_in_place

@@ -1,9 +1,9 @@
 """Clips with DALI: decode, crop, flip and scale, on the GPU (NVDEC) or, for a few codecs, on the CPU."""
 
-import importlib.util
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import wait
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,14 @@ MAX_FAILED = 3  # in a row, with videos that PyAV decodes; building another grap
 Encoded = Sequence[tuple[VideoSlice, list[PlanRow]]]  # videos, each with the clips to cut from it, which share frames
 
 
-def dali_is_installed() -> bool:
-    """Find out without importing it, which takes half a second."""
-    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+@lru_cache
+def find_dali_fault() -> str:
+    """Return why DALI cannot be imported, "" if it can: installed without what it depends on, it is of no use."""
+    try:
+        from nvidia.dali import Pipeline, fn  # noqa: F401
+    except (ImportError, OSError) as error:  # the latter of its libraries
+        return str(error)
+    return ""
 
 
 class DaliGraph:
@@ -59,6 +64,7 @@ class DaliGraph:
                 encoded,
                 frames=numbers,
                 device="mixed" if device.type == "cuda" else "cpu",
+                pad_mode="none",  # a frame that is missing is an error, and not black
                 affine=False,  # binding threads to cores needs NVML, which some virtual machines lack
             )
             boxes = [fn.external_source(name=f"box{view}", dtype=DALIDataType.FLOAT, ndim=2) for view in range(views)]

@@ -9,7 +9,7 @@ import torch
 from common.errors import InputError
 from common.logging import log_note
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, dali_is_installed, try_decoding
+from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, find_dali_fault, try_decoding
 from pipeline.decoding.video import is_plain
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
@@ -68,8 +68,8 @@ def _find_dali_codecs(dataset: ShardDataset, device: torch.device, config: DataC
     """Return which codecs of a dataset DALI decodes."""
     held = dataset.info.codecs.keys()
     reason = ""
-    if not dali_is_installed():
-        known, reason = frozenset[str](), ", since nvidia-dali is not installed"
+    if fault := find_dali_fault():
+        known, reason = frozenset[str](), f", since it cannot be imported ({fault})"
     elif device.type == "cpu":
         known = frozenset(held & CPU_CODECS)
     else:

@@ -24,8 +24,8 @@ from benchmarks.accounting import (
     repeated_flops,
     saved_bytes,
 )
-from benchmarks.harness import ROOT
-from benchmarks.step import PretrainingStep, measure_config, noise_clip, write_random_teacher
+from benchmarks.harness import ROOT, noise_clip
+from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
 from model.config import ModelConfig
 from training.numerics import deterministic
 

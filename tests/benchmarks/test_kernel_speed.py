@@ -45,3 +45,14 @@ def test_a_compiled_reference_gives_ours_and_leaves_nothing_out(op, monkeypatch)
     torch.testing.assert_close(kernel_speed.compile_reference(case.reference)(), case.ours.call())
     if op == "gumbel_topk":
         assert "aten._assert_async.msg" in targets, "the sampling itself"
+
+
+def test_an_op_that_is_wrong_loses_its_own_rows_only(tmp_path, monkeypatch):
+    def wrong(case, name):
+        kernel_speed.require("it is right", name != "gather_tokens", "it is not")
+
+    monkeypatch.setattr(kernel_speed, "check", wrong)
+    arguments = ["--batch-size", "1", "--repetitions", "1", "--op", "gather_tokens", "patchify"]
+    with pytest.raises(InputError, match=r"1 ops are not reported: gather_tokens, batch 1, .*it is right"):
+        kernel_speed.main([*arguments, "--output", str(tmp_path)])
+    assert {row["op"] for row in json.loads((tmp_path / "kernel_speed.json").read_text())["rows"]} == {"patchify"}

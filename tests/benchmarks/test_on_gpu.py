@@ -1,6 +1,7 @@
 """The first hour on a GPU, rehearsed: a stage that fails or takes too long ends in a sentence, and the next goes on."""
 
 import json
+import subprocess
 import sys
 import time
 from importlib import import_module
@@ -55,8 +56,8 @@ def test_goals_stand_beside_figures_and_what_is_missing_is_said(tmp_path: Path) 
     rows("memory_vs_ratio", [{**point, "measured_peak_gib": 3.4}, {**point, "mask_ratio": 0.9}])
     race = {"implementation": "ours, compiled", "masking": "adaptive"}
     rows("train_throughput", [{**race, "speed_up": 3.5, "mfu": 0.5}, {**race, "masking": "random", "speed_up": 9}])
-    kernel = {"op": "patchify", "implementation": "ours", "batch": 256, "phase": "forward"}
-    left_out = [{**kernel, **other, "fraction_of_copy": 0.1} for other in ({"batch": 32}, {"op": "crop_resize"})]
+    kernel = {"op": "patchify", "implementation": "ours", "is_large": True, "phase": "forward"}
+    left_out = [{**kernel, **other, "fraction_of_copy": 0.1} for other in ({"is_large": False}, {"op": "crop_resize"})]
     rows("kernel_speed", [{**kernel, "fraction_of_copy": 0.9}, *left_out])
     found = {row["what"]: row for row in on_gpu.rate_goals(tmp_path)}
     assert found["GiB, batch 16, eager"] == {
@@ -106,3 +107,38 @@ def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:
     for arguments in (["nowhere", "--small"], ["--small", "--videos", "/nowhere"], ["probe"]):
         with pytest.raises(InputError):
             on_gpu.parse([*arguments, "--output", str(tmp_path)])
+
+
+BLOCKER = """
+import sys
+from importlib import import_module
+
+class Blocker:  # of what a machine with PyTorch alone lacks
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("av", "jsonargparse", "msgspec", "safetensors", "torchao", "webdataset"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Blocker())
+import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("stage", [name for name, stage in STAGES.items() if stage.get("plain")])
+def test_a_plain_stage_needs_no_other_packages(stage: str) -> None:
+    module = STAGES[stage]["commands"][0]["run"].split()[0].removesuffix(".py").replace("/", ".")
+    subprocess.run([sys.executable, "-c", BLOCKER, module], cwd=on_gpu.ROOT, check=True)
+
+
+def test_a_stage_says_which_packages_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name in ("av", "msgspec") else name)
+    assert on_gpu.main(["memory", "--small", "--output", str(tmp_path)]) == 1
+    assert "left out, for lack of packages: pip install av msgspec" in (tmp_path / "goals.json").read_text()
+
+
+def test_make_takes_a_preinstalled_pytorch_and_installs_nothing() -> None:
+    said = subprocess.run(
+        ["make", "--dry-run", "bench-gpu", "GPU_PYTHON=python3", "STAGES=probe"],
+        cwd=on_gpu.ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "python3 -m benchmarks.on_gpu probe --output" in " ".join(said.replace("\\", "").split())
+    assert ".venv" not in said

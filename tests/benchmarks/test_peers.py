@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import train_throughput
-from benchmarks.harness import Timing
+from benchmarks.harness import Timing, noise_clip
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
 from benchmarks.peers.token_path import normalized_clip
-from benchmarks.step import noise_clip
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig

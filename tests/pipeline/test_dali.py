@@ -1,6 +1,7 @@
 """Which decoder takes a video, and that failures of DALI end no run. On the CPU, where DALI decodes VP9 and MJPEG."""
 
 import hashlib
+import sys
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from made_videos import LEVELS, broken_copy, encode, store, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding import policy
-from pipeline.decoding.dali import DaliGraph
+from pipeline.decoding.dali import DaliGraph, find_dali_fault
 from pipeline.decoding.policy import DecoderPolicy
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
@@ -144,9 +145,12 @@ def test_decoder_dali_says_what_it_cannot_decode(
 ) -> None:
     with pytest.raises(InputError, match="DALI cannot decode h264 on cpu"):
         ClipLoader(short, plan_of(short, config_of()), CPU, config_of(), None)
-    monkeypatch.setattr("pipeline.decoding.policy.dali_is_installed", lambda: False)
-    assert not decides(short, CUDA, DataConfig())
-    assert "since nvidia-dali is not installed" in capsys.readouterr().err
+    find_dali_fault.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "nvidia.dali", None)  # imports of it fail, as where it lacks a package
+        assert not decides(short, CUDA, DataConfig())
+    find_dali_fault.cache_clear()
+    assert "since it cannot be imported (import of nvidia.dali halted" in capsys.readouterr().err
 
 
 def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
 from pipeline.config import DataConfig
-from training import run_dir
+from training import checkpoint, run_dir
 from training.checkpoint import (
+    HostMemory,
     TrainState,
     check_checkpoint,
     list_checkpoints,
@@ -58,7 +59,7 @@ class Small:
         self.run.save(replace(STATE, step=step), {"model": self.model}, self.optimizer, {})
 
     def write(self, step: int) -> Path:
-        snapshot = take_snapshot({"model": self.model}, self.optimizer, {}, None)
+        snapshot = take_snapshot({"model": self.model}, self.optimizer, {}, HostMemory())
         return save_checkpoint(self.folder, replace(STATE, step=step), snapshot)
 
     def load(self, expected: TrainState = STATE) -> TrainState:
@@ -93,7 +94,7 @@ def test_what_is_loaded_is_what_was_saved_but_for_the_optimizers_settings(tmp_pa
         p.grad = torch.randn_like(p)
     update(optimizer, 1e-3, None)
     metadata = pretrained.make_metadata(model.config)
-    folder = save_checkpoint(tmp_path / "c", STATE, take_snapshot({"model": model}, optimizer, metadata, None))
+    folder = save_checkpoint(tmp_path / "c", STATE, take_snapshot({"model": model}, optimizer, metadata, HostMemory()))
     assert load_checkpoint(folder, {"model": other}, other_optimizer) == STATE
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -174,7 +175,7 @@ def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, 
 
 def test_files_of_another_model_are_refused(tmp_path, small):
     other = Small(tmp_path / "other", width=5)
-    snapshot = take_snapshot({"model": small.model}, other.optimizer, {}, None)
+    snapshot = take_snapshot({"model": small.model}, other.optimizer, {}, HostMemory())
     save_checkpoint(small.folder, STATE, snapshot)
     with pytest.raises(InputError, match=r"optimizer.pt is of another model"):
         small.load()
@@ -303,11 +304,38 @@ def test_a_snapshot_is_a_copy_whose_memory_is_used_again(is_8_bit):
         codes = moment.codes if isinstance(moment, OptimState8bit) else moment
         return moment.dequantize() if isinstance(moment, OptimState8bit) else moment, codes.data_ptr()
 
-    first = take_snapshot({}, Optimizer(), {}, None)
+    memory = HostMemory()
+    first = take_snapshot({}, Optimizer(), {}, memory)
     (value, place), (original, its_place) = read(first.optimizer["exp_avg"]), read(Optimizer.moment)
     assert torch.equal(value, original)
     assert place != its_place
     Optimizer.moment = make_moment(is_8_bit)
-    value, place_now = read(take_snapshot({}, Optimizer(), {}, first).optimizer["exp_avg"])
+    value, place_now = read(take_snapshot({}, Optimizer(), {}, memory).optimizer["exp_avg"])
     assert torch.equal(value, read(Optimizer.moment)[0])
     assert place_now == place
+
+
+def test_a_snapshots_memory_is_a_few_blocks_and_its_files_hold_nothing_twice(tmp_path, monkeypatch):
+    """Tensor by tensor, PyTorch rounds page-locked memory up to powers of two."""
+    allocated: list[int] = []
+    plain = torch.empty
+
+    def empty(size: int, **options: object) -> Tensor:
+        allocated.append(size)
+        return plain(size, **options)
+
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(20)), nn.Linear(300, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    wanted = 3 * sum(p.nbytes for p in model.parameters())
+    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2**21)
+    monkeypatch.setattr(torch, "empty", empty)
+    memory = HostMemory()
+    for _ in range(2):
+        snapshot = take_snapshot({"model": model}, optimizer, {}, memory)
+    assert sum(allocated) < wanted + 2 * 2**21
+    folder = save_checkpoint(tmp_path, STATE, snapshot)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.05 * wanted
+    assert torch.equal(load_file(folder / WEIGHTS)["19.weight"], model[19].weight)

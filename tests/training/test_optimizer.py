@@ -6,7 +6,7 @@ import torch
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
-from training.checkpoint import Snapshot, TrainState, load_checkpoint, save_checkpoint, take_snapshot
+from training.checkpoint import HostMemory, Snapshot, TrainState, load_checkpoint, save_checkpoint, take_snapshot
 from training.config import OptimizerConfig, TrainConfig
 from training.optimizer import make_optimizer, parameter_groups, update
 from training.schedule import Schedule
@@ -18,7 +18,7 @@ def tiny_model() -> AdaMAE:
 
 
 def snapshot(model: AdaMAE, optimizer: torch.optim.Optimizer) -> Snapshot:
-    return take_snapshot({"model": model}, optimizer, {}, None)
+    return take_snapshot({"model": model}, optimizer, {}, HostMemory())
 
 
 def make(model: AdaMAE, state_bits: int = 32) -> torch.optim.Optimizer:
