@@ -176,7 +176,7 @@ class AdaMAE(nn.Module):
         from model.weights.pretrained import load
         from model.weights.warm_start import CLIP, adapt_weights
 
-        state, config, _ = load(path)
+        state, config, *_ = load(path)
         if not any(name.startswith("decoder.") for name in state):
             raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
         of_clip = {name: changes.pop(name) for name in CLIP if name in changes}

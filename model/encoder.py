@@ -74,7 +74,7 @@ class VideoEncoder(nn.Module):
         from model.weights.pretrained import ENCODER_PARTS, load
         from model.weights.warm_start import adapt_weights
 
-        state, config, _ = load(path)
+        state, config, *_ = load(path)
         encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
         state = adapt_weights(state, config, encoder.config)
         load_weights(encoder, {k: v for k, v in state.items() if k.startswith(ENCODER_PARTS)})

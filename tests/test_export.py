@@ -79,7 +79,7 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
     """With their command line beside the weights, and names as DistributedDataParallel and torch.compile leave them."""
     published = {f"module.{name}": value for name, value in to_external(model.state_dict(), "adamae").items()}
     torch.save({"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "checkpoint-799.pth")
-    state, config, _ = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
+    state, config, *_ = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
     assert same(state, model.state_dict())
     assert config.grid == CONFIG.grid
 
