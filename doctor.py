@@ -217,7 +217,7 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
     config, count, model = run.config, run.batch_size, run.config.model
     task = Pretraining(config, None, Distributed(config.device))
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    shape = count, model.num_frames, *FrameSize.of(model.image_size), model.in_channels
+    shape = count, model.num_frames, *FrameSize.of(model.image_size), model.clip_channels
     clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=run.device)
     batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
     times: list[float] = []

@@ -40,6 +40,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import common.openmp  # noqa: F401
 
@@ -132,7 +133,8 @@ def list_points(size: str, folder: Path) -> list[ModelConfig]:
     points = list(adaptive)
     for masking in sorted(MASKS.keys() - {"adaptive"}):
         ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
-        points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]  # type: ignore[arg-type]
+        changes: dict[str, Any] = {"masking": masking, "motion_channel": MASKS[masking].reads_motion}
+        points += [replace(base, **changes, mask_ratio=ratio) for ratio in ratios]
     for target in sorted(TARGETS.keys() - {base.target}):
         teacher = write_random_teacher(base, folder) if target == "teacher" else ""
         points.append(replace(base, target=target, teacher=teacher))  # type: ignore[arg-type]

@@ -101,9 +101,10 @@ class AdaMAE(nn.Module):
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
         config = self.config
-        clip = adapt_channels(clip, config.in_channels)
+        motion = clip[..., -1:] if self.token_sampler.reads_motion else None
+        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
         prepared = self.target.prepare(clip)
-        mask, visible = self.embed_visible(clip, seed, offset)
+        mask, visible = self.embed_visible(clip, seed, offset, motion)
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
             masked_ids = select_decoder_targets(mask, config, seed, offset)
@@ -127,9 +128,13 @@ class AdaMAE(nn.Module):
         )
 
     def embed_visible(
-        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
+        self,
+        clip: UInt8[Tensor, "B T H W C"],
+        seed: int | Tensor,
+        offset: int | Tensor,
+        motion: UInt8[Tensor, "B T H W 1"] | None = None,
     ) -> tuple[Mask, Float[Tensor, "B K D"]]:
-        """Mask the clip; embed the visible tokens and add their positions."""
+        """Mask the clip; embed the visible tokens and add their positions. motion: of a masking that reads_motion."""
         needs_tokens = self.token_sampler.needs_tokens
         if needs_tokens and not self.config.detach_sampler_input:
             tokens = self.tokenizer(clip).float()
@@ -139,7 +144,7 @@ class AdaMAE(nn.Module):
         # tokenizer, and saves the backward pass and the memory of the others.
         with torch.no_grad():
             tokens = self.tokenizer(clip) if needs_tokens else None
-        mask = self.token_sampler(clip, tokens, seed, offset)
+        mask = self.token_sampler(clip if motion is None else motion, tokens, seed, offset)
         # The positions' fp32 makes the encoder's residual stream fp32 under autocast.
         return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[mask.visible_ids]
 

@@ -89,6 +89,6 @@ class EncoderModel(Protocol):
 
 def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"]) -> Features:
     """Encode the whole clip, nothing masked."""
-    clip = adapt_channels(clip, model.config.in_channels)
+    clip = adapt_channels(clip, model.config.in_channels, model.config.motion_channel)
     tokens = model.encoder(model.tokenizer(clip) + model.encoder.positions)
     return Features(tokens.mean(dim=1), tokens)

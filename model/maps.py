@@ -55,13 +55,12 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
     `visible_stats` interpolates them from the visible patches.
     """
     config = model.config
-    clip = adapt_channels(clip, config.in_channels)
     was_training = model.training
     try:
         output = model.eval()(clip, seed, 0)
     finally:
         model.train(was_training)
-    masked = output.masked_ids
+    clip, masked = adapt_channels(clip, config.in_channels, config.motion_channel), output.masked_ids
     reconstruction = visible_stats = None
     if model.target.is_pixels:
         reconstruction, visible_stats = _reconstruct_pixels(clip, output, config)

@@ -271,7 +271,9 @@ def draw_motion(
 DATASETS: dict[str, Any] = {"directions": DIRECTIONS, "motion": MOTIONS}
 
 
-def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], fps: int, codec_name: str) -> None:
+def write_video(
+    path: Path, frames: Iterable[UInt8[np.ndarray, "H W C"]], size: tuple[int, int], fps: int, codec_name: str
+) -> None:
     """Encode frames as a camera or a web site would: long groups, default options. As npy they are stored unencoded."""
     if codec_name == ARRAY:
         np.save(path, np.stack(list(frames)))
@@ -300,11 +302,22 @@ def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Itera
             moving_boxes.append(boxes)
             yield frame
 
-    write_video(stem.with_suffix(f".{container}"), collect_boxes(), arguments.size, arguments.fps, arguments.codec)
+    pictures: Iterable[UInt8[np.ndarray, "H W C"]] = collect_boxes()
+    if arguments.motion_channel:
+        pictures = [add_motion_map(frame, moving_boxes[number]) for number, frame in enumerate(pictures)]
+    write_video(stem.with_suffix(f".{container}"), pictures, arguments.size, arguments.fps, arguments.codec)
     width, height = arguments.size
     facts = {"fps": arguments.fps, "width": width, "height": height, "num_frames": arguments.num_frames}
     sidecar = {**facts, "class": stem.parent.name, "moving_boxes": moving_boxes}
     stem.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
+
+
+def add_motion_map(frame: Frame, boxes: Boxes) -> UInt8[np.ndarray, "H W 4"]:
+    """Add a channel that is 255 in the boxes of what moves, and 0 elsewhere."""
+    covered = np.zeros((*frame.shape[:2], 1), np.uint8)
+    for x0, y0, x1, y1 in boxes:
+        covered[round(y0) : round(y1), round(x0) : round(x1)] = 255
+    return np.concatenate((frame, covered), axis=2)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -317,6 +330,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
     parser.add_argument("--fps", type=int, default=30)
     parser.add_argument("--codec", choices=[*CODECS, ARRAY], default="h264")
+    parser.add_argument(
+        "--motion-channel", action="store_true", help="with --codec npy: a fourth channel, 255 where something moves"
+    )
     parser.add_argument("--seed", type=int, default=0, help="another one gives videos for a test set")
     motion = parser.add_argument_group("of --dataset motion")
     motion.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
@@ -331,6 +347,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         minimum = 0 if name in ("distractors", "seed") else 1
         if getattr(parsed, name) < minimum:
             raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
+    if parsed.motion_channel and parsed.codec != ARRAY:
+        raise InputError(f"--motion-channel needs --codec {ARRAY}: videos have no fourth channel")
     if not 0 < parsed.object_size <= 1:
         raise InputError(f"--object-size must be above 0 and at most 1, not {parsed.object_size}")
     if known is DIRECTIONS and (parsed.num_frames > MAX_FRAMES or min(parsed.size) < MIN_SIDE):

@@ -30,7 +30,7 @@ def parallelize(task: Task, config: TrainConfig, dist: Distributed, batch_size: 
     model = DistributedDataParallel(task.model, gradient_as_bucket_view=True, broadcast_buffers=False)
     model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # each measurement waits for the GPU, at every 100th step
     before = [buffer.clone() for buffer in task.model.buffers()]
-    shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.in_channels)
+    shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.clip_channels)
     black = torch.zeros(shape, dtype=torch.uint8, device=dist.device)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=dist.device)
     with autocast_to(dist.device, config.precision):

@@ -80,8 +80,8 @@ class TimmEncoder(ImageEncoder):
     def __init__(self, config: ModelConfig) -> None:
         import timm
 
-        size = {} if config.teacher_image_size is None else {"img_size": config.teacher_image_size}
-        encoder = timm.create_model(
+        size: dict[str, Any] = {} if config.teacher_image_size is None else {"img_size": config.teacher_image_size}
+        encoder: Any = timm.create_model(
             f"local-dir:{config.teacher}", pretrained=not _is_structure_only(), num_classes=0, **size
         )
         known = encoder.pretrained_cfg

@@ -98,9 +98,9 @@ def fit_to_grid(features: Float[Tensor, "B t h w D"], grid: Grid) -> Float[Tenso
     """Average features over the tokens' cells where they are finer, and interpolate them where they are coarser."""
     if features.shape[1:4] != grid:
         volume = features.movedim(-1, 1)
-        finer = [min(given, wanted) for given, wanted in zip(features.shape[1:4], grid, strict=True)]
-        volume = F.adaptive_avg_pool3d(volume, finer)
-        if tuple(finer) != grid:
+        t, h, w = (min(given, wanted) for given, wanted in zip(features.shape[1:4], grid, strict=True))
+        volume = F.adaptive_avg_pool3d(volume, (t, h, w))
+        if (t, h, w) != grid:
             volume = F.interpolate(volume, size=grid, mode="trilinear", align_corners=False)
         features = volume.movedim(1, -1)
     return features.flatten(1, 3)

@@ -23,7 +23,10 @@ def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
     torch.manual_seed(0)
     strategy = make_masking(config).eval()
     tokens = torch.randn(batch_size, config.num_tokens, config.dimensions.encoder_width)
-    return strategy(random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0)
+    clip = random_clip(config, batch_size)
+    return strategy(
+        clip[..., -1:] if strategy.reads_motion else clip, tokens if strategy.needs_tokens else None, seed, 0
+    )
 
 
 def test_registries_and_the_configs_choices_are_the_same() -> None:
@@ -34,7 +37,8 @@ def test_registries_and_the_configs_choices_are_the_same() -> None:
 @pytest.mark.parametrize("masking", MASKS)
 @pytest.mark.parametrize("mask_ratio", [0.5, 0.75])
 def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> None:
-    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8)
+    motion_channel = MASKS[masking].reads_motion
+    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8, motion_channel=motion_channel)
     first, again, other = sample(config), sample(config), sample(config, seed=1)
     assert first.visible_ids.shape == (8, config.num_visible)
     both = torch.cat((first.visible_ids, first.masked_ids), dim=1)
@@ -166,6 +170,15 @@ def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
         ({"sampler": "mlp", "sampler_depth": 2}, "model.sampler_depth is 2"),
         ({"decoder_share": 0.0}, "decoder_share is 0"),
         ({"decoder_share": 0.0001}, "leaves none of 24 masked tokens"),
+        ({"masking": "oracle"}, "model.masking=oracle needs maps of true motion: make the videos with"),
+        ({"oracle_share": 1.5}, "model.oracle_share is 1.5: must be at least 0 and at most 1"),
+        ({"hard_share": -0.1}, "model.hard_share is -0.1"),
+        ({"allocation_share": 2}, "model.allocation_share is 2"),
+        ({"allocation_quantile": 1.0}, "model.allocation_quantile is 1.0"),
+        (
+            {"sampling_allocation": "rank", "allocation_quantile": 0.1, "allocation_share": 1},
+            "model.allocation_share 1 asks for 8 of the 3 most probable tokens",
+        ),
         ({"masking": "tube", "decoder_share": 0.5, "decoder_choice": "probability"}, "which tube masking has not"),
     ],
     ids=str,
