@@ -113,7 +113,9 @@ class Inputs:
         for labels in self._label_sets():
             unknown = [label for label in labels if label not in names]
             problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
-            rows.append((json.dumps(labels), None if unknown else _dump_labels(map(names.get, labels)), problem))
+            rows.append(
+                (json.dumps(labels), None if unknown else _dump_labels(names[label] for label in labels), problem)
+            )
         self._table.run("DELETE FROM names")
         self._table.insert("names", rows, 3)
         self._table.run("""UPDATE items SET (labels, problem) = (SELECT names, names.problem FROM names
@@ -146,7 +148,7 @@ class Inputs:
             last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
             if last_samples:
                 source, segment, *values = last_samples[0]
-                values = map(_format_labels, values) if column == "labels" else values
+                values = [*map(_format_labels, values)] if column == "labels" else values
                 first = f"{join_name(source, segment)}, {how.format(*values)}"
                 return f"{len(last_samples)} videos that {what} (the first: {first})"
         return None
