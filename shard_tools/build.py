@@ -85,10 +85,8 @@ class Build:
         """Write the plan of what is new in `inputs`, if anything is."""
         where = self.output.locate()
         known = self.done.classes if self.done else []
-        if classes:
-            if classes[: len(known)] != known:
-                raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
-            inputs.apply_label_map(classes)
+        if classes and classes[: len(known)] != known:
+            raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
         stored = ((it.source, it.segment, name_labels(it, known), it.source_size) for it in self._stored())
         inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))

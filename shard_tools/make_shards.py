@@ -2,9 +2,10 @@
 
     python shard_tools/make_shards.py INPUT OUTPUT
 
-INPUT: a folder (sub-folders are classes), a list (`path label` lines, CSV, TSV, Something-Something's or Kinetics'
-annotations, - for stdin), tars of raw videos, or a URL. Every video ends up in a shard or, with a reason, in
-OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run, or to add new videos of INPUT.
+INPUT: a folder (sub-folders are classes), a list of any published form (lines, CSV, TSV, JSON, JSON lines, Parquet; -
+for stdin; 'lists/*.txt' for several), tars of raw videos, or a URL. --dry-run says how it is understood. Every video
+ends up in a shard or, with a reason, in OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run,
+or to add new videos of INPUT.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
-from shard_tools.inputs import Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.report import estimate_dataset, write_contact_sheet
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
@@ -38,7 +40,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
-    what.add_argument("--label-map", type=Path, help="class names by id: one per line, or JSON")
+    what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
+    column = {"metavar": "COLUMN"}
+    what.add_argument("--path-column", **column, help="of a list: its name in the header, or its number from 1")
+    what.add_argument("--label-column", **column, help="likewise; folder: the name of the folder of each file")
+    what.add_argument("--start-column", **column, help="of segments (seconds, hh:mm:ss, frames), or none")
+    what.add_argument("--end-column", **column, help="of segments, or their length")
+    what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
+    what.add_argument("--label-map", type=Path, help="class names: lines, with numbers or codes or without; CSV; JSON")
     what.add_argument(
         "--split",
         action="append",
@@ -57,10 +66,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run = parser.add_argument_group("how to run")
     run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds allowed per video (default 900)")
-    run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
+    run.add_argument(
+        "--max-rejects",
+        type=float,
+        default=0.1,
+        help="tolerated fraction of rejects (default 0.1)",
+    )
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
+    run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     run.add_argument("--estimate", action="store_true", help="only estimate time and size, from a few videos")
     run.add_argument("--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png with random samples")
     return parser.parse_args(arguments)
@@ -121,6 +136,21 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError(f"{place} is a file: give a folder for the shards")
     if not is_remote(inputs) and is_folder and Path(place).resolve().is_relative_to(Path(inputs).resolve()):
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
+
+
+def make_choices(arguments: argparse.Namespace, root: str | None, split: str) -> Choices:
+    """Return what the options say about a list; a split takes the rows of its own subset."""
+    columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
+    subset = arguments.subset or (GROUPS.get(split, split) if split else None)
+    return Choices(
+        root=root,
+        suffix=arguments.suffix,
+        **columns,
+        subset=GROUPS.get(subset, subset) if subset else None,
+        is_split=bool(split and not arguments.subset),
+        unlabeled=arguments.unlabeled,
+        has_label_map=arguments.label_map is not None,
+    )
 
 
 def make_dataset(
@@ -189,12 +219,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
     settings = choose_settings(parsed)
     require_consistent(parsed)
-    classes = read_label_map(parsed.label_map) if parsed.label_map else []
+    label_map = read_label_map(parsed.label_map) if parsed.label_map else None
+    classes = label_map.names if label_map else []
     lists = dict(parsed.split) or {"": parsed.input}
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
-        splits = {name: read_inputs(where, root, parsed.unlabeled, skipped[name]) for name, where in lists.items()}
+        splits: dict[str, Inputs] = {}
+        for name, where in lists.items():
+            inputs = read_inputs(where, make_choices(parsed, root, name), skipped[name])
+            if label_map and not parsed.unlabeled:
+                inputs.apply_label_map(label_map)
+            for note in (*inputs.notes, inputs.describe()):
+                log(note)
+            inputs.require_usable(parsed.max_rejects, where)
+            splits[name] = inputs
+        if parsed.dry_run:
+            return 0
         if parsed.estimate:
             for of_split in skipped.values():
                 of_split.log()

@@ -177,12 +177,15 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("pictures out", r"no video found in .*; skipped 1 without .* \(\.jpg 1\): a\.jpg"),
     ("empty.csv out", "empty.csv is empty"),
     ("broken.json out", "broken.json is not a list of videos"),
-    ("quote.csv out", r"quote\.csv has a line that is not a table row"),  # else it would swallow those after it
+    (
+        "quote.csv out",
+        r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed",
+    ),
     ("videos empty.csv", "empty.csv is a file"),
     ("videos videos/shards", "lies inside the input"),
     ("videos videos", "lies inside the input"),
     ("absent.csv out", "none of 2 videos can be used"),
-    ("binary.csv out", "none of 1 videos can be used"),
+    ("binary.csv out", "binary.csv is not a text file in UTF-16"),
     ("list.txt.gz out", r"list\.txt\.gz is compressed \(gzip\): unpack it"),
     ("rubbish out", "none of 1 videos can be used"),
     ("videos out --frame-stride 0", "--frame-stride must be at least 1, not 0"),
