@@ -1,6 +1,7 @@
 """Arrays in the place of videos: what is taken, what a clip reads, and that it is cut as a video's pictures are."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -106,7 +107,9 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(7, 5, 33, 31), True)
         clip = np.zeros((4, 16, 16, channels), np.uint8)
 
-        def store(view: int, time: int, image: np.ndarray, clip: np.ndarray = clip) -> None:
+        def store(view: int, time: int, write: Callable[[np.ndarray], object], clip: np.ndarray = clip) -> None:
+            image = np.empty((16, 16, channels if container == "npy" else 3), np.uint8)
+            write(image)
             clip[time] = image[..., :channels]
 
         find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), store)
