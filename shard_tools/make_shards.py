@@ -13,6 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,11 @@ from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.report import estimate_dataset, write_contact_sheet
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import Job, Outcome, process_job
-from shard_tools.workers import ENGINES, NUM_CPUS
+from shard_tools.work import Job, Outcome, process_job, read_progress
+from shard_tools.workers import ENGINES, NUM_CPUS, Watch
 
 NUM_SHOWN = 10  # rejects that are printed
+SECONDS_PER_TIMEOUT = 600  # of a video: for each, --timeout is allowed once
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -65,13 +68,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         how.add_argument(f"--{option.name.replace('_', '-')}", **argument)
     run = parser.add_argument_group("how to run")
     run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
-    run.add_argument("--timeout", type=float, default=900, help="seconds allowed per video (default 900)")
     run.add_argument(
-        "--max-rejects",
-        type=float,
-        default=0.1,
-        help="tolerated fraction of rejects (default 0.1)",
+        "--timeout", type=float, default=900, help="seconds allowed per ten minutes of a video (default 900)"
     )
+    run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
@@ -160,16 +160,26 @@ def make_dataset(
     part, num_parts = arguments.part
     build = Build(output, choose_settings(arguments), (part - 1, num_parts))
 
-    def run_jobs(jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
-        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, arguments.timeout)
+    def run_jobs(jobs: Iterator[Job], watch: Watch) -> Iterator[tuple[Job, Any]]:
+        def limit(job: Job) -> float:
+            return float(arguments.timeout * max(1.0, job.seconds / SECONDS_PER_TIMEOUT))
+
+        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, limit, watch)
 
     retry_rejects = arguments.retry_rejects
     with output, build.lock():
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries
-            with progress_bar(unit="video", total=sum(1 for _ in build.list_pending(plan))) as bar:
+            total = sum(len(entries) for _, entries in build.list_pending(plan))
+            with progress_bar(unit="sample", total=total) as bar:
                 totals = Counter(frames=0, rejected=0)
+
+                def show_progress(jobs: list[Job], bar: Any = bar, totals: Counter[str] = totals) -> None:
+                    shares = {job.source: share for job in jobs if (share := read_progress(job)) is not None}
+                    if shares:
+                        source, share = min(shares.items(), key=itemgetter(1))
+                        bar.set_postfix({**totals, printable(source)[-40:]: f"{share:.0%}"})
 
                 def count(outcome: Outcome, bar: Any = bar, totals: Counter[str] = totals) -> None:
                     frames = sum(sample.num_frames for sample, _ in outcome.samples)
@@ -177,7 +187,7 @@ def make_dataset(
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
 
-                build.run(plan, inputs, run_jobs, count)
+                build.run(plan, inputs, partial(run_jobs, watch=show_progress), count)
             late = build.finish(plan)
             if late is not None:
                 log(
@@ -207,7 +217,7 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
     )
-    total = len(rejects) + info.report.get("num_sources", info.num_samples)
+    total = len(rejects) + info.report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
     if len(rejects) > arguments.max_rejects * total:
         share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
         log(f"error: {share}, limit is {arguments.max_rejects:.0%}", sys.stderr)

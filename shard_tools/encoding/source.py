@@ -248,15 +248,21 @@ def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple
         yield last, frame
 
 
+def show_frames(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
+    """Turn (tick, frame) into (end, frame): the frame is shown until tick `end`, which has a frame of its own."""
+    tick, shown = 0, None
+    for tick, frame in frames:
+        if shown is not None:
+            yield tick, shown
+        shown = frame
+    if shown is not None:
+        yield tick + 1, shown
+
+
 def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int | Fraction) -> Iterator[VideoFrame]:
     """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
     wanted: int | Fraction = 0
-    last = 0
-    current: VideoFrame | None = None
-    for tick, frame in frames:
-        while current is not None and wanted < tick:
-            yield current
+    for end, frame in show_frames(frames):
+        while wanted < end:
+            yield frame
             wanted += stride
-        current, last = frame, tick
-    if current is not None and wanted <= last:
-        yield current

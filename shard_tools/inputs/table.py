@@ -44,6 +44,14 @@ class Inputs:
     def has_only_arrays(self) -> bool:
         return self._table.fetch_one("SELECT 1 FROM items WHERE NOT is_array LIMIT 1") is None
 
+    @property
+    def has_segments(self) -> bool:
+        return self._table.fetch_one("SELECT 1 FROM items WHERE segment != x'' LIMIT 1") is not None
+
+    @property
+    def repeats_sources(self) -> bool:
+        return self._table.fetch_one("SELECT 1 FROM items GROUP BY source HAVING count(*) > 1 LIMIT 1") is not None
+
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
         for (source,) in self._table.run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
             skipped.add(kind, source)
