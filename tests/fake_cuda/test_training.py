@@ -73,6 +73,7 @@ def test_every_masking_strategy_ends(library: Path, synthetic_shards: Path, tmp_
         for masking in MASKS
         if masking != "oracle"
     ]
+    runs.append([*SETTINGS, f"data.shards={synthetic_shards}", "model.in_channels=1"])  # by the references, not Triton
     runs = [[*run, f"run={tmp_path / str(number)}", "model.mask_ratio=0.5"] for number, run in enumerate(runs)]
     count_steps(library, runs)
 
