@@ -40,7 +40,7 @@ MULTIPROCESSORS = 132  # of an H100 or H200
 # PyTorch's CublasHandlePool.cpp, on GPUs of capability 9, 10 and 12 (8 MiB on others): cuBLAS and cuBLASLt share
 # a workspace, from torch 2.15 on for one product (pull request 194311), before it held by every thread that multiplies.
 CUBLAS_BYTES = 32 * 2**20
-CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= (2, 15) else 2  # of the forward and of the backward pass
+CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= "2.15" else 2  # of the forward and of the backward pass
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 # What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
 RESERVE_GPU = 1.5e9

@@ -26,7 +26,7 @@ from common.errors import InputError, run_command
 from common.progress import progress_bar
 from pipeline.decoding.containers import EXTENSIONS, open_video
 from shard_tools.encoding.codecs import CODECS, CONTAINER, TUNES, Codec
-from shard_tools.encoding.encode import VideoWriter
+from shard_tools.encoding.cuts import VideoWriter
 from shard_tools.encoding.picture import FrameConverter, deinterlace
 from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, subsample
 from shard_tools.settings import Settings

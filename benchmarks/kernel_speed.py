@@ -8,6 +8,7 @@ move once, relative to the bandwidth of a large copy on the same machine, counte
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
@@ -218,15 +219,17 @@ def main(arguments: list[str] | None = None) -> None:
     report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model=model)
     rows: list[Row] = []
     failures: list[str] = []
-    for batch, ratio in product(sorted(batches, reverse=True), ratios):
-        inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
-        compiled = on_gpu and batch == max(batches) and ratio == 0.95
-        for name in options.op:
-            try:
-                rows += measure(CASES[name](inputs), name, inputs, compiled, options.repetitions, copy)
-            except InputError as error:
-                failures.append(f"{name}, batch {batch}, mask ratio {ratio}: {error}")
-            report.write(rows)
+    # Backward passes run on the streams of their forward passes, and graphs are captured on any but the default one.
+    with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
+        for batch, ratio in product(sorted(batches, reverse=True), ratios):
+            inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
+            compiled = on_gpu and batch == max(batches) and ratio == 0.95
+            for name in options.op:
+                try:
+                    rows += measure(CASES[name](inputs), name, inputs, compiled, options.repetitions, copy)
+                except InputError as error:
+                    failures.append(f"{name}, batch {batch}, mask ratio {ratio}: {error}")
+                report.write(rows)
     print_table(rows)
     if failures:
         raise InputError(f"{len(failures)} ops are not reported: {'; '.join(failures)}")
@@ -244,7 +247,7 @@ def measure(case: Case, name: str, inputs: Inputs, compiled: bool, repetitions: 
             lower, median, upper = time_calls(run, inputs.device, warmup=3, repetitions=repetitions).quartiles
             kernel_ms = None
             if inputs.device.type == "cuda" and implementation != "published":  # whose boolean masks wait for the GPU
-                kernel_ms = replay_ms(call, wrt, phase, inputs.device, repetitions)
+                kernel_ms = replay_ms(run, inputs.device, repetitions)
             rate = moved[phase] / (kernel_ms or median) / 1e6
             row = {"op": name, "batch": inputs.batch, "mask_ratio": inputs.config.mask_ratio, "phase": phase}
             row |= {"implementation": implementation, "ms": median, "ms_lower": lower, "ms_upper": upper}
@@ -257,18 +260,12 @@ def measure(case: Case, name: str, inputs: Inputs, compiled: bool, repetitions: 
     return rows
 
 
-def replay_ms(
-    call: Callable[[], Tensor], inputs: list[Tensor], phase: str, device: torch.device, repetitions: int
-) -> float:
-    """Time replays of a CUDA graph of one phase of an op."""
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        run = phases(call, inputs)[phase]  # anew: a backward pass runs on the stream of its forward pass
-        for _ in range(3):
-            run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
-            run()
-        return time_calls(graph.replay, device, warmup=3, repetitions=repetitions).median_ms
+def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int) -> float:
+    """Time replays of the CUDA graph of a call, which has been made before."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+        run()
+    return time_calls(graph.replay, device, warmup=3, repetitions=repetitions).median_ms
 
 
 def check(case: Case, name: str) -> None:

@@ -110,15 +110,15 @@ def main(options: argparse.Namespace) -> None:
             rows.append(row)
             report.write(rows)
         paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
-    for config, row in progress_bar(paper_first, unit="point", desc="measure"):
-        if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
-            peak = in_fresh_process(predict_compiled, config, options.batch_size)
-            row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
-        if on_gpu:
-            row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
-        elif is_default(config):
-            row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
-        report.write(rows)
+        for config, row in progress_bar(paper_first, unit="point", desc="measure"):
+            if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
+                peak = in_fresh_process(predict_compiled, config, options.batch_size)
+                row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
+            if on_gpu:
+                row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
+            elif is_default(config):
+                row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
+            report.write(rows)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
 

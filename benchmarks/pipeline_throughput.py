@@ -9,7 +9,8 @@ they can be imported: `pip install -e .[peers]`, and FFmpeg's shared libraries f
 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package ffmpeg). They cut the very clips that ours
 cuts, and these are checked first. `pyav` and `webdataset` are the common way, with processes and PIL. The bound is
 `decoding`: the CPU time of one thread from packets to frames of the same clips, and clips/s if every thread did as
-much. Clips per CPU-second is the metric that other programs on the machine do not disturb.
+much. `planes` is what ours takes of a CPU where a GPU scales: decoding, and copying planes into the memory of a
+batch. Clips per CPU-second is the metric that other programs on the machine do not disturb.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -48,12 +49,15 @@ from common.errors import InputError, run_command
 from pipeline.config import DataConfig
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.decoding.dali import CPU_CODECS, GPU_CODECS, find_dali_fault
-from pipeline.decoding.sources import decode_frames
+from pipeline.decoding.sources import decode_frames, find_source
+from pipeline.decoding.upload import HostClips
 from pipeline.decoding.video import reduce_unwanted
 from pipeline.loader import ClipLoader
+from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from shard_tools.plan import make_key
 
@@ -62,7 +66,10 @@ BASELINE_BATCH = 8  # one of their workers makes a whole batch: of large ones, f
 WARM_UP_BATCHES = 4
 MAX_DIFFERENCE = 4  # gray levels, on average over a clip, from PIL's scaling
 PACKAGES = ("av", "nvidia-dali-cuda130", "webdataset", "spdl", "torchcodec", "decord2", "decord")
-LOADERS = ("ours", "decoding", *STRONG, "pyav", "webdataset")
+LOADERS = ("ours", "planes", "decoding", *STRONG, "pyav", "webdataset")
+
+
+TimeClip = Callable[[VideoSlice, Sample, PlanRow], float | None]
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ def list_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
     for encode in options.encodes:
         if encode != "copy":  # copied files are the originals
             cases += [Case(name, name, encode, threads=options.threads[0]) for name in others]
-        common = [name for name in ("webdataset", "decoding") if name in loaders]
+        common = [name for name in ("webdataset", "planes", "decoding") if name in loaders]
         cases += [Case(name, "pyav", encode, threads=options.threads[0]) for name in common]
         ours.append(("pyav", encode, 1))
         if not find_dali_fault() and encode.partition("-")[0] in (GPU_CODECS if on_gpu else CPU_CODECS):
@@ -212,7 +219,9 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
     if case.loader == "decoding":
-        return {**asdict(case), **measure_decoding(folder, case.threads, seconds)}
+        return {**asdict(case), **measure_clips(time_decoding, folder, case.threads, seconds)}
+    if case.loader == "planes":
+        return {**asdict(case), **measure_clips(time_planes, folder, case.threads, seconds)}
     with open_batches(case, folder, torch.device(device)) as (batches, loader, left_out):
         for _ in range(WARM_UP_BATCHES):
             next(batches)
@@ -238,14 +247,14 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
     }
 
 
-def measure_decoding(folder: Path, threads: int, seconds: float) -> Row:
-    """Decode the clips of the plan from their packets in this thread: no reading, no container, no scaling."""
+def measure_clips(time_clip: TimeClip, folder: Path, threads: int, seconds: float) -> Row:
+    """Time the clips of the plan in this thread, one after the other."""
     dataset = ShardDataset.open(folder)
     plan, reader = make_plan(dataset, BASELINE_BATCH), Reader(dataset)
     clips, cpu, started = 0, 0.0, time.perf_counter()
     left_out: dict[str, None] = {}
     for row in map(plan.row, count()):
-        if (taken := time_decoding(reader.clip(row.sample, row.frames))) is None:
+        if (taken := time_clip(reader.clip(row.sample, row.frames), dataset.samples[row.sample], row)) is None:
             left_out[dataset.samples[row.sample].key] = None
         else:
             clips, cpu = clips + 1, cpu + taken
@@ -259,7 +268,19 @@ def measure_decoding(folder: Path, threads: int, seconds: float) -> Row:
     }  # fmt: skip
 
 
-def time_decoding(video: VideoSlice) -> float | None:
+def time_planes(video: VideoSlice, sample: Sample, row: PlanRow) -> float | None:
+    """Return the CPU seconds from packets to planes that the device scales; None if it does not scale these."""
+    host = HostClips((1, NUM_FRAMES, SIDE, SIDE, 3), None, takes_frames=True)
+    host.allocate(1)  # memory of later batches is that of earlier ones
+    started = time.thread_time()
+    frames = find_source(video.data).copy_planes(video, sample, [row], FrameSize(SIDE, SIDE), host.allocate)
+    if frames is None:
+        return None
+    host.add_frames(0, [row], frames)
+    return time.thread_time() - started
+
+
+def time_decoding(video: VideoSlice, *_: object) -> float | None:
     """Return the CPU seconds that the packets of the wanted frames take, from the key frame before them on; None if
     timestamps do not tell which these are."""
     with open_video(video.data, fpsprobesize="0") as container:

@@ -40,7 +40,7 @@ class Op:
 
     def __init__(self, name: str, function: Callable) -> None:
         self.function = self.eager = function
-        self.registered = torch.library.triton_op(f"adamae::{name}", function, mutates_args=())
+        self.registered: Any = torch.library.triton_op(f"adamae::{name}", function, mutates_args=())
 
     def __call__(self, *inputs: Any) -> Any:
         return (self.eager if is_plain() else self.registered)(*inputs)
@@ -49,7 +49,8 @@ class Op:
         self.registered.register_autograd(backward, setup_context=setup_context)
         methods = {"forward": self.function, "setup_context": setup_context, "backward": backward}
         methods = {name: staticmethod(method) for name, method in methods.items()}
-        self.eager = type(self.function.__name__, (torch.autograd.Function,), methods).apply
+        function: Any = type(self.function.__name__, (torch.autograd.Function,), methods)
+        self.eager = function.apply
 
 
 def triton_op(name: str) -> Callable[[Callable], Op]:

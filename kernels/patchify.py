@@ -49,6 +49,8 @@ def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
 
 def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
     patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
+    mean: Tensor | float
+    std: Tensor | float
     if clip.shape[4] == 3:
         mean, std = (torch.tensor(values, device=clip.device) for values in (IMAGENET_MEAN, IMAGENET_STD))
     else:  # numbers: a tensor from the host would make it wait for the GPU

@@ -3,7 +3,7 @@
 The state of a run lies in OUTPUT/.work:
 
     plan.jsonl                   settings, classes, which source goes into which shard: written first, never changed
-    items/<shard>/<key>.json, …  staged results, by the first shard that they go into; removed when all are whole
+    items/<shard>/<key>.json, …  staged results, by the shard that they go into; removed when that is whole
     shards/<name>.json           a shard that is whole, with the rejects among its inputs
 
 so that a run that was killed repeats only what is missing, and ends with the same bytes as one that was not.
@@ -25,18 +25,28 @@ from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.output import PLAN_FILE, LocalOutput
-from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, shard_number, split_long_videos
+from shard_tools.plan import (
+    Plan,
+    assign_shards,
+    estimate_seconds,
+    make_key,
+    save_plan,
+    shard_number,
+    split_long_videos,
+)
 from shard_tools.report import describe_samples
-from shard_tools.settings import Settings
-from shard_tools.work import Job, Outcome, load_outcome
+from shard_tools.settings import COPY, Settings
+from shard_tools.work import Entry, Job, Outcome, load_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, publish_tables, write_shard
+
+CHANGED = "it was changed while it was read"
 
 
 class Build:
     """One dataset being made. `part` (i, n): this process works on the videos of shards i, i + n, …
 
-    Where videos are split, a shard holds pieces of many: the part that ends last writes all shards.
+    Where several samples are cut out of a video, they go into any shards: the part that ends last writes all of them.
     """
 
     def __init__(self, output: LocalOutput, settings: Settings, part: tuple[int, int] = (0, 1)):
@@ -85,24 +95,27 @@ class Build:
         """Write the plan of what is new in `inputs`, if anything is."""
         where = self.output.locate()
         known = self.done.classes if self.done else []
-        if classes:
-            if classes[: len(known)] != known:
-                raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
-            inputs.apply_label_map(classes)
+        if classes and classes[: len(known)] != known:
+            raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
         stored = ((it.source, it.segment, name_labels(it, known), it.source_size) for it in self._stored())
         inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{where} holds {change}: give another output folder")
+        if self.settings.encode == COPY and inputs.has_segments:
+            raise InputError(
+                "--encode copy keeps whole videos, and the input asks for segments: choose another --encode"
+            )
         rejected = inputs.new_problems()
-        shards = assign_shards(split_long_videos(inputs.new(), self.settings.max_seconds), self.settings, names)
+        shards = assign_shards(split_long_videos(inputs.new(), self.settings.clip_seconds), self.settings, names)
         first = next(shards, None)
         if first is not None or rejected:
             for folder in ("items", "shards"):
                 (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
             first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
             planned = chain([first], shards) if first else ()
-            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, planned, first_number)
+            splits = self.settings.clip_seconds is not None or inputs.repeats_sources
+            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, splits, planned, first_number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -123,105 +136,91 @@ class Build:
         progress: Callable[[Outcome], None],
     ) -> None:
         """Process this part's videos, and write each shard as soon as it can be. Raise OSError when the disk fails."""
-        left: dict[str, int] = {}  # videos without an outcome, of shards that are begun
+        left: dict[str, int] = {}  # entries without an outcome, of shards that are begun
 
         def finish(outcome: Outcome, shard: str) -> None:
             progress(outcome)
-            left[shard] -= 1
-            if not left[shard] and not plan.splits:
+            if plan.splits:
+                return
+            left[shard] = left.get(shard, len(plan.entries(shard))) - 1
+            if not left[shard]:
                 self._finish_shard(plan, shard)
 
-        def reject(source: str, stem: Path, reason: str) -> Outcome:
-            outcome = Outcome(source, [], reason)
+        def reject(stem: Path, entry: Entry, reason: str) -> None:
+            outcome = Outcome(entry.name, [], reason)
             outcome.save(stem)
-            return outcome
+            finish(outcome, get_shard(stem))
 
         def jobs() -> Iterator[Job]:
-            needed = set(self._missing(plan))
-            for shard, entry in self.list_pending(plan):
-                stem = self._stem(plan, entry.source, shard)
-                first = f"{stem.parent.name}.tar"
-                if first not in left:
+            for source, entries in self.list_pending(plan):
+                missing = []
+                for shard, entry in entries:
+                    stem = self._stem(shard, entry)
                     stem.parent.mkdir(exist_ok=True)
-                    left[first] = len(plan.entries(first))
-                staged = self._load_staged(plan, entry.source, shard, needed)
-                if staged is None and (location := inputs.location(entry.source)) is not None:
-                    yield Job(entry.source, location, stem, self.settings, entry.labels, entry.segment, entry.fields)
-                else:
-                    gone = "it was there when the run began, and is gone now"
-                    finish(staged or reject(entry.source, stem, gone), first)
+                    if staged := load_outcome(stem):
+                        finish(staged, shard)
+                    else:
+                        missing.append((stem, entry))
+                if not missing:
+                    continue
+                if (location := inputs.location(source)) is not None:
+                    seconds = estimate_seconds([entry for _, entry in missing], location, self.settings.clip_seconds)
+                    yield Job(source, location, missing, self.settings, seconds)
+                for stem, entry in missing if location is None else []:
+                    reject(stem, entry, "it was there when the run began, and is gone now")
 
         for job, result in run_jobs(jobs()):
             if isinstance(result, OSError):
                 raise result
-            if isinstance(result, Failed):
-                result = reject(job.source, job.stem, result.reason)
-            finish(result, f"{job.stem.parent.name}.tar")
+            for stem, entry in job.entries:
+                if outcome := load_outcome(stem):  # what was finished before a failure is kept
+                    finish(outcome, get_shard(stem))
+                elif isinstance(result, Failed):
+                    reject(stem, entry, f"{result.reason}: raise --timeout" if result.is_late else result.reason)
+                else:
+                    reject(stem, entry, CHANGED)
 
     def _missing(self, plan: Plan) -> list[str]:
         """List the shards that are not whole yet."""
         return [shard for shard in plan.offsets if not self._marker(shard).exists()]
 
-    def list_pending(self, plan: Plan) -> Iterator[tuple[str, Entry]]:
-        """Yield (shard, video) of this part's videos of which a missing shard needs something, each source once."""
-        seen: set[str] = set()  # of split videos
-        for shard in self._missing(plan):
-            if plan.splits:
-                for entry in plan.entries(shard):
-                    if entry.source not in seen and self._part_of(plan.shards_of(entry.source, shard)[0]) == self.part:
-                        seen.add(entry.source)
-                        yield shard, entry
-            elif self._part_of(shard) == self.part:
-                yield from ((shard, entry) for entry in plan.entries(shard))
+    def list_pending(self, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
+        """Yield (source, [(shard, entry), …]) of this part's videos with what missing shards need of them."""
+        missing = set(self._missing(plan))
+        for source, entries in plan.entries_by_source():
+            pending = [(shard, entry) for shard, entry in entries if shard in missing]
+            if pending and self._part_of(entries[0][0]) == self.part:
+                yield source, pending
 
     def _part_of(self, shard: str) -> int:
         """Return the part that works on the videos of which this is the first shard."""
         return shard_number(shard) % self.num_parts
 
-    def _load_staged(self, plan: Plan, source: str, shard: str, needed: set[str]) -> Outcome | None:
-        """Return an earlier outcome of a video, if all that the `needed` shards want of it is there."""
-        shards = plan.shards_of(source, shard)
-        return load_outcome(
-            self._stem(plan, source, shard), lambda piece: shards[min(piece, len(shards) - 1)] in needed
-        )
-
-    def _stem(self, plan: Plan, source: str, shard: str) -> Path:
+    def _stem(self, shard: str, entry: Entry) -> Path:
+        key = make_key(entry.source, entry.segment)
+        if self.settings.clip_seconds and not entry.segment:
+            key += f"-{entry.piece:04d}"
         # A folder per shard: looking up a staged result takes as long as its folder is full.
-        first = plan.shards_of(source, shard)[0]
-        return self.work_folder / "items" / first.removesuffix(".tar") / make_key(source)
+        return self.work_folder / "items" / shard.removesuffix(".tar") / key
 
     def _marker(self, shard: str) -> Path:
         return self.work_folder / "shards" / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
-        changed = "it was changed while it was read"  # a copied video is read again here
-        entries = plan.entries(shard)
-        outcomes = {
-            source: self._load_staged(plan, source, shard, {shard}) or Outcome(source, [], changed)
-            for source in dict.fromkeys(entry.source for entry in entries)
-        }
-        samples = []
-        for entry in entries:
-            last_piece = len(plan.shards_of(entry.source, shard)) - 1
-            pieces = enumerate(outcomes[entry.source].samples)
-            samples += [sample for piece, sample in pieces if min(piece, last_piece) == entry.piece]
+        stems = {self._stem(shard, entry): entry for entry in plan.entries(shard)}
+        # A copied video is read again here.
+        outcomes = [load_outcome(stem) or Outcome(entry.name, [], CHANGED) for stem, entry in stems.items()]
+        samples = [sample for outcome in outcomes for sample in outcome.samples]
         try:
             info = write_shard(self.folder, shard, samples) if samples else None
         except ChangedError:  # after the look above, which finds it this time
             self._finish_shard(plan, shard)
             return
-        rejected = {outcome.source: outcome.reason for outcome in outcomes.values() if outcome.reason is not None}
+        rejected = {outcome.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         if info is not None:
             self.output.add_shard(info)
-        for _, path in samples:
-            if self.work_folder in path.parents:
-                path.unlink(missing_ok=True)
-        for source in outcomes:
-            if all(self._marker(other).exists() for other in plan.shards_of(source, shard)):
-                stem = self._stem(plan, source, shard)
-                for path in stem.parent.glob(f"{stem.name}[-.]*"):
-                    path.unlink(missing_ok=True)
+        shutil.rmtree(self.work_folder / "items" / shard.removesuffix(".tar"), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
         """Publish the dataset once all parts are done; before that, return one that is not."""
@@ -229,16 +228,20 @@ class Build:
             if not self.plan_file.exists():  # another part was here first
                 self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
                 return None
-            for shard in self._missing(plan):
-                awaited: Iterator[str] = iter([shard])  # first shards of videos without an outcome
-                if plan.splits:
-                    sources = dict.fromkeys(entry.source for entry in plan.entries(shard))
-                    late = (source for source in sources if not self._load_staged(plan, source, shard, {shard}))
-                    awaited = (plan.shards_of(source, shard)[0] for source in late)
-                if first := next(awaited, None):
-                    if self._part_of(first) == self.part:
-                        raise InputError(f"{self.folder / shard} is not complete yet: run the same command again")
-                    return self._part_of(first)
+            missing = self._missing(plan)
+            if plan.splits:
+                late = (
+                    self._part_of(entries[0][0])
+                    for _, entries in plan.entries_by_source()
+                    if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in entries)
+                )
+            else:
+                late = map(self._part_of, missing)
+            if (part := next(late, None)) is not None:
+                if part == self.part:
+                    raise InputError(f"{self.folder} is not complete yet: run the same command again")
+                return part
+            for shard in missing:
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
@@ -262,6 +265,11 @@ class Build:
             path.unlink()
         self.plan_file.unlink()
         shutil.rmtree(self.work_folder)
+
+
+def get_shard(stem: Path) -> str:
+    """Return the shard that a staged result is for."""
+    return f"{stem.parent.name}.tar"
 
 
 def name_labels(sample: Sample, classes: list[str]) -> tuple[str, ...] | None:

@@ -2,9 +2,10 @@
 
     python shard_tools/make_shards.py INPUT OUTPUT
 
-INPUT: a folder (sub-folders are classes), a list (`path label` lines, CSV, TSV, Something-Something's or Kinetics'
-annotations, - for stdin), tars of raw videos, or a URL. Every video ends up in a shard or, with a reason, in
-OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run, or to add new videos of INPUT.
+INPUT: a folder (sub-folders are classes), a list of any published form (lines, CSV, TSV, JSON, JSON lines, Parquet; -
+for stdin; 'lists/*.txt' for several), tars of raw videos, or a URL. --dry-run says how it is understood. Every video
+ends up in a shard or, with a reason, in OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run,
+or to add new videos of INPUT.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,17 @@ from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
-from shard_tools.inputs import Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.report import estimate_dataset, write_contact_sheet
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import Job, Outcome, process_job
-from shard_tools.workers import ENGINES, NUM_CPUS
+from shard_tools.work import Job, Outcome, process_job, read_progress
+from shard_tools.workers import ENGINES, NUM_CPUS, Watch
 
 NUM_SHOWN = 10  # rejects that are printed
+SECONDS_PER_TIMEOUT = 600  # of a video: for each, --timeout is allowed once
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -38,7 +43,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
-    what.add_argument("--label-map", type=Path, help="class names by id: one per line, or JSON")
+    what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
+    column = {"metavar": "COLUMN"}
+    what.add_argument("--path-column", **column, help="of a list: its name in the header, or its number from 1")
+    what.add_argument("--label-column", **column, help="likewise; folder: the name of the folder of each file")
+    what.add_argument("--start-column", **column, help="of segments (seconds, hh:mm:ss, frames), or none")
+    what.add_argument("--end-column", **column, help="of segments, or their length")
+    what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
+    what.add_argument("--label-map", type=Path, help="class names: lines, with numbers or codes or without; CSV; JSON")
     what.add_argument(
         "--split",
         action="append",
@@ -56,11 +68,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         how.add_argument(f"--{option.name.replace('_', '-')}", **argument)
     run = parser.add_argument_group("how to run")
     run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
-    run.add_argument("--timeout", type=float, default=900, help="seconds allowed per video (default 900)")
+    run.add_argument(
+        "--timeout", type=float, default=900, help="seconds allowed per ten minutes of a video (default 900)"
+    )
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
+    run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     run.add_argument("--estimate", action="store_true", help="only estimate time and size, from a few videos")
     run.add_argument("--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png with random samples")
     return parser.parse_args(arguments)
@@ -123,6 +138,21 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
 
 
+def make_choices(arguments: argparse.Namespace, root: str | None, split: str) -> Choices:
+    """Return what the options say about a list; a split takes the rows of its own subset."""
+    columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
+    subset = arguments.subset or (GROUPS.get(split, split) if split else None)
+    return Choices(
+        root=root,
+        suffix=arguments.suffix,
+        **columns,
+        subset=GROUPS.get(subset, subset) if subset else None,
+        is_split=bool(split and not arguments.subset),
+        unlabeled=arguments.unlabeled,
+        has_label_map=arguments.label_map is not None,
+    )
+
+
 def make_dataset(
     output: LocalOutput, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
@@ -130,16 +160,26 @@ def make_dataset(
     part, num_parts = arguments.part
     build = Build(output, choose_settings(arguments), (part - 1, num_parts))
 
-    def run_jobs(jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
-        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, arguments.timeout)
+    def run_jobs(jobs: Iterator[Job], watch: Watch) -> Iterator[tuple[Job, Any]]:
+        def limit(job: Job) -> float:
+            return float(arguments.timeout * max(1.0, job.seconds / SECONDS_PER_TIMEOUT))
+
+        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, limit, watch)
 
     retry_rejects = arguments.retry_rejects
     with output, build.lock():
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries
-            with progress_bar(unit="video", total=sum(1 for _ in build.list_pending(plan))) as bar:
+            total = sum(len(entries) for _, entries in build.list_pending(plan))
+            with progress_bar(unit="sample", total=total) as bar:
                 totals = Counter(frames=0, rejected=0)
+
+                def show_progress(jobs: list[Job], bar: Any = bar, totals: Counter[str] = totals) -> None:
+                    shares = {job.source: share for job in jobs if (share := read_progress(job)) is not None}
+                    if shares:
+                        source, share = min(shares.items(), key=itemgetter(1))
+                        bar.set_postfix({**totals, printable(source)[-40:]: f"{share:.0%}"})
 
                 def count(outcome: Outcome, bar: Any = bar, totals: Counter[str] = totals) -> None:
                     frames = sum(sample.num_frames for sample, _ in outcome.samples)
@@ -147,7 +187,7 @@ def make_dataset(
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
 
-                build.run(plan, inputs, run_jobs, count)
+                build.run(plan, inputs, partial(run_jobs, watch=show_progress), count)
             late = build.finish(plan)
             if late is not None:
                 log(
@@ -177,7 +217,7 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
     )
-    total = len(rejects) + info.report.get("num_sources", info.num_samples)
+    total = len(rejects) + info.report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
     if len(rejects) > arguments.max_rejects * total:
         share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
         log(f"error: {share}, limit is {arguments.max_rejects:.0%}", sys.stderr)
@@ -189,12 +229,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
     settings = choose_settings(parsed)
     require_consistent(parsed)
-    classes = read_label_map(parsed.label_map) if parsed.label_map else []
+    label_map = read_label_map(parsed.label_map) if parsed.label_map else None
+    classes = label_map.names if label_map else []
     lists = dict(parsed.split) or {"": parsed.input}
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
-        splits = {name: read_inputs(where, root, parsed.unlabeled, skipped[name]) for name, where in lists.items()}
+        splits: dict[str, Inputs] = {}
+        for name, where in lists.items():
+            inputs = read_inputs(where, make_choices(parsed, root, name), skipped[name])
+            if label_map and not parsed.unlabeled:
+                inputs.apply_label_map(label_map)
+            for note in (*inputs.notes, inputs.describe()):
+                log(note)
+            inputs.require_usable(parsed.max_rejects, where)
+            splits[name] = inputs
+        if parsed.dry_run:
+            return 0
         if parsed.estimate:
             for of_split in skipped.values():
                 of_split.log()

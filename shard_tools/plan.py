@@ -7,6 +7,7 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from functools import cached_property
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import av
 import fsspec
@@ -27,25 +28,17 @@ from pipeline.decoding.containers import open_video
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
-from shard_tools.inputs import Item, TarMember
+from shard_tools.inputs import Item, Segment, TarMember
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
-from shard_tools.work import local_copy
+from shard_tools.work import Entry, local_copy
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 PROBED_AT_ONCE = 4096
+LARGE_BYTES = 32_000_000  # a smaller file is not worth a look at how long its video is
+USUAL_FPS = 25
 PROBING_THREADS = 16  # they wait for the disk, or for the network
-
-
-class Entry(NamedTuple):
-    """A video, or piece number `piece` of a long one; the last planned piece stands for all that may follow."""
-
-    source: str
-    segment: str
-    labels: list[int] | None
-    fields: str
-    piece: int
 
 
 @contextmanager
@@ -62,13 +55,14 @@ class Plan:
     """The plan of a run.
 
     On disk it is one JSON line per shard, [name, entries], then one with the other fields. Memory holds where the lines
-    start and, only if long videos are split, all sources.
+    start.
     """
 
     settings: dict[str, Any]
     classes: list[str]
     rejected: dict[str, str]  # sources that are known to be unusable, with the reason
     retries: bool  # whether it tries again what was rejected before
+    splits: bool  # whether several entries, in any shards, are made of one source
     path: Path = field(compare=False)
     offsets: dict[str, int] = field(compare=False)  # shard -> first byte of its line
 
@@ -90,22 +84,22 @@ class Plan:
             _, entries = json.loads(file.readline())
             return [Entry(*entry) for entry in entries]
 
-    @property
-    def splits(self) -> bool:
-        """Whether a source may go into several shards."""
-        return bool(self.settings.get("max_seconds"))
-
     @cached_property
-    def _shards_of_pieces(self) -> dict[str, list[str]]:
-        found: dict[str, dict[int, str]] = {}
+    def _table(self) -> TempTable:
+        """All entries, where several are made of one video."""
+        table = TempTable("CREATE TABLE entries (source BLOB, shard BLOB, entry BLOB)")
         for shard in self.offsets:
-            for entry in self.entries(shard):
-                found.setdefault(entry.source, {})[entry.piece] = shard
-        return {source: [shards[piece] for piece in sorted(shards)] for source, shards in found.items()}
+            table.insert("entries", ((it.source, shard, json.dumps(it)) for it in self.entries(shard)), 3)
+        return table
 
-    def shards_of(self, source: str, shard: str) -> list[str]:
-        """List the shards of a source's pieces in order; `shard` is one of them."""
-        return self._shards_of_pieces[source] if self.splits else [shard]
+    def entries_by_source(self) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
+        """Yield (source, [(shard, entry), …]), where `splits` source by source, else shard by shard."""
+        if not self.splits:
+            yield from ((entry.source, [(shard, entry)]) for shard in self.offsets for entry in self.entries(shard))
+            return
+        rows = self._table.run("SELECT source, shard, entry FROM entries ORDER BY source, shard, rowid")
+        for source, group in groupby(rows, itemgetter(0)):
+            yield source, [(shard, Entry(*json.loads(entry))) for _, shard, entry in group]
 
 
 def save_plan(
@@ -114,11 +108,13 @@ def save_plan(
     classes: list[str],
     rejected: dict[str, str],
     retries: bool,
+    splits: bool,
     shards: Iterable[list[Entry]],
     first_number: int,
 ) -> None:
     """Write a plan; `shards` are written as they come and named by number."""
     rest = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
+    rest["splits"] = splits
     with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
         for number, entries in enumerate(shards, first_number):
             file.write(json.dumps([f"shard-{number:06d}.tar", entries]) + "\n")
@@ -130,16 +126,19 @@ def shard_number(name: str) -> int:
     return int(name.removeprefix("shard-").removesuffix(".tar"))
 
 
-def assign_shards(items: Iterable[Item], settings: Settings, classes: list[str]) -> Iterator[list[Entry]]:
-    """Shuffle items and cut them into shards of equal count, or of about equal bytes; no shard is empty."""
+def assign_shards(
+    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str]
+) -> Iterator[list[Entry]]:
+    """Shuffle items, each with Entry.piece and is_last, and cut them into shards of equal count, or of about equal
+    bytes; no shard is empty."""
     table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB)")
     ids = {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[Any, ...]]:
-        for item in items:
-            key = shuffle_key(f"{item.name}\0{item.piece}" if item.piece else item.name, settings.seed)
+        for item, piece, is_last in items:
+            key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, settings.seed)
             labels = None if item.labels is None else [ids[label] for label in item.labels]
-            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, item.piece)
+            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
             yield key, item.size, json.dumps(entry)
 
     table.insert("items", rows(), 3)
@@ -177,18 +176,40 @@ def make_key(source: str, segment: str = "") -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-def split_long_videos(items: Iterable[Item], max_seconds: float | None) -> Iterator[Item]:
-    """Yield a long video once per piece that will be made of it, going by its header."""
-    if max_seconds is None:
-        yield from items
+def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iterator[tuple[Item, int, bool]]:
+    """Yield every item with the number of its piece and whether it is the last: a long video once per piece that will
+    be made of it, going by its header."""
+    if clip_seconds is None:
+        yield from ((item, 0, True) for item in items)
         return
     items = iter(items)
+
+    def count_pieces(item: Item) -> int:
+        return 1 if item.segment else max(1, math.ceil(probe_duration(item.location) / clip_seconds))
+
     with ThreadPoolExecutor(PROBING_THREADS) as threads:
         while some := list(islice(items, PROBED_AT_ONCE)):
-            durations = threads.map(lambda item: probe_duration(item.location), some)
-            for item, duration in zip(some, durations, strict=True):
-                count = max(1, math.ceil(duration / max_seconds))
-                yield from (replace(item, piece=piece, size=item.size // count) for piece in range(count))
+            for item, count in zip(some, threads.map(count_pieces, some), strict=True):
+                one = replace(item, size=item.size // count)
+                yield from ((one, piece, piece == count - 1) for piece in range(count))
+
+
+def estimate_seconds(entries: list[Entry], location: str | TarMember, clip_seconds: float | None) -> float:
+    """Return how many seconds of a video are to be decoded, about; 0 if few, or unknown."""
+    segments = [Segment.parse(entry.segment) for entry in entries if entry.segment]
+    if segments:
+        seconds = max(segment.end / (USUAL_FPS if segment.in_frames else 1) for segment in segments)
+        if seconds < math.inf:
+            return seconds
+    elif clip_seconds:
+        return clip_seconds * (1 + max(entry.piece for entry in entries))
+    if isinstance(location, str) and (is_remote(location) or not is_large(location)):
+        return 0.0
+    return probe_duration(location)
+
+
+def is_large(path: str) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) > LARGE_BYTES
 
 
 def probe_duration(location: str | TarMember) -> float:

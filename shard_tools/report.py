@@ -23,7 +23,7 @@ from shard_tools.inputs import Inputs, TarMember
 from shard_tools.plan import shuffle_key
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
-from shard_tools.work import Job, Outcome, local_copy, process_job
+from shard_tools.work import Entry, Job, local_copy, process_job
 from shard_tools.write import tar_metadata
 
 MAX_TRIED = 12  # videos, for an estimate
@@ -132,9 +132,11 @@ def estimate_dataset(splits: Sequence[Inputs], settings: Settings, num_workers: 
             group = list(islice(by_size, num_usable * (number + 1) // num_tried - num_usable * number // num_tried))
             item = group[len(group) // 2]
             start = time.perf_counter()
-            outcome = process_job(Job(item.source, item.location, Path(folder, str(number)), settings))
-            if not isinstance(outcome, Outcome):
-                raise outcome
+            entry = Entry(item.source, str(item.segment or ""))
+            outcomes = process_job(Job(item.source, item.location, [(Path(folder, str(number)), entry)], settings))
+            if isinstance(outcomes, OSError):
+                raise outcomes
+            (outcome,) = outcomes
             # Videos differ more in length than in what a byte of them costs.
             times = sum(other.size for other in group) / item.size if item.size else len(group)
             seconds += times * (time.perf_counter() - start)

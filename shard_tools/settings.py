@@ -11,7 +11,7 @@ CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 # No effect on copied bytes.
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "max_seconds")
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -35,7 +35,9 @@ class Settings:
     quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", 0, None)
     preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
     tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
-    max_seconds: float | None = _option(None, "split longer videos into samples of this length", type=float)
+    clip_seconds: float | None = _option(
+        None, "cut videos into samples of this length; segments of a list stay as they are", type=float
+    )
     check: str | None = _option(None, "how much of copied videos to decode (default sample)", choices=CHECKS)
     seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")

@@ -9,10 +9,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import av
 import fsspec
@@ -21,70 +23,110 @@ import msgspec
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
-from shard_tools.encoding.encode import store_video
+from shard_tools.encoding.cuts import Cut, StoredVideo
+from shard_tools.encoding.encode import store_cuts
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import TarMember
+from shard_tools.inputs import Segment, TarMember
+from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 
 MIN_FREE_BYTES = 1_000_000
 MAX_SUFFIX = 16  # characters, of a temporary copy
+PROGRESS_EVERY_S = 2
+
+
+class Entry(NamedTuple):
+    """A sample as planned: a video, a segment of one, or a piece of a long one."""
+
+    source: str
+    segment: str = ""
+    labels: list[int] | None = None
+    fields: str = ""
+    piece: int = 0
+    is_last: bool = True  # of the planned pieces: it stands for all that may follow
+
+    @property
+    def name(self) -> str:
+        return join_name(self.source, self.segment)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One video to process; `stem` is where its results go, without extension, and its name the samples' key."""
+    """What one video is to become: `entries`, each with where its results go, without extension; the samples' key is
+    the name of that."""
 
     source: str
     location: str | TarMember
-    stem: Path
+    entries: list[tuple[Path, Entry]]
     settings: Settings
-    labels: list[int] | None = None
-    segment: str = ""
-    fields: str = ""
+    seconds: float = 0.0  # of the video, about; 0 where unknown
+
+    @property
+    def progress_file(self) -> Path:
+        """Where the share that is done is written, as text, every few seconds."""
+        stem = self.entries[0][0]
+        return stem.with_name(f"{stem.name}.progress")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an input: samples with the paths of their videos, or the reason why there are none."""
+    """What became of an entry: samples with the paths of their videos, or the reason why there are none."""
 
-    source: str
+    name: str
     samples: list[tuple[Sample, Path]]
     reason: str | None = None
 
     def save(self, stem: Path) -> None:
         samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
-        value = {"source": self.source, "reason": self.reason, "samples": samples}
+        value = {"name": self.name, "reason": self.reason, "samples": samples}
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
         aside.write_text(json.dumps(value), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
-def load_outcome(stem: Path, is_needed: Callable[[int], bool]) -> Outcome | None:
-    """Load the staged result at `stem`; None if it is missing, or one of the pieces that are needed is torn."""
+def load_outcome(stem: Path) -> Outcome | None:
+    """Load the staged result at `stem`; None if it is missing or torn."""
     try:
         value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        samples = [(Path(sample.pop("path")), msgspec.convert(sample, Sample)) for sample in value["samples"]]
-        if any(is_needed(piece) and hash_file(path) != sample.sha256 for piece, (path, sample) in enumerate(samples)):
+        samples = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in value["samples"]]
+        if any(hash_file(path) != sample.sha256 for sample, path in samples):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Outcome(value["source"], [(sample, path) for path, sample in samples], value["reason"])
+    return Outcome(value["name"], samples, value["reason"])
 
 
-def process_job(job: Job) -> Outcome | OSError:
-    """Do the job and leave its result at `job.stem`; an OSError is about the disk and must end the whole run."""
+class DiskFullError(OSError):
+    """The disk with the staged results is full."""
+
+
+def process_job(job: Job) -> list[Outcome] | OSError:
+    """Do the job and leave each result at its stem as soon as it is whole; an OSError is about the disk and must end
+    the whole run."""
     av.logging.set_level(None)
+    folder = job.progress_file.parent
+    outcomes: dict[Path, Outcome] = {}
+
+    def keep(stem: Path, outcome: Outcome) -> None:
+        if outcome.reason is not None and shutil.disk_usage(folder).free < MIN_FREE_BYTES:
+            raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        outcomes[stem] = outcome
+        outcome.save(stem)
+
     try:
-        outcome = Outcome(job.source, list(_make_samples(job)))
-    except Exception as error:  # whatever it is costs this video, and says why
-        outcome = Outcome(job.source, [], explain(error))
-    try:
-        if outcome.reason is not None and shutil.disk_usage(job.stem.parent).free < MIN_FREE_BYTES:
-            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.stem.parent))
-        outcome.save(job.stem)
+        try:
+            for stem, outcome in _make_outcomes(job):
+                keep(stem, outcome)
+        except DiskFullError:
+            raise
+        except Exception as error:  # whatever it is costs what is not done of this video, and says why
+            for stem, entry in job.entries:
+                if stem not in outcomes:
+                    keep(stem, Outcome(entry.name, [], explain(error)))
+        job.progress_file.unlink(missing_ok=True)
     except OSError as error:
         return error
-    return outcome
+    return list(outcomes.values())
 
 
 def explain(error: Exception) -> str:
@@ -103,30 +145,63 @@ def explain(error: Exception) -> str:
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_samples(job: Job) -> Iterator[tuple[Sample, Path]]:
-    with local_copy(job.location, job.stem.parent) as path:
-        source_hash = hash_file(path)
-        # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
-        stem = job.stem.with_name(f"{job.stem.name}-{os.getpid()}")
-        for number, video in enumerate(store_video(path, stem, job.settings)):
+def _make_outcomes(job: Job) -> Iterator[tuple[Path, Outcome]]:
+    with local_copy(job.location, job.progress_file.parent) as path:
+        source_hash, source_size = hash_file(path), path.stat().st_size
+
+        def make_sample(key: str, entry: Entry, video: StoredVideo) -> tuple[Sample, Path]:
             facts = video._asdict()
             kept: Path = facts.pop("path")
             if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
-                kept = stem.with_name(f"{stem.name}.{video.container}")
+                kept = cut.stem.with_name(f"{cut.stem.name}.{video.container}")
                 shutil.copyfile(path, kept)
-            sample = Sample(
-                key=job.stem.name + (f"-{number:04d}" if job.settings.max_seconds else ""),
+            return Sample(
+                key=key,
                 **facts,
-                labels=None if job.labels is None else tuple(job.labels),
+                labels=None if entry.labels is None else tuple(entry.labels),
                 source=job.source,
                 sha256=source_hash if kept == path else hash_file(kept),
                 size=kept.stat().st_size,
                 source_sha256=source_hash,
-                source_size=path.stat().st_size,
-                segment=job.segment,
-                fields=json.loads(job.fields) if job.fields else {},
-            )
-            yield sample, kept
+                source_size=source_size,
+                segment=entry.segment,
+                fields=json.loads(entry.fields) if entry.fields else {},
+            ), kept
+
+        entries = {}
+        for stem, entry in job.entries:
+            # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
+            aside = stem.with_name(f"{stem.name}-{os.getpid()}")
+            segment = Segment.parse(entry.segment) if entry.segment else None
+            entries[Cut(aside, segment, entry.piece, entry.is_last)] = stem, entry
+        for cut, result in store_cuts(path, list(entries), job.settings, ProgressFile(job.progress_file).write):
+            stem, entry = entries[cut]
+            if isinstance(result, UnusableError):
+                yield stem, Outcome(entry.name, [], explain(result))
+                continue
+            keys = [stem.name, *(f"{stem.name}-{number:04d}" for number in range(1, len(result)))]
+            samples = [make_sample(key, entry, video) for key, video in zip(keys, result, strict=True)]
+            yield stem, Outcome(entry.name, samples)
+
+
+class ProgressFile:
+    """A file that says which share of a job is done; there is none in the first seconds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._due = path, time.monotonic() + PROGRESS_EVERY_S
+
+    def write(self, share: float) -> None:
+        if time.monotonic() > self._due:
+            self._path.write_text(f"{share:.3f}", encoding="ascii")
+            self._due = time.monotonic() + PROGRESS_EVERY_S
+
+
+def read_progress(job: Job) -> float | None:
+    """Return the share of a job that is done, where it has said one."""
+    try:
+        return float(job.progress_file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -23,8 +23,11 @@ NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 
 
-# (function, jobs, number of workers, seconds per job) -> (job, result) as they come
-RunJobs = Callable[[Callable[[Any], Any], Iterable[Any], int, float], Iterator[tuple[Any, Any]]]
+# (function, jobs, number of workers, seconds for a job, what is told every second which jobs run) -> (job, result) as
+# they come
+Limit = Callable[[Any], float]
+Watch = Callable[[list[Any]], None]
+RunJobs = Callable[[Callable[[Any], Any], Iterable[Any], int, Limit, Watch], Iterator[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,16 @@ class Failed:
     """The result of a job whose worker died or took too long."""
 
     reason: str
+    is_late: bool = False
+
+
+def ignore_running(jobs: list[Any]) -> None: ...
 
 
 def run_in_processes(
-    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
+    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, limit: Limit, watch: Watch = ignore_running
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` in `num_workers` processes, for at most `timeout` seconds per job."""
+    """Apply `function` in `num_workers` processes, for at most `limit(job)` seconds per job."""
     waiting = ((job, 1) for job in jobs)
     retries: list[tuple[Any, int]] = []
     running: dict[Future[Any], tuple[Any, int]] = {}
@@ -51,16 +58,18 @@ def run_in_processes(
                 pool = _start_pool(num_workers)
             # One more than there are workers, so that none waits for its next job.
             while len(running) <= num_workers and (task := retries.pop() if retries else next(waiting, None)):
-                running[pool.schedule(function, [task[0]], timeout=timeout)] = task
+                running[pool.schedule(function, [task[0]], timeout=limit(task[0]))] = task
             if not running:
                 return
-            for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
+            done = wait(running, timeout=1, return_when=FIRST_COMPLETED).done
+            watch([job for job, _ in running.values()])
+            for future in done:
                 job, attempt = running.pop(future)
                 error = future.exception()
                 if error is None:
                     yield job, future.result()
                 elif isinstance(error, TimeoutError):
-                    yield job, Failed(f"it took longer than {timeout:g} seconds")
+                    yield job, Failed(f"it took longer than {limit(job):g} seconds", is_late=True)
                 elif not isinstance(error, (ProcessExpired, BrokenProcessPool)):
                     raise error
                 elif attempt < ATTEMPTS:
@@ -103,7 +112,7 @@ def end_with_parent() -> None:
 
 
 def run_on_ray(
-    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, timeout: float
+    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, limit: Limit, watch: Watch = ignore_running
 ) -> Iterator[tuple[Any, Any]]:
     """Apply `function` on the cluster at $RAY_ADDRESS, whose nodes see all files, or in `num_workers` processes."""
     try:
@@ -125,11 +134,13 @@ def run_on_ray(
         running: dict[Any, tuple[Any, float]] = {}
         while True:
             for job in islice(waiting, capacity - len(running)):
-                running[task.remote(job)] = job, time.monotonic() + timeout
+                running[task.remote(job)] = job, time.monotonic() + limit(job)
             if not running:
                 return
             next_deadline = min(deadline for _, deadline in running.values())
-            done, _ = ray.wait(list(running), num_returns=1, timeout=max(0.0, next_deadline - time.monotonic()))
+            patience = min(max(0.0, next_deadline - time.monotonic()), 1.0)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=patience)
+            watch([job for job, _ in running.values()])
             late = [ref for ref, (_, deadline) in running.items() if ref not in done and deadline < time.monotonic()]
             for reference in done:
                 job, _ = running.pop(reference)
@@ -140,7 +151,7 @@ def run_on_ray(
             for reference in late:
                 job, _ = running.pop(reference)
                 ray.cancel(reference, force=True)
-                yield job, Failed(f"it took longer than {timeout:g} seconds")
+                yield job, Failed(f"it took longer than {limit(job):g} seconds", is_late=True)
     finally:
         ray.shutdown()
 

@@ -1,6 +1,7 @@
 """Clips from arrays (pipeline/shards/arrays.py): nothing to decode, but the same cropping and scaling as of videos."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ class ArraySource:
         sample: Sample,
         rows: list[PlanRow],
         size: FrameSize,
-        store: Callable[[int, int, np.ndarray], None],
+        store: Callable[[int, int, Callable[[np.ndarray], object]], None],
     ) -> int:
         frames = arrays.read_array(video.data, video.numbers, video.num_frames)
         declared = (sample.height, sample.width, arrays.count_channels([sample.codec]))
@@ -41,7 +42,7 @@ class ArraySource:
         for view, row in enumerate(rows):
             box = frames[:, row.crop.y :, row.crop.x :][:, : row.crop.height, : row.crop.width]
             for time, image in enumerate(scale_frames(box[:, :, ::-1] if row.flip else box, size)):
-                store(view, time, image)
+                store(view, time, partial(np.copyto, src=image))
         return len(set(video.numbers))
 
     def copy_planes(self, *_: object) -> None:

@@ -4,6 +4,7 @@ replace it if it is bad."""
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,10 +123,10 @@ class ClipDecoder:
     def _cut_views(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
         images = job.host.images(job.first, len(job.rows))
 
-        def store(view: int, time: int, image: np.ndarray) -> None:
+        def store(view: int, time: int, write: Callable[[np.ndarray], object]) -> None:
             with job.lock:
                 if not job.is_abandoned:
-                    images[view, time] = image
+                    write(images[view, time])
 
         return source.cut_views(video, sample, job.rows, self._plan.frame_size, store)
 

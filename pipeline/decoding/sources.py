@@ -16,7 +16,8 @@ from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 
-StoreFrame = Callable[[int, int, np.ndarray], None]  # (view, time, uint8 [height, width, channels])
+WriteFrame = Callable[[UInt8[np.ndarray, "height width channels"]], object]  # fills what it is given
+StoreFrame = Callable[[int, int, WriteFrame], None]  # (view, time, write): calls `write` with the frame's place
 
 
 class ClipSource(Protocol):
@@ -28,7 +29,7 @@ class ClipSource(Protocol):
     def cut_views(
         self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
     ) -> int:
-        """Crop, flip and scale every frame of `rows`, which share their frames, and call `store` with each.
+        """Crop, flip and scale every frame of `rows`, which share their frames, and call `store` for each.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
         """

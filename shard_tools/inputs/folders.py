@@ -2,41 +2,141 @@
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import fsspec
 
 from common.errors import InputError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
-from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden, one_label
+from shard_tools.encoding.source import VIDEO_EXTENSIONS
+from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
+
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+FRAME = re.compile(r"\d\.(jpe?g|png|bmp|webp)$")
+FRAME_FOLDERS = "folders of frames beside videos"
+NUM_LOOKED_AT = 100  # entries of a folder
+PART = re.compile(r"\d{5,}|(part|chunk|shard|batch)[-_]?\d+", re.IGNORECASE)  # of video2dataset and others
+GROUPS = {  # what subsets are called
+    "train": "train", "training": "train", "trainset": "train",
+    "val": "val", "valid": "val", "validation": "val", "validate": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
 
 
-def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
-    """Yield the videos below `folder`; the first sub-folder's name is the label.
-
-    Tars that lie in `folder` itself are neither yielded nor skipped: the caller decides.
-    """
+def walk_folders(
+    folder: Path, skip: Callable[[str, str], None] = lambda kind, name: None
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield all folders with the names of their files, but no hidden ones, and each once; tell `skip` of the others."""
+    skip = skip or (lambda kind, name: None)
     seen: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()  # a link that leads back up
-            skipped.add("folders that were seen under another name", os.path.relpath(parent, folder))
+            skip("folders that were seen under another name", os.path.relpath(parent, folder))
             continue
         seen.add((status.st_dev, status.st_ino))
         for name in filter(is_hidden, folders):
-            skipped.add(HIDDEN, os.path.relpath(os.path.join(parent, name), folder) + "/")
+            skip(HIDDEN, os.path.relpath(os.path.join(parent, name), folder) + "/")
         folders[:] = sorted(name for name in folders if not is_hidden(name))
+        yield parent, files
+
+
+def list_folder(folder: Path, skipped: Skipped, subset: str | None = None) -> Iterator[Item]:
+    """Yield the videos below `folder`; the first sub-folder's name is the label.
+
+    Folders called train, val and test are subsets, and one that holds all others is no class. Tars that lie in `folder`
+    itself are neither yielded nor skipped: the caller decides.
+    """
+    depth, others = _find_classes(folder, subset)
+    for parent, files in walk_folders(folder, skipped.add):
+        relative_parent = os.path.relpath(parent, folder)
+        if relative_parent.split("/")[0] in others:
+            continue
+        prefix = "" if relative_parent == "." else f"{relative_parent}/"
+        if prefix and is_frame_folder(parent):
+            skipped.add(FRAME_FOLDERS, relative_parent)
+            files = [name for name in files if not name.lower().endswith(PICTURES)]
         for name in files:
-            path = Path(parent, name)
-            relative = path.relative_to(folder)
             kind = classify_name(name)
-            if kind is None or (kind == UNKNOWN and may_be_video(path)):
-                yield make_item(relative.as_posix(), path, relative.parts[0] if len(relative.parts) > 1 else None)
-            elif kind == HIDDEN or not name.endswith(".tar") or len(relative.parts) > 1:
-                skipped.add(kind, relative.as_posix())
+            if kind is None:
+                yield make_item(prefix + name, Path(parent, name), name_class(prefix + name, depth))
+            elif kind == HIDDEN or not name.endswith(".tar") or prefix:
+                skipped.add(kind, prefix + name)
+
+
+def list_frame_folders(folder: Path, subset: str | None = None) -> Iterator[Item]:
+    """Yield the folders of frames below `folder`, labeled as videos are."""
+    depth, others = _find_classes(folder, subset)
+    for parent, _ in walk_folders(folder):
+        source = os.path.relpath(parent, folder)
+        if source != "." and source.split("/")[0] not in others and is_frame_folder(parent):
+            yield Item(source, os.path.abspath(parent), name_class(source, depth))
+
+
+def _find_classes(folder: Path, subset: str | None) -> tuple[int, set[str]]:
+    """Return how many folders deep those of the classes lie, and the folders of other subsets."""
+    depth, others = 0, set()
+    while True:
+        entries = [entry for entry in os.scandir(folder) if not is_hidden(entry.name)]
+        names = {entry.name for entry in entries if entry.is_dir()}
+        if len(names) < len([e for e in entries if e.is_dir() or classify_name(e.name) is None]) or not names:
+            return depth, others
+        groups = {name: GROUPS.get(name.lower()) for name in names}
+        if all(groups.values()) and not others:
+            others = choose_subset(groups, subset, str(folder)) if depth == 0 or len(names) == 1 else set()
+        elif len(names) > 1 or not any(entry.is_dir() for entry in os.scandir(folder / min(names))):
+            return depth, others
+        depth += 1
+        folder /= min(names - others)
+
+
+def find_class_depth(names: Iterable[str], subset: str | None, where: str) -> tuple[int, set[str]]:
+    """Return the same of a list of paths."""
+    paths = [name.split("/") for name in names]
+    depth, others = 0, set[str]()
+    while paths and all(len(parts) > depth + 1 for parts in paths):
+        groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths}
+        if all(groups.values()) and not others:
+            others = choose_subset(groups, subset, where)
+        elif len(groups) > 1 or not all(len(parts) > depth + 2 for parts in paths):
+            break
+        depth += 1
+    return depth, others
+
+
+def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
+    """Return the folders that are not of the wanted subset. Raise InputError if none of several is wanted."""
+    names = ", ".join(sorted(groups))
+    if len(groups) > 1 and subset is None:
+        raise InputError(
+            f"the folders {names} in {where} are subsets, not classes: choose with --subset NAME, or --subset all"
+        )
+    if subset in (None, "all"):
+        return set()
+    if subset not in groups.values() and subset not in groups:
+        raise InputError(f"{where} has no subset {subset}, only {names}: choose one of them")
+    return {name for name, group in groups.items() if subset not in (name, group)}
+
+
+def name_class(path: str, depth: int) -> tuple[str] | None:
+    """Return the class of a video by its path: the folder below `depth` others, unless it is a number of a part."""
+    parts = path.split("/")
+    if len(parts) < depth + 2 or PART.fullmatch(parts[depth]):
+        return None
+    return (parts[depth],)
+
+
+def is_frame_folder(folder: str | Path) -> bool:
+    """Whether a folder holds numbered pictures, the frames of a video."""
+    return any(FRAME.search(entry.name.lower()) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
+
+
+def count_frames(folder: Path) -> int:
+    return sum(bool(FRAME.search(entry.name.lower())) for entry in os.scandir(folder))
 
 
 def classify_name(name: str) -> str | None:
@@ -52,9 +152,9 @@ def _refuse_unlistable(error: OSError) -> None:
     ) from error
 
 
-def make_item(source: str, path: Path, label: str | None) -> Item:
+def make_item(source: str, path: Path, labels: tuple[str, ...] | None) -> Item:
     """Return the file at `path` as an item, with the reason if it cannot be a video."""
-    location, labels = str(path.absolute()), one_label(label)
+    location = str(path.absolute())
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -80,20 +180,23 @@ def _explain_missing(path: Path, error: OSError | ValueError) -> str:
     return reasons.get(error.errno or 0, f"it cannot be read ({error.strerror})")
 
 
-def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
+def list_url(url: str, skipped: Skipped, subset: str | None = None) -> Iterator[Item]:
     """Yield the videos below a folder in object storage, labeled like those of a local one."""
     try:
         filesystem, folder = fsspec.core.url_to_fs(url)
         found = filesystem.find(folder, detail=True)
     except (ImportError, ValueError, OSError) as error:
         raise InputError(f"{url} cannot be listed ({error})") from error
+    names = [str(PurePosixPath(path).relative_to(PurePosixPath(folder))) for path in found]
+    depth, others = find_class_depth((name for name in names if classify_name(name) is None), subset, url)
     for path, status in found.items():
         relative = PurePosixPath(path).relative_to(PurePosixPath(folder))
+        if relative.parts[0] in others:
+            continue
         kind = HIDDEN if any(map(is_hidden, relative.parts)) else classify_name(relative.name)
         if kind:
             skipped.add(kind, str(relative))
             continue
-        label = relative.parts[0] if len(relative.parts) > 1 else None
         size = int(status.get("size") or 0)
         problem = "its name holds ::, which stands for an archive in URLs: rename it" if "::" in str(relative) else None
-        yield Item(str(relative), filesystem.unstrip_protocol(path), one_label(label), size, problem)
+        yield Item(str(relative), filesystem.unstrip_protocol(path), name_class(str(relative), depth), size, problem)

@@ -68,7 +68,6 @@ class Item:
     problem: str | None = None  # why it cannot be used, if that is already known
     segment: Segment | None = None
     fields: str = ""  # all else that the input says of it (captions, …): a JSON object
-    piece: int = 0  # number of the piece, where a long video is split
 
     @property
     def name(self) -> str:

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
+from common.errors import InputError
+from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
+from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.item import Item, Segment, Skipped, TarMember, join_name, split_name
 from shard_tools.temp_table import TempTable
 
+NUM_NAMED = 10  # classes
+NUM_REASONS = 5
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
@@ -29,6 +34,8 @@ class Inputs:
 
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
+        self.notes: list[str] = []  # how each list was read
+        self.num_repeated = 0  # rows that say nothing new
 
     def add(self, items: Iterable[Item]) -> None:
         self._table.insert("items", map(_to_row, items), 8)
@@ -36,6 +43,14 @@ class Inputs:
     @property
     def has_only_arrays(self) -> bool:
         return self._table.fetch_one("SELECT 1 FROM items WHERE NOT is_array LIMIT 1") is None
+
+    @property
+    def has_segments(self) -> bool:
+        return self._table.fetch_one("SELECT 1 FROM items WHERE segment != x'' LIMIT 1") is not None
+
+    @property
+    def repeats_sources(self) -> bool:
+        return self._table.fetch_one("SELECT 1 FROM items GROUP BY source HAVING count(*) > 1 LIMIT 1") is not None
 
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
         for (source,) in self._table.run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
@@ -54,8 +69,10 @@ class Inputs:
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         repeated = "FROM items WHERE segment = x'' GROUP BY source HAVING count(*) > 1"
+        before = len(self)
         table.run(f"""DELETE FROM items WHERE segment = x''
             AND source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
+        self.num_repeated = before - len(self)
         table.run("""UPDATE items SET segment = CAST(segment || ';' || number AS BLOB) FROM (
             SELECT rowid AS id,
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
@@ -103,21 +120,58 @@ class Inputs:
         return set().union(*self._label_sets())
 
     def _label_sets(self) -> Iterator[list[str]]:
-        rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL")
+        rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL")
         return (json.loads(labels) for (labels,) in rows)
 
-    def apply_label_map(self, classes: list[str]) -> None:
-        """Turn labels that are numbers of the label map into names; any other unknown label is a problem."""
-        names = {**{str(number): name for number, name in enumerate(classes)}, **{name: name for name in classes}}
+    def apply_label_map(self, label_map: LabelMap) -> None:
+        """Turn what lists write for a class into its name; any unknown label is a problem."""
+        places = self._table.run("SELECT labels, source FROM items WHERE labels IS NOT NULL LIMIT 10000")
+        found = ((label, source) for labels, source in places for label in json.loads(labels))
+        names, first = label_map.match(self.labels(), found)
+        if first is not None:
+            self.notes.append(f"labels are numbers from {first}: {first} is {label_map.names[0]}")
         rows: list[tuple[str, str | None, str | None]] = []
         for labels in self._label_sets():
             unknown = [label for label in labels if label not in names]
             problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
-            rows.append((json.dumps(labels), None if unknown else _dump_labels(map(names.get, labels)), problem))
+            rows.append(
+                (json.dumps(labels), None if unknown else _dump_labels(names[label] for label in labels), problem)
+            )
         self._table.run("DELETE FROM names")
         self._table.insert("names", rows, 3)
         self._table.run("""UPDATE items SET (labels, problem) = (SELECT names, names.problem FROM names
             WHERE names.labels = items.labels) WHERE problem IS NULL AND labels IS NOT NULL""")
+
+    def describe(self) -> str:
+        """Say what was found: samples, files, classes, and what is wrong."""
+        segments, files = next(self._table.run("SELECT sum(segment != x''), count(DISTINCT source) FROM items"))
+        labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
+        some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
+        unlabeled = self._count("labels IS NULL AND problem IS NULL")
+        parts = [f"{self.num_usable} {'segments' if segments else 'videos'} of {files} files"]
+        parts += [f"{len(labels)} classes ({', '.join(map(printable, some))})"] if labels else ["no labels"]
+        parts += [f"{unlabeled} without a label"] * bool(labels and unlabeled)
+        parts += [f"{self._count('TRUE') - files} rows share a video"] * bool(segments)
+        parts += [f"{self.num_repeated} rows repeat another and are left out"] * bool(self.num_repeated)
+        return ", ".join([*parts, f"{self._count('problem IS NOT NULL')} that cannot be used"])
+
+    def require_usable(self, limit: float, where: str) -> None:
+        """Raise InputError if more than this share cannot be used, or all, with reasons, counts and examples."""
+        total, bad = len(self), len(self) - self.num_usable
+        if not total or (bad <= limit * total and bad < total):
+            return
+        reasons = self._table.run(
+            "SELECT problem, count(*) AS n FROM items WHERE problem IS NOT NULL GROUP BY 1 ORDER BY n DESC"
+        )
+        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in islice(reasons, NUM_REASONS))
+        rows = self._table.run("SELECT source FROM items WHERE problem IS NOT NULL ORDER BY rowid LIMIT 10")
+        names = ", ".join(printable(source) for (source,) in rows)
+        share = (
+            f"none of {total} videos can be used"
+            if bad == total
+            else (f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)")
+        )
+        raise InputError(f"{share}: {said} (in {where}: {names}{', …' * (bad > 10)}); nothing was written")
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
@@ -146,7 +200,7 @@ class Inputs:
             last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
             if last_samples:
                 source, segment, *values = last_samples[0]
-                values = map(_format_labels, values) if column == "labels" else values
+                values = [*map(_format_labels, values)] if column == "labels" else values
                 first = f"{join_name(source, segment)}, {how.format(*values)}"
                 return f"{len(last_samples)} videos that {what} (the first: {first})"
         return None

@@ -1,5 +1,6 @@
-"""Videos in tars, by WebDataset's rules: a member <key>.<video extension>, its label in <key>.cls, .txt or .json.
+"""Videos in tars, by WebDataset's rules: a member <key>.<video extension>, its label in <key>.cls or .json.
 
+A .txt is a caption, as video2dataset writes; where no member has a label, the folders in the tar are the classes.
 Offsets are kept, nothing is unpacked. A tar that cannot be read to its end raises: nobody could say what it held. A
 member that cannot be read is an item with the reason.
 """
@@ -8,46 +9,38 @@ import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.folders import classify_name
-from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden, one_label
-from shard_tools.inputs.lists import LABEL_COLUMNS, find_first
+from shard_tools.inputs.columns import LABELS, is_missing, read_labels, to_key
+from shard_tools.inputs.folders import classify_name, find_class_depth, name_class
+from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.sniff import require_uncompressed
 
-LABEL_EXTENSIONS = ("cls", "txt", "json")
+SIDECARS = ("cls", "txt", "json")
 MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
-    b"7z\xbc\xaf": "7z",
-}
 
 
-def require_uncompressed(path: Path) -> None:
-    """Raise InputError if a file that should be a tar or a list is an archive of another kind."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    for magic, name in COMPRESSED.items():
-        if head.startswith(magic):
-            raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars are read")
+def list_tars(
+    tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None = None, subset: str | None = None
+) -> Iterator[Item]:
+    """Yield the videos of the tars of a folder. In shards of ours a label is a class id.
 
-
-def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped) -> Iterator[Item]:
-    """Yield the videos of the tars of a folder. In shards of ours a label is a class id."""
+    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
+    """
     ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if ours else []
     for tar in tars:
-        yield from _list_tar(tar, classes if tar in ours else None, skipped)
+        yield from _list_tar(tar, classes if tar in ours else None, skipped, label, subset)
 
 
-def _list_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> Iterator[Item]:
-    labels: dict[str, str | None] = {}  # by a member's name without its last extension
+def _list_tar(
+    path: Path, classes: list[str] | None, skipped: Skipped, label: str | None, subset: str | None
+) -> Iterator[Item]:
+    sidecars: dict[str, dict[str, Any]] = {}  # by a member's name without its last extension
     label_problems: dict[str, str] = {}
     videos: dict[str, list[tuple[TarMember, str | None]]] = {}
     for archive, member in _read_members(path):
@@ -58,36 +51,58 @@ def _list_tar(path: Path, classes: list[str] | None, skipped: Skipped) -> Iterat
         stem, _, extension = name.rpartition(".")
         if is_hidden(base):
             skipped.add(HIDDEN, f"{path.name}/{name}")
-        elif "." in base and extension in LABEL_EXTENSIONS:
+        elif "." in base and extension in SIDECARS:
             content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None:
                 label_problems[stem] = f"its label {base} is a link or no file"
             elif member.size > MAX_LABEL_BYTES:
                 label_problems[stem] = f"its label {base} is larger than {MAX_LABEL_BYTES >> 20} MiB"
             else:
-                labels[stem] = _parse_label(content.read(), extension) or labels.get(stem)
+                sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read(), extension))
         elif kind := classify_name(base):
             skipped.add(kind, f"{path.name}/{name}")
         else:
             place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
             videos.setdefault(name, []).append((place, _explain_unreadable(member)))
+    labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
+    depth, others = find_class_depth(videos, subset, path.name)
+    has_labels = classes is not None or any(found is not None for found in labels.values()) or label is not None
+    are_classes = not has_labels and all(name_class(name, depth) for name in videos)
     for name, places in videos.items():
+        if name.split("/")[0] in others:
+            continue
         place, problem = places[0]
         # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
         folder, slash, base = name.rpartition("/")
         stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
-        stem = next((stem for stem in stems if stem in labels or stem in label_problems), stems[0])
-        label = labels.get(stem)
-        if label is None:
+        stem = next((stem for stem in stems if stem in sidecars or stem in label_problems), stems[0])
+        found = name_class(name, depth) if are_classes else labels.get(stem)
+        if found is None:
             problem = problem or label_problems.get(stem)
         elif classes is not None:
-            is_known = is_id(label) and int(label) < len(classes)
-            if not is_known:
-                problem = problem or f"its label {label!r} is none of the dataset's {len(classes)} classes"
-            label = classes[int(label)] if is_known else None
+            unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
+            if unknown:
+                problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
+            found = None if unknown else tuple(classes[int(text)] for text in found)
         if len(places) > 1:
             problem = problem or f"the tar holds it {len(places)} times"
-        yield Item(f"{path.name}/{name}", place, one_label(label), place.size, problem)
+        fields = _dump_fields(sidecars.get(stem, {}), classes is not None)
+        yield Item(f"{path.name}/{name}", place, found, place.size, problem, fields=fields)
+
+
+def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
+    keys = [label] if label else ["cls", *sorted(key for key in entries if to_key(key) in LABELS and key != "cls")]
+    values = (entries[key] for key in keys if not is_missing(entries.get(key)))
+    value = next(values, None)
+    return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None
+
+
+def _dump_fields(entries: dict[str, Any], is_ours: bool) -> str:
+    """Return the rest of what is said of a video: all but its class, and of a shard of ours what was handed through."""
+    fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
+    if is_ours:
+        fields = entries.get("fields") or {}
+    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -137,17 +152,12 @@ def _explain_unreadable(member: tarfile.TarInfo) -> str | None:
     return None if member.isreg() else "it is a device or a pipe, not a video file"
 
 
-def _parse_label(content: bytes, extension: str) -> str | None:
+def _parse_sidecar(content: bytes, extension: str) -> dict[str, Any]:
     text = content.decode("utf-8", "replace").strip()
     if extension != "json":
-        return text or None
+        return {extension: text} if text else {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    match value.get("labels"):
-        case [label]:  # as our own shards write it
-            return str(label)
-    return find_first(value, LABEL_COLUMNS)
+        return {}
+    return value if isinstance(value, dict) else {}

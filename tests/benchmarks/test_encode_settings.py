@@ -9,7 +9,7 @@ from made_videos import encode
 
 from benchmarks import encode_settings
 from common.errors import InputError
-from shard_tools.encoding.encode import VideoWriter
+from shard_tools.encoding.cuts import VideoWriter
 
 
 @pytest.fixture

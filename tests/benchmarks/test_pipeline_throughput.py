@@ -100,8 +100,9 @@ def test_videos_that_another_library_reads_wrong_are_left_out(shards: Path, monk
         measure(Case("spdl", "spdl", "h264"), shards, seconds=0.1, device="cpu")
 
 
-def test_the_bound_is_decoding_alone(shards: Path) -> None:
-    row = measure(Case("decoding", "pyav", "h264", threads=3), shards, seconds=0.1, device="cpu")
+@pytest.mark.parametrize("loader", ["decoding", "planes"])
+def test_the_bound_is_decoding_alone(shards: Path, loader: str) -> None:
+    row = measure(Case(loader, "pyav", "h264", threads=3), shards, seconds=0.1, device="cpu")
     assert row["clips_per_second"] == pytest.approx(3 * row["clips_per_cpu_second"])
     assert row["videos_left_out"] == []
 
@@ -139,7 +140,7 @@ def test_every_loader_meets_every_encode(monkeypatch) -> None:
     cases = list_cases(parse_arguments(["."]), torch.device("cpu"))
     for loader in (*loaders.STRONG, "pyav"):
         assert {case.encode for case in cases if case.loader == loader} == {"original", "h264", "mjpeg"}
-    for loader in ("webdataset", "decoding"):
+    for loader in ("webdataset", "planes", "decoding"):
         assert {case.encode for case in cases if case.loader == loader} == {"h264", "mjpeg", "copy"}
     settings = ["--loaders", "ours", "--encodes", "h264", "--threads", "1", "2", "--prefetch", "1", "3"]
     cases = list_cases(parse_arguments([".", *settings]), torch.device("cpu"))

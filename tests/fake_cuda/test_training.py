@@ -67,7 +67,13 @@ def count_frame_bytes(shards: Path, arguments: list[str]) -> int:
 
 
 def test_every_masking_strategy_ends(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    runs = [[*SETTINGS, f"data.shards={synthetic_shards}", "model.masking=" + masking] for masking in MASKS]
+    """But the one that needs maps of true motion beside the frames."""
+    runs = [
+        [*SETTINGS, f"data.shards={synthetic_shards}", f"model.masking={masking}"]
+        for masking in MASKS
+        if masking != "oracle"
+    ]
+    runs.append([*SETTINGS, f"data.shards={synthetic_shards}", "model.in_channels=1"])  # by the references, not Triton
     runs = [[*run, f"run={tmp_path / str(number)}", "model.mask_ratio=0.5"] for number, run in enumerate(runs)]
     count_steps(library, runs)
 

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_list(path: Path) -> None:
     """Read a list; every item must have a source, a location, and a label that is text or None."""
     with contextlib.suppress(InputError):
-        items = read_inputs(str(path), None, unlabeled=False)
+        items = read_inputs(str(path))
         assert items
         assert len({item.source for item in items}) == len(items)
         for item in items:
@@ -91,7 +91,7 @@ def test_label_maps(folder: Path, value: Any, is_json: bool) -> None:
     path = folder / ("labels.json" if is_json else "labels.txt")
     path.write_text(json.dumps(value))
     with contextlib.suppress(InputError):
-        assert all(isinstance(name, str) for name in read_label_map(path))
+        assert all(isinstance(name, str) for name in read_label_map(path).names)
 
 
 @settings(fixed, max_examples=30)  # parsing one takes 0.2 s

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample
 from shard_tools.encoding.codecs import CODECS, open_encoder
-from shard_tools.encoding.encode import VideoWriter
+from shard_tools.encoding.cuts import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
 from shard_tools.write import publish_tables, write_shard

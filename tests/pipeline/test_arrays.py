@@ -1,6 +1,7 @@
 """Arrays in the place of videos: what is taken, what a clip reads, and that it is cut as a video's pictures are."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -104,13 +105,13 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
 
         row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(7, 5, 33, 31), True)
-        clip = np.zeros((4, 16, 16, channels), np.uint8)
+        clip = np.zeros((4, 16, 16, channels if container == "npy" else 3), np.uint8)
 
-        def store(view: int, time: int, image: np.ndarray, clip: np.ndarray = clip) -> None:
-            clip[time] = image[..., :channels]
+        def store(view: int, time: int, write: Callable[[np.ndarray], object], clip: np.ndarray = clip) -> None:
+            write(clip[time])
 
         find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), store)
-        found.append(clip.astype(int))
+        found.append(clip[..., :channels].astype(int))
     assert np.abs(found[0] - found[1]).max() <= 1
 
 

@@ -1,6 +1,7 @@
 """Clips that a device makes of decoded planes, here by the kernel's reference, are those that FFmpeg makes."""
 
 import io
+from collections.abc import Callable
 from itertools import islice
 
 import av
@@ -48,10 +49,10 @@ def make_on_device(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Te
 def make_on_cpu(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Tensor:
     clips = torch.empty(len(rows), len(NUMBERS), *SIZE, 3, dtype=torch.uint8)
 
-    def store_image(view: int, time: int, image: np.ndarray) -> None:
-        clips[view, time] = torch.from_numpy(image)
+    def store(view: int, time: int, write: Callable[[np.ndarray], object]) -> None:
+        write(clips[view, time].numpy())
 
-    VideoSource().cut_views(VideoSlice(data, NUMBERS, sample.num_frames), sample, rows, SIZE, store_image)
+    VideoSource().cut_views(VideoSlice(data, NUMBERS, sample.num_frames), sample, rows, SIZE, store)
     return clips
 
 

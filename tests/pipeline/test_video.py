@@ -171,12 +171,11 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
 def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -> np.ndarray:
     """The whole frame as the loader scales it."""
     row = PlanRow(0, 0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
-    images: list[np.ndarray] = []
+    image = np.empty((size, size, 3), np.uint8)
     CLIP_SOURCES["video"].cut_views(
         VideoSlice(data, row.frames, sample.num_frames), sample, [row], FrameSize(size, size),
-        lambda view, time, image: images.append(image),
+        lambda view, time, write: write(image),
     )  # fmt: skip
-    (image,) = images
     return image
 
 

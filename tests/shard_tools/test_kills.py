@@ -20,7 +20,7 @@ from shard_tools.workers import ENGINES
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 OPTIONS = {
     "copied": ["--encode", "copy", "--samples-per-shard", "2"],
-    "in pieces": ["--samples-per-shard", "3", "--frame-stride", "3", "--max-seconds", "0.3", "--preset", "ultrafast"],
+    "in pieces": ["--samples-per-shard", "3", "--frame-stride", "3", "--clip-seconds", "0.3", "--preset", "ultrafast"],
 }
 
 

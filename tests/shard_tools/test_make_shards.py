@@ -20,7 +20,7 @@ from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import read_frame_number
-from shard_tools.work import Job, Outcome, load_outcome, process_job
+from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
 from shard_tools.write import PLACE
 
 THREE = ("--samples-per-shard", "3")
@@ -220,7 +220,7 @@ def test_splits_share_classes_which_keep_their_ids(videos: Path, tmp_path: Path)
 
 
 def test_pieces_of_long_videos_are_spread_over_all_shards_without_losing_a_frame(videos: Path, tmp_path: Path) -> None:
-    options = ["--frame-stride", "2", "--max-seconds", "0.28", "--samples-per-shard", "5"]
+    options = ["--frame-stride", "2", "--clip-seconds", "0.28", "--samples-per-shard", "5"]
     make(videos, tmp_path / "out", *options)
     assert {shard.num_samples for shard in read_dataset_info(tmp_path / "out").shards} == {4, 5}
     shards: dict[str, set[str]] = {}
@@ -240,7 +240,7 @@ def test_pieces_of_long_videos_are_spread_over_all_shards_without_losing_a_frame
 
 def test_one_long_video_fills_as_many_shards_as_asked_for(videos: Path, tmp_path: Path) -> None:
     one = next(videos.rglob("*.mp4"))
-    make(one, tmp_path, "--frame-stride", "1", "--max-seconds", "0.1", "--min-shards", "6")
+    make(one, tmp_path, "--frame-stride", "1", "--clip-seconds", "0.1", "--min-shards", "6")
     assert [shard.num_samples for shard in read_dataset_info(tmp_path).shards] == [1] * 6
 
 
@@ -265,13 +265,13 @@ def test_an_estimate_is_near_and_writes_nothing(
 
 
 def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def store_video(*arguments: object) -> None:
+    def store_cuts(*arguments: object) -> None:
         raise TypeError("open() got an unexpected keyword argument")
 
-    monkeypatch.setattr("shard_tools.work.store_video", store_video)
+    monkeypatch.setattr("shard_tools.work.store_cuts", store_cuts)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
-    outcome = process_job(Job("one.mp4", str(tmp_path / "one.mp4"), tmp_path / "staged", Settings()))
-    assert isinstance(outcome, Outcome)
+    stem = tmp_path / "staged"
+    outcomes = process_job(Job("one.mp4", str(tmp_path / "one.mp4"), [(stem, Entry("one.mp4"))], Settings()))
     bug = "(TypeError: open() got an unexpected keyword argument)"
-    assert outcome == Outcome("one.mp4", [], f"a bug in make_shards, which you may want to report {bug}")
-    assert load_outcome(tmp_path / "staged", lambda piece: True) == outcome
+    assert outcomes == [Outcome("one.mp4", [], f"a bug in make_shards, which you may want to report {bug}")]
+    assert load_outcome(stem) == outcomes[0]

@@ -12,9 +12,10 @@ from common.errors import InputError
 from shard_tools.build import read_rejects
 from shard_tools.inputs import Inputs, Item, TarMember
 from shard_tools.inputs.table import MAX_SIZE
-from shard_tools.plan import Entry, Plan, assign_shards, make_key, save_plan, shuffle_key
+from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shuffle_key
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
+from shard_tools.work import Entry
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
 LAST = "\U0001f3a6.mp4"
@@ -46,7 +47,7 @@ def test_keys_differ_between_sources() -> None:
 
 def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     classes = sorted({item.label for item in items if item.label})
-    return list(assign_shards(items, Settings(**settings), classes))  # type: ignore[arg-type]
+    return list(assign_shards(((item, 0, True) for item in items), Settings(**settings), classes))  # type: ignore[arg-type]
 
 
 def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
@@ -75,8 +76,8 @@ def test_shards_have_about_equal_bytes() -> None:
 
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
-    items = [Item(name, name, None, 5, piece=piece) for name in NAMES for piece in range(3)]
-    entries = chain(*shard(items, seed=7, samples_per_shard=1))
+    pieces = [(Item(name, name, None, 5), piece, piece == 2) for name in NAMES for piece in range(3)]
+    entries = chain(*assign_shards(pieces, Settings(seed=7, samples_per_shard=1), []))
     found = [f"{entry.source}\0{entry.piece}" if entry.piece else entry.source for entry in entries]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
@@ -95,8 +96,8 @@ def test_memory_of_planning_does_not_grow_with_the_sources(tmp_path: Path) -> No
         inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
         inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
-        shards = assign_shards(inputs.new(), Settings(), [])
-        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, shards, 0)
+        shards = assign_shards(((item, 0, True) for item in inputs.new()), Settings(), [])
+        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, False, shards, 0)
         assert len(Plan.load(tmp_path / "plan.jsonl").offsets) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

@@ -33,14 +33,14 @@ def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **changes: object
 
 
 def by_source(path: Path, skipped: Skipped | None = None) -> dict[str, Item]:
-    return {item.source: item for item in read_inputs(str(path), None, False, skipped)}
+    return {item.source: item for item in read_inputs(str(path), skipped=skipped)}
 
 
 LABELLED = {
     "./a.mp4": "./a.cls",
     "b.left.mp4": "b.cls",
     "c.left.mp4": "c.left.cls",
-    "v1.0/d.mp4": "v1.0/d.txt",
+    "v1.0/d.mp4": "v1.0/d.cls",
     "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json",
     "in/folders/i.mp4": "in/folders/i.cls",
 }
@@ -154,7 +154,7 @@ def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage:
     change, sentence = DAMAGES[damage]
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=sentence) as refused:
-        read_inputs(str(path), None, False)
+        read_inputs(str(path))
     assert "\n" not in str(refused.value)
 
 

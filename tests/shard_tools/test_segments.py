@@ -1,0 +1,171 @@
+"""Segments of videos become samples of their own, with exactly their frames, and a video is decoded once for all."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_making import all_samples, decode, hashes, run_here, video_bytes
+
+from common.errors import InputError
+from pipeline.shards.dataset import ShardDataset
+from shard_tools.build import Build, read_rejects
+from shard_tools.encoding import encode
+from shard_tools.inputs import Inputs, Item, Segment
+from shard_tools.output import LocalOutput
+from shard_tools.settings import Settings
+from shard_tools.synthetic_videos import read_frame_number
+from shard_tools.work import process_job
+
+NUM_FRAMES = 90  # at 30 fps
+Part = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def video(generate) -> Path:
+    return generate("--num-frames", str(NUM_FRAMES))
+
+
+def collect(path: Path, segments: list[Segment | None], labels: list[str] | None = None) -> Inputs:
+    inputs = Inputs()
+    names = labels or ["run"] * len(segments)
+    inputs.add(
+        Item("a.mp4", str(path), (name,), path.stat().st_size, segment=segment)
+        for segment, name in zip(segments, names, strict=True)
+    )
+    inputs.deduplicate(unlabeled=False)
+    return inputs
+
+
+def build(inputs: Inputs, folder: Path, part: Part = (0, 1), jobs: Any = run_here, **settings: Any) -> None:
+    maker = Build(LocalOutput(folder), Settings(**({"frame_stride": 1} | settings)), part)
+    with maker.lock():
+        while plan := maker.plan(inputs, [], False):
+            maker.run(plan, inputs, lambda wanted: jobs(process_job, wanted), lambda outcome: None)
+            if maker.finish(plan) is not None:
+                return
+
+
+def numbers(folder: Path) -> dict[str, list[int]]:
+    """The frame numbers in every sample, by segment."""
+    return {
+        sample.segment: [read_frame_number(frame) for frame in decode(video_bytes(folder, shard, sample))]
+        for shard, sample in all_samples(folder)
+    }
+
+
+FRAMES = {  # of 30 a second: those shown from the start on and before the end
+    Segment(0, 1): range(30),
+    Segment(0.5, 1): range(15, 30),
+    Segment(0.51, 1.49): range(16, 45),
+    Segment(2.0, 3.2): range(60, 90),  # annotations round: it ends a little after the video
+    Segment(0.333, 0.667): range(10, 20),  # thirds, rounded to milliseconds
+    Segment(2.5, math.inf): range(75, 90),
+    Segment(10, 50, in_frames=True): range(10, 50),
+    Segment(89, 90, in_frames=True): range(89, 90),
+}
+
+
+def test_segments_hold_exactly_their_frames(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Counter[str]()
+    read_frames = encode.read_frames
+    monkeypatch.setattr(encode, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
+    build(collect(video, list(FRAMES)), tmp_path)
+    assert numbers(tmp_path) == {str(segment): list(frames) for segment, frames in FRAMES.items()}
+    assert opened["video"] == 1, "it is decoded once for all"
+    for _, sample in all_samples(tmp_path):
+        assert sample.source == "a.mp4"
+        assert sample.start == pytest.approx(FRAMES[Segment.parse(sample.segment)][0] / 30)
+    dataset = ShardDataset.open(tmp_path)
+    assert {sample.segment for sample in dataset.samples} == {str(segment) for segment in FRAMES}
+
+
+def test_a_stride_counts_from_the_start_of_each_segment(video: Path, tmp_path: Path) -> None:
+    build(collect(video, [Segment(3, 20, True), Segment(4, 19, True)]), tmp_path, frame_stride=4)
+    assert numbers(tmp_path) == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}
+
+
+def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shard_tools.encoding.cuts.MAX_OPEN", 2)
+    segments = [Segment(0, 1), Segment(0, 1), Segment(0, 2), Segment(0, 1), None, Segment(0.1, 2.9)]
+    build(collect(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
+    found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
+    assert found == {"": (0,), "t=0,1": (0,), "t=0,1;2": (0,), "t=0,1;3": (1,), "t=0,2": (0,), "t=0.1,2.9": (0,)}
+    assert {name: len(frames) for name, frames in numbers(tmp_path).items()} == {
+        "": 90, "t=0,1": 30, "t=0,1;2": 30, "t=0,1;3": 30, "t=0,2": 60, "t=0.1,2.9": 84,
+    }  # fmt: skip
+    assert len({sample.key for _, sample in all_samples(tmp_path)}) == 6
+
+
+REJECTED = {
+    Segment(-1, 1): "its segment starts at -1, which no video has",
+    Segment(2, 2): "its segment ends at 2, not after its start at 2",
+    Segment(2, 1): "its segment ends at 1, not after its start at 2",
+    Segment(math.nan, 1): "its segment starts at nan, which no video has",
+    Segment(3, 4): "its segment starts at 3, and the video has 3 seconds",
+    Segment(1, 4): "its segment ends at 4, and the video has 3 seconds",
+    Segment(90, 91, True): "its segment starts at 90, and the video has 90 frames",
+    Segment(1, 200, True): "its segment ends at 200, and the video has 90 frames",
+    Segment(0.5, 8, True): "its segment's frames 0.5 to 8 are not whole numbers",
+    Segment(0.01, 0.02): "its segment from 0.01 to 0.02 is shorter than a frame",
+}
+
+
+def test_segments_that_no_video_has_are_rejected_each_by_itself(video: Path, tmp_path: Path) -> None:
+    build(collect(video, [*REJECTED, Segment(1, 2)]), tmp_path)
+    assert numbers(tmp_path) == {"t=1,2": list(range(30, 60))}
+    assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
+
+
+def test_damage_costs_only_the_segments_behind_it(video: Path, tmp_path: Path) -> None:
+    data = bytearray(video.read_bytes())
+    place = data.index(b"mdat") + (len(data) - data.index(b"mdat")) * 2 // 3
+    data[place : place + 2000] = bytes(2000)
+    (broken := tmp_path / "broken.mp4").write_bytes(data)
+    build(collect(broken, [Segment(0, 1), Segment(0.5, 1.5), Segment(1, 3), Segment(2.5, 3)]), tmp_path / "out")
+    assert numbers(tmp_path / "out") == {"t=0,1": list(range(30)), "t=0.5,1.5": list(range(15, 45))}
+    assert read_rejects(tmp_path / "out").keys() == {"a.mp4#t=1,3", "a.mp4#t=2.5,3"}
+
+
+def test_parts_interruptions_and_additions_change_nothing(video: Path, tmp_path: Path) -> None:
+    inputs = collect(video, [Segment(start / 10, start / 10 + 0.5) for start in range(20)])
+    build(inputs, tmp_path / "whole", samples_per_shard=3)
+    for part in (1, 0):
+        build(inputs, tmp_path / "parts", (part, 2), samples_per_shard=3)
+    assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
+
+    def stop_early(function: Any, jobs: Any) -> Any:
+        for job in jobs:
+            half = type(job)(job.source, job.location, job.entries[:7], job.settings)
+            yield half, function(half)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(inputs, tmp_path / "stopped", jobs=stop_early, samples_per_shard=3)
+    wanted: list[int] = []
+
+    def count(function: Any, jobs: Any) -> Any:
+        for job in jobs:
+            wanted.append(len(job.entries))
+            yield job, function(job)
+
+    build(inputs, tmp_path / "stopped", jobs=count, samples_per_shard=3)
+    assert wanted == [13], "finished segments are kept"
+    assert hashes(tmp_path / "stopped") == hashes(tmp_path / "whole")
+    before = {name: data for name, data in hashes(tmp_path / "whole").items() if name.startswith("shard-")}
+    inputs.add([Item("a.mp4", str(video), ("run",), video.stat().st_size, segment=Segment(1, 1.2))])
+    build(inputs, tmp_path / "whole", samples_per_shard=3)
+    assert before.items() <= hashes(tmp_path / "whole").items()
+    assert len(all_samples(tmp_path / "whole")) == 21
+
+
+def test_copies_are_not_cut(video: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--encode copy keeps whole videos"):
+        build(collect(video, [Segment(0, 1)]), tmp_path, encode="copy")
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+@pytest.mark.parametrize("text", ["t=0,1", "t=1.5,4.25", "frames=3,inf", "t=0,1e-07;12"])
+def test_segments_are_written_and_read(text: str) -> None:
+    assert str(Segment.parse(text)) == text
