@@ -3,8 +3,7 @@
 FFmpeg's scaler reads the crop straight from the decoded YUV planes, bilinearly with antialiasing and in the colors that
 the frame declares. It writes planes of RGB, for which it has vector code, unlike for packed RGB: with interleaving,
 16 frames of 200x220 to 224x224 take 3.0 ms of a core instead of 4.7, and are the same. OpenCV's merge would interleave
-in .14 ms instead of NumPy's .7, a tenth of a clip with its decoding. torch's interpolate takes 1.2 times as long as
-FFmpeg's scaler, and needs RGB.
+in .14 ms instead of NumPy's .7, a tenth of a clip with its decoding.
 """
 
 from collections.abc import Callable, Sequence
