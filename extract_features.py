@@ -219,7 +219,7 @@ def list_sources(place: str, size: FrameSize, rate: Rate) -> Iterator[Source]:
     elif Path(place).suffix.lower() in Image.registered_extensions() and Path(place).is_file():
         yield Source(Path(place).name, place, lambda: read_image(Path(place), size))
     else:
-        for item in read_inputs(place, None, unlabeled=False):
+        for item in read_inputs(place):
             yield Source(item.name, item.source, partial(read_item, item, size, rate), ", ".join(item.labels or ()))
 
 

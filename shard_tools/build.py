@@ -106,6 +106,9 @@ class Build:
             raise InputError(
                 "--encode copy keeps whole videos, and the input asks for segments: choose another --encode"
             )
+        location = getattr(next(inputs.new(), None), "location", None)
+        if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
+            raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
         rejected = inputs.new_problems()
         shards = assign_shards(split_long_videos(inputs.new(), self.settings.clip_seconds), self.settings, names)
         first = next(shards, None)

@@ -5,6 +5,7 @@ in it are right, so nothing is flushed to disk here: a result torn by a power cu
 """
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
 from shard_tools.encoding.cuts import Cut, StoredVideo
 from shard_tools.encoding.encode import store_cuts
+from shard_tools.encoding.frames import list_frames
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import Segment, TarMember
 from shard_tools.inputs.item import join_name
@@ -147,7 +149,7 @@ def explain(error: Exception) -> str:
 
 def _make_outcomes(job: Job) -> Iterator[tuple[Path, Outcome]]:
     with local_copy(job.location, job.progress_file.parent) as path:
-        source_hash, source_size = hash_file(path), path.stat().st_size
+        source_hash, source_size = hash_source(path)
 
         def make_sample(key: str, entry: Entry, video: StoredVideo) -> tuple[Sample, Path]:
             facts = video._asdict()
@@ -182,6 +184,15 @@ def _make_outcomes(job: Job) -> Iterator[tuple[Path, Outcome]]:
             keys = [stem.name, *(f"{stem.name}-{number:04d}" for number in range(1, len(result)))]
             samples = [make_sample(key, entry, video) for key, video in zip(keys, result, strict=True)]
             yield stem, Outcome(entry.name, samples)
+
+
+def hash_source(path: Path) -> tuple[str, int]:
+    """Return hash and bytes of a file, or of all frames in a folder of them."""
+    if not path.is_dir():
+        return hash_file(path), path.stat().st_size
+    frames = list_frames(path)
+    digest = hashlib.sha256("".join(f"{hash_file(frame)} {frame.name}\n" for frame in frames).encode()).hexdigest()
+    return digest, sum(frame.stat().st_size for frame in frames)
 
 
 class ProgressFile:

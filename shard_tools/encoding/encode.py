@@ -5,12 +5,18 @@ A video is decoded once, whatever is cut out of it. Memory does not grow with it
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+
+from av.container import InputContainer
+from av.video.stream import VideoStream
 
 from pipeline.decoding.video import guesses_times
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import Cut, Part, Result, StoredVideo, encode_parts
+from shard_tools.encoding.frames import open_frames, require_one_size
 from shard_tools.encoding.picture import Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
     Timing,
@@ -24,6 +30,7 @@ from shard_tools.encoding.source import (
 )
 from shard_tools.settings import COPY, Settings
 
+Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
 SAMPLED_FRACTION = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
@@ -54,7 +61,7 @@ def store_cuts(
 def _make_results(
     source: Path, cuts: Sequence[Cut], settings: Settings, progress: Callable[[float], None]
 ) -> Iterator[Result]:
-    if arrays.is_array(source):  # kept as it is, whatever the settings say of videos
+    if not source.is_dir() and arrays.is_array(source):  # kept as it is, whatever the settings say of videos
         try:
             num_frames, height, width, channels = arrays.map_frames(source).shape
         except VideoError as error:
@@ -64,7 +71,10 @@ def _make_results(
         for cut in cuts:
             yield cut, UnusableError("segments are cut out of videos, not out of arrays") if cut.segment else [kept]
         return
-    with open_source(source) as (container, stream):
+    if source.is_dir() and settings.encode == COPY:
+        raise UnusableError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
+    open_here = partial(open_frames, source, settings.fps) if source.is_dir() else partial(open_source, source)
+    with open_here() as (container, stream):
         timing = read_timing(container, stream)
         if not timing.num_packets:
             raise UnusableError("it holds no frame")
@@ -73,14 +83,14 @@ def _make_results(
     if settings.encode == COPY:
         yield cuts[0], [_copy(source, timing, settings.check != "full")]
     else:
-        yield from _transcode(source, cuts, settings, timing, progress)
+        yield from _transcode(open_here, cuts, settings, timing, progress)
 
 
 def _transcode(
-    source: Path, cuts: Sequence[Cut], settings: Settings, timing: Timing, progress: Callable[[float], None]
+    open_here: Open, cuts: Sequence[Cut], settings: Settings, timing: Timing, progress: Callable[[float], None]
 ) -> Iterator[Result]:
     num_ticks = timing.tick(None, timing.num_packets - 1) + 1
-    with open_source(source) as (_, stream):
+    with open_here() as (_, stream):
         pixel_aspect = stream.sample_aspect_ratio
     waiting: list[Part] = []
     for cut in cuts:
@@ -90,8 +100,11 @@ def _transcode(
             yield cut, error
     waiting.sort(key=lambda part: part.first, reverse=True)
     while waiting:
-        with open_source(source) as (container, stream):
-            frames = deinterlace(assign_ticks(read_frames(container, stream), timing))
+        with open_here() as (container, stream):
+            decoded = read_frames(container, stream)
+            if container.format.name == "image2":
+                decoded = require_one_size(decoded)
+            frames = deinterlace(assign_ticks(decoded, timing))
             yield from encode_parts(frames, waiting, lambda tick: progress(tick / num_ticks))
 
 

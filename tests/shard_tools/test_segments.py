@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import all_samples, decode, hashes, run_here, video_bytes
+from PIL import Image
+from shard_making import all_samples, decode, hashes, make, run_here, video_bytes
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
@@ -169,3 +170,38 @@ def test_copies_are_not_cut(video: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["t=0,1", "t=1.5,4.25", "frames=3,inf", "t=0,1e-07;12"])
 def test_segments_are_written_and_read(text: str) -> None:
     assert str(Segment.parse(text)) == text
+
+
+def write_frames(folder: Path, video: Path, pattern: str, count: int = 12, first: int = 1) -> Path:
+    folder.mkdir(parents=True)
+    for number, frame in enumerate(decode(video)[:count], first):
+        Image.fromarray(frame).save(folder / pattern.format(number), quality=95)
+    return folder
+
+
+@pytest.mark.parametrize("pattern", ["{:05d}.jpg", "img_{:05d}.jpg", "frame_{:010d}.jpg", "50%-{}.png"])
+def test_folders_of_frames_are_videos(video: Path, tmp_path: Path, pattern: str) -> None:
+    for name in ("run/one", "walk/100%d"):
+        write_frames(tmp_path / "in" / name, video, pattern)
+    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12") == 0
+    found = {
+        sample.source: (sample.labels, sample.fps, sample.num_frames) for _, sample in all_samples(tmp_path / "out")
+    }
+    assert found == {"run/one": ((0,), 12, 12), "walk/100%d": ((1,), 12, 12)}
+    assert set(map(tuple, numbers(tmp_path / "out").values())) == {tuple(range(12))}
+
+
+def test_frames_that_are_no_video_are_rejected(video: Path, tmp_path: Path) -> None:
+    write_frames(tmp_path / "in/hole", video, "{:05d}.jpg").joinpath("00005.jpg").unlink()
+    mixed = write_frames(tmp_path / "in/mixed", video, "{:05d}.jpg")
+    Image.new("RGB", (80, 64)).save(mixed / "00007.jpg")
+    write_frames(tmp_path / "in/named", video, "{:05d}.jpg").joinpath("00001.jpg").rename(tmp_path / "in/named/x1.jpg")
+    write_frames(tmp_path / "in/whole", video, "{:05d}.jpg")
+    with pytest.raises(InputError, match="is a folder of frames, which does not say their rate: give --fps"):
+        make(tmp_path / "in", tmp_path / "out")
+    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12") == 0
+    assert read_rejects(tmp_path / "out") == {
+        "hole": "its frames have a hole or repeat a number: 00006.jpg comes in place of 5",
+        "mixed": "its frames have several sizes: 64x64 and, of frame 6, 80x64",
+        "named": "its frames are named in several ways: ….jpg and x….jpg",
+    }
