@@ -23,6 +23,7 @@ from typing import Any
 from common.atomic_io import write_text
 from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
+from shard_tools.card import write_card
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.output import PLAN_FILE, LocalOutput
 from shard_tools.plan import (
@@ -263,6 +264,7 @@ class Build:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
             info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish_tables(self.folder, info)
+            write_card(self.folder, self.done)
         self.output.publish(self.done if shards else None)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()

@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import json
 import tarfile
 import tempfile
 import time
@@ -43,9 +44,10 @@ def describe_samples(
     """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
     counts, codecs, sizes, histogram = (Counter[str]() for _ in range(4))
     seconds = 0.0
-    files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB)")
+    files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
     for sample in samples:
-        files.insert("files", [(sample.source_sha256, sample.source)], 2)
+        row = sample.source_sha256, sample.source, sample.segment, json.dumps(sample.labels)
+        files.insert("files", [row], 4)
         counts.update(samples=1, frames=sample.num_frames, bytes=sample.size)
         codecs[sample.codec] += 1
         sizes[f"{sample.width}x{sample.height}"] += 1
@@ -63,6 +65,7 @@ def describe_samples(
         "unlabeled": counts["unlabeled"],
         "file_list_sha256": file_list_sha256,
         "duplicates": duplicates,
+        "conflicts": _find_conflicts(files),
     }
     return DatasetInfo(
         num_samples=counts["samples"],
@@ -87,6 +90,14 @@ def _hash_files(files: TempTable) -> tuple[str, list[list[str]]]:
         if len(sources) > 1:
             duplicates.append(sorted(sources))
     return digest.hexdigest(), sorted(duplicates)
+
+
+def _find_conflicts(files: TempTable) -> list[list[str]]:
+    """List the names of equal files that have different labels, of the whole or of an equal segment."""
+    rows = files.run("""SELECT DISTINCT sha256, segment, source FROM files WHERE (sha256, segment) IN (
+        SELECT sha256, segment FROM files GROUP BY sha256, segment
+        HAVING count(DISTINCT labels) > 1 AND count(DISTINCT source) > 1) ORDER BY sha256, segment, source""")
+    return sorted([source for *_, source in group] for _, group in groupby(rows, itemgetter(0, 1)))
 
 
 def write_contact_sheet(folder: Path, info: DatasetInfo) -> None:

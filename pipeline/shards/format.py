@@ -22,6 +22,7 @@ from pipeline.shards.gops import GOP
 SCHEMA_VERSION = 3
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
+CARD_FILE = "README.md"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
 # by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or
 # takes that of another size.
@@ -179,7 +180,8 @@ class Report(TypedDict, total=False):
     class_histogram: dict[str, Bytes]
     unlabeled: Bytes
     file_list_sha256: Sha256
-    duplicates: list[list[str]]
+    duplicates: list[list[str]]  # sources of equal bytes
+    conflicts: list[list[str]]  # those of them that have different labels
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
-from shard_making import NUM_VIDEOS, make
+import pytest
+from shard_making import NUM_VIDEOS, all_samples, make
 
 from pipeline.shards.format import Sample
 from shard_tools.report import describe_samples
@@ -45,6 +46,7 @@ def test_the_summary_covers_all_samples() -> None:
         "unlabeled": 2,
         "file_list_sha256": hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest(),
         "duplicates": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
+        "conflicts": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
     }
 
 
@@ -74,3 +76,31 @@ def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path
     spread = cells[:, 5:69, 5:69].reshape(10, -1).std(axis=1)
     assert (spread[:NUM_VIDEOS] > 10).all()
     assert spread[NUM_VIDEOS] == 0
+
+
+def test_equal_files_with_other_labels_are_said(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run/a.mp4", "walk/b.mp4", "walk/c.mp4"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sorted(videos.rglob("*.mp4"))[name.endswith("c.mp4")], tmp_path / "in" / name)
+    make(tmp_path / "in", tmp_path / "out")
+    said = capsys.readouterr().err
+    for what in ("under several names", "with several labels"):
+        assert f"1 files are there {what}, all of which are kept (the first: run/a.mp4, walk/b.mp4)" in said
+
+
+def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:
+    text = (dataset / "README.md").read_text()
+    assert text.startswith('---\nconfigs:\n- config_name: default\n  data_files: "*.tar"\n---\n')
+    for part in (f"{NUM_VIDEOS} video clips", "h264 (9)", "0. down: 3\n1. left: 3\n2. right: 3", "load_dataset"):
+        assert part in text
+
+
+def test_datasets_loads_the_shards(dataset: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="not installed")
+    loaded = datasets.load_dataset(str(dataset), split="train", cache_dir=str(tmp_path))
+    rows = list(loaded.cast_column("mp4", datasets.Video(decode=False)))
+    assert {row["__key__"]: row["json"]["labels"] for row in rows} == {
+        sample.key: list(sample.labels or ()) for _, sample in all_samples(dataset)
+    }
