@@ -44,11 +44,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
     what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
-    column = {"metavar": "COLUMN"}
-    what.add_argument("--path-column", **column, help="of a list: its name in the header, or its number from 1")
-    what.add_argument("--label-column", **column, help="likewise; folder: the name of the folder of each file")
-    what.add_argument("--start-column", **column, help="of segments (seconds, hh:mm:ss, frames), or none")
-    what.add_argument("--end-column", **column, help="of segments, or their length")
+    what.add_argument("--path-column", metavar="COLUMN", help="of a list: its name in the header, or its number from 1")
+    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: the name of the folder of each file")
+    what.add_argument("--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none")
+    what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
     what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
     what.add_argument("--label-map", type=Path, help="class names: lines, with numbers or codes or without; CSV; JSON")
     what.add_argument(

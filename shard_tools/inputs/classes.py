@@ -47,6 +47,7 @@ class LabelMap:
         if not numbers:
             return known, None
         possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
+        first: int | None
         votes = dict.fromkeys(possible, 0)
         for label, place in places:
             folders = {fold(part) for part in place.split("/")[:-1]}

@@ -373,8 +373,8 @@ class _Chooser:
             )
         if self._choose_published(roles, numbers, texts):
             return
-        if not self.choices.start and self._find_times(numbers):
-            first, second = self._find_times(numbers)
+        if not self.choices.start and (pair := self._find_times(numbers)):
+            first, second = pair
             raise self.refuse(
                 f"columns {first + 1} and {second + 1} may be the start and the end of segments",
                 f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none",
@@ -431,13 +431,13 @@ class _Chooser:
         texts = self.texts(column)
         return any(texts == [str(number) for number in range(start, len(texts) + start)] for start in (0, 1))
 
-    def _find_times(self, numbers: list[int]) -> tuple[int, int] | tuple[()]:
+    def _find_times(self, numbers: list[int]) -> tuple[int, int] | None:
         """Return two neighbours of which the second is always the larger one, as ends of segments are."""
         for first, second in pairwise(numbers):
             pairs = [(parse_time(row[first]), parse_time(row[second])) for row in self.sample if len(row) > second]
             if second == first + 1 and all(a is not None and b is not None and a < b for a, b in pairs):
                 return first, second
-        return ()
+        return None
 
     def _require_videos(self, roles: Roles) -> None:
         texts = self.texts(roles.path)

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -26,21 +26,20 @@ GROUPS = {  # what subsets are called
 }  # fmt: skip
 
 
-def walk_folders(
-    folder: Path, skip: Callable[[str, str], None] = lambda kind, name: None
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders with the names of their files, but no hidden ones, and each once; tell `skip` of the others."""
-    skip = skip or (lambda kind, name: None)
+def walk_folders(folder: Path, skipped: Skipped | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Yield all folders with the names of their files, but no hidden ones, and each once; count the others."""
     seen: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()  # a link that leads back up
-            skip("folders that were seen under another name", os.path.relpath(parent, folder))
+            if skipped is not None:
+                skipped.add("folders that were seen under another name", os.path.relpath(parent, folder))
             continue
         seen.add((status.st_dev, status.st_ino))
         for name in filter(is_hidden, folders):
-            skip(HIDDEN, os.path.relpath(os.path.join(parent, name), folder) + "/")
+            if skipped is not None:
+                skipped.add(HIDDEN, os.path.relpath(os.path.join(parent, name), folder) + "/")
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         yield parent, files
 
@@ -52,7 +51,7 @@ def list_folder(folder: Path, skipped: Skipped, subset: str | None = None) -> It
     itself are neither yielded nor skipped: the caller decides.
     """
     depth, others = _find_classes(folder, subset)
-    for parent, files in walk_folders(folder, skipped.add):
+    for parent, files in walk_folders(folder, skipped):
         relative_parent = os.path.relpath(parent, folder)
         if relative_parent.split("/")[0] in others:
             continue
@@ -79,7 +78,7 @@ def list_frame_folders(folder: Path, subset: str | None = None) -> Iterator[Item
 
 def _find_classes(folder: Path, subset: str | None) -> tuple[int, set[str]]:
     """Return how many folders deep those of the classes lie, and the folders of other subsets."""
-    depth, others = 0, set()
+    depth, others = 0, set[str]()
     while True:
         entries = [entry for entry in os.scandir(folder) if not is_hidden(entry.name)]
         names = {entry.name for entry in entries if entry.is_dir()}

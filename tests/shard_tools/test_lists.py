@@ -1,0 +1,228 @@
+"""Lists as public sets write them: heads with invented rows end in right samples, or in one sentence."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from shard_making import make
+
+from common.errors import InputError
+from shard_tools.inputs import Choices, assign_class_ids, read_inputs, read_label_map
+
+FILES = [
+    "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
+    "CCCCCCCCCCC_000001.mp4", "P01/videos/P01_01.MP4", "run/vidéo.mp4", "brush_hair/#1_x.avi", "brush_hair/y_(1).avi",
+    "Archery/v_Archery_g01.avi", "Bowling/v_B.avi",
+]  # fmt: skip
+FRAMES = {"20bn/7": 5, "20bn/8": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lists")
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    for name, count in FRAMES.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(1, count + 1):
+            (folder / name / f"{number:05d}.jpg").touch()
+    return folder
+
+
+def read(target: Path, content: Any, **choices: Any) -> list[tuple[str, Any]]:
+    """Return (name, labels) of all items; the label alone where there is one, the reason where it cannot be used."""
+    if not isinstance(content, (str, bytes)):
+        content = json.dumps(content)
+    target.write_bytes(content.encode() if isinstance(content, str) else content)
+    items = read_inputs(str(target), Choices(**choices))
+    return [(item.name, f"! {item.problem}" if item.problem else item.label or item.labels) for item in items]
+
+
+AB = [("a.mp4", "run"), ("b.mp4", "walk")]
+KINETICS = "label,youtube_id,time_start,time_end,split,is_cc\n"
+EPIC = "narration_id,participant_id,video_id,start_timestamp,stop_timestamp,start_frame,stop_frame,narration,verb,verb_class"
+EPIC += ",noun,noun_class\nP01_01_0,P01,P01_01,00:00:00.14,00:00:03.37,8,202,open door,open,3,door,3\n"
+ANNOTATION = {"label": "run", "segment": [1.5, 4]}
+HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
+    ("VideoMAE", "a.mp4  0\nb.mp4  1\n", {}, [("a.mp4", "0"), ("b.mp4", "1")]),
+    ("VideoMAEv2 pre-training", "a.mp4 0 -1\nb.mp4 0 -1\n", {}, [("a.mp4", None), ("b.mp4", None)]),
+    ("VideoMAEv2 segments", "a.mp4 0 10 3\na.mp4 10 10 4\n", {}, [("a.mp4#frames=0,10", "3"), ("a.mp4#frames=10,20", "4")]),
+    ("frames, count, label", "20bn/7 5 0\n20bn/8 5 1\n", {}, [("20bn/7", "0"), ("20bn/8", "1")]),
+    ("frames, start, count", "20bn/7 0 5\n20bn/8 0 5\n", {}, [("20bn/7#frames=0,5", None), ("20bn/8#frames=0,5", None)]),
+    ("Jester", "7;Swiping Left\n8;Thumb Up\n", {}, [("20bn/7", "Swiping Left"), ("20bn/8", "Thumb Up")]),
+    ("Kinetics", KINETICS + "run,AAAAAAAAAAA,3,13,train,0\nwalk,BBBBBBBBBBB,10,20,train,0\n", {},
+     [("AAAAAAAAAAA.mp4#t=3,13", "run"), ("BBBBBBBBBBB_000010_000020.mp4", "walk")]),
+    ("Kinetics JSON", {"AAAAAAAAAAA": {"annotations": ANNOTATION, "subset": "training"}}, {}, [("AAAAAAAAAAA.mp4#t=1.5,4", "run")]),
+    ("ActivityNet", {"version": "1", "taxonomy": [], "database": {"AAAAAAAAAAA": {"subset": "training", "annotations": [
+        ANNOTATION, {"label": "walk", "segment": [4, 5]}]}}}, {}, [("AAAAAAAAAAA.mp4#t=1.5,4", "run"), ("AAAAAAAAAAA.mp4#t=4,5", "walk")]),
+    ("ActivityNet Captions", {"AAAAAAAAAAA": {"duration": 9, "timestamps": [[0, 2]], "sentences": ["He runs."]}}, {},
+     [("AAAAAAAAAAA.mp4#t=0,2", None)]),
+    ("SSv2", [{"id": "42", "label": "holding a cup", "template": "Holding [something]"}], {}, [("42.webm", "Holding something")]),
+    ("SSv2 test", [{"id": "42"}, {"id": "43"}], {}, [("42.webm", None), ("43.webm", None)]),
+    ("SSv2 answers", "42;Holding a, b\n43;Moving c\n", {}, [("42.webm", "Holding a, b"), ("43.webm", "Moving c")]),
+    ("HMDB51", "#1_x.avi 1 \ny_(1).avi 2 \n", {"subset": "train"}, [("brush_hair/#1_x.avi", "brush_hair")]),
+    ("UCF101", "Archery/v_Archery_g01.avi 1\r\n", {}, [("Archery/v_Archery_g01.avi", "1")]),
+    ("UCF101 test", "Archery/v_Archery_g01.avi\n", {"label": "folder"}, [("Archery/v_Archery_g01.avi", "Archery")]),
+    ("EPIC", EPIC, {"label": "verb_class"}, [("P01/videos/P01_01.MP4#t=0.14,3.37", "3")]),
+    ("Diving48", [{"vid_name": "a", "label": 26, "start_frame": 0, "end_frame": 50}], {}, [("a.mp4#frames=0,50", "26")]),
+    ("Charades", "id,script,actions,length\na,\"x, y\",c092 11.90 21.20;c147 0.00 12.60,24.8\nb,z,,3\n", {},
+     [("a.mp4", ("c092", "c147")), ("b.mp4", "! it has no label, others have one")]),
+    ("Moments in Time", "walk/c.mp4,walk,3,0\na.mp4,run,2,1\n", {}, [("a.mp4", "run"), ("walk/c.mp4", "walk")]),
+    ("HACS", "classname,youtube_id,subset,start,end,label\nrun,AAAAAAAAAAA,training,1,3,1\nrun,AAAAAAAAAAA,training,4,6,-1\n", {},
+     [("AAAAAAAAAAA.mp4#t=1,3", "run")]),
+    ("VGGSound", 'CCCCCCCCCCC,1,"people marching",test\nAAAAAAAAAAA,7,"dog, barking",test\n', {},
+     [("AAAAAAAAAAA.mp4#t=7,17", "dog, barking"), ("CCCCCCCCCCC_000001.mp4", "people marching")]),
+    ("AudioSet", "# made today\n# n=1\n# YTID, start_seconds, end_seconds, positive_labels\n"
+     'AAAAAAAAAAA, 0.0, 10.0, "/m/1,/m/2"\n', {}, [("AAAAAAAAAAA.mp4#t=0,10", ("/m/1", "/m/2"))]),
+    ("WebVid", "videoid,contentUrl,duration,page_dir,name\n42,https://x.org/42.mp4,PT00H00M16S,1_50,A man runs\n", {}, [("42.webm", None)]),
+    ("Hugging Face", 'file_name,caption,label\na.mp4,"a dog, running",run\nb.mp4,"two\nlines",walk\n', {}, AB),
+    ("JSON lines", '{"video": "a.mp4", "class_name": "run"}\n{"video": "b.mp4", "class_name": "walk"}\n', {}, AB),
+    ("somebody's folders", "/home/x/k400/walk/c.mp4 5\n", {}, [("walk/c.mp4", "5")]),
+    ("label and its id", "path,label_id,label\na.mp4,0,run\nb.mp4,1,walk\n", {}, AB),
+    ("semicolons", "\ufeffpath;label\r\na.mp4;run\r\nb.mp4;walk\r\n", {}, AB),
+    ("pandas", ",0,1\n0,a.mp4,run\n1,b.mp4,walk\n", {}, AB),
+    ("label first", "run,a.mp4\nwalk,b.mp4\n", {}, AB),
+    ("Latin-1", "path,label\nrun/vidéo.mp4,été\n".encode("latin-1"), {}, [("run/vidéo.mp4", "été")]),
+    ("UTF-16", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-16"), {}, AB),
+    ("NFD", "path,label\nrun/vide\u0301o.mp4,run\n", {}, [("run/vidéo.mp4", "run")]),
+    ("backslashes", "path,label\nwalk\\c.mp4,walk\n", {}, [("walk/c.mp4", "walk")]),
+    ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "choices", "expected"), HEADS, ids=[head[0] for head in HEADS])
+def test_heads_of_public_lists(folder: Path, name: str, content: Any, choices: dict[str, Any], expected: Any) -> None:
+    path = folder / ("brush_hair_test_split1.txt" if name == "HMDB51" else "list")
+    assert read(path, content, **choices) == expected
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ("path,class,category\na.mp4,run,sport\nb.mp4,walk,sport\n", "class, category may each be the label; its columns are path"),
+    (EPIC, "verb, noun may each be the label"),
+    ("video,Klasse\na.mp4,run\nb.mp4,walk\n", "no column is known as the label .* Klasse may be"),
+    ("foo,bar\nx,y\nz,w\n", "there is no such file|no column names videos"),
+    ("a.mp4 1 run\nb.mp4 2 3\n", "is not clear|is a number in"),
+    ("a.mp4,0\nb.mp4,run\n", "is a number in 1 rows .* and a name in 1"),
+    ("a.mp4,0.0,3.0,run\nb.mp4,1.0,2.0,walk\n", "may be the start and the end"),
+    ("AAAAAAAAAAA,0902,0.077,0.151,0.283,0.811,80,1\n", "boxes of persons"),
+    ("path,label,split\na.mp4,run,train\nb.mp4,walk,val\n", r"several subsets, train \(1\), val \(1\): give --subset"),
+    ("path,start,label\na.mp4,1,run\n", "start has no end"),
+    ('path,label\na.mp4,"run\nb.mp4,walk\n', "line 2, cannot be split at commas"),
+    ("path,label\n" + "".join(f"a.mp4,a man number {n} runs\n" for n in range(30)), "look like captions, not classes"),
+    ("path,label\n", "has no rows but its header|is no such file"),
+    ("", "is empty"),
+    (b"PK\x03\x04rest", "is compressed .zip."),
+    (bytes(range(32)) * 9, "is binary"),
+    ("<html></html>", "is XML or HTML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "sentence"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_clear_is_refused_in_a_sentence(folder: Path, content: Any, sentence: str, tmp_path: Path) -> None:
+    (folder / "list.csv").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError, match=sentence) as refused:
+        make(folder / "list.csv", tmp_path / "out")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_segments_are_rejected_each_with_its_reason(folder: Path) -> None:
+    rows = "path,start,end,label\na.mp4,-1,3,run\na.mp4,5,2,run\na.mp4,x,2,run\na.mp4,00:01.5,0:0:3,run\n"
+    assert dict(read(folder / "list", rows)) == {
+        "a.mp4#t=-1,3": "! its segment starts at -1, which no video has",
+        "a.mp4#t=5,2": "! its segment ends at 2, not after its start at 5",
+        "a.mp4": "! its segment from 'x' to '2' is no time",
+        "a.mp4#t=1.5,3": "run",
+    }
+
+
+def test_missing_files_stop_a_list_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    (folder / "gone.csv").write_text("path,label\n" + "".join(f"gone{n}.mp4,run\n" for n in range(2000)))
+    with pytest.raises(
+        InputError, match=r"none of 2000 videos can be used: 2000 times: there is no such file"
+    ) as refused:
+        make(folder / "gone.csv", tmp_path / "out")
+    assert str(refused.value).count("gone") == 11, "ten examples and the list"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "list.csv").write_text("a.mp4 0\nb.mp4 1\na.mp4 0\n")
+    assert make(folder / "list.csv", tmp_path / "out", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "3 rows in" in said
+    assert "(UTF-8, spaces, no header): path = column 1, label = column 2" in said
+    assert "2 videos of 2 files, 2 classes (0, 1), 1 rows repeat another and are left out, 0 that cannot" in said
+    assert not (tmp_path / "out").exists()
+
+
+MAPS = [
+    ("1 Archery\r\n2 Bowling\r\n", ["Archery", "Bowling"], 1),
+    ("Archery,0\nBowling,1\n", ["Archery", "Bowling"], 0),
+    ("id,name\n0,Archery\n1,Bowling\n", ["Archery", "Bowling"], 0),
+    ("Bowling\nArchery\n", ["Bowling", "Archery"], None),
+]
+
+
+@pytest.mark.parametrize(("text", "names", "first"), MAPS)
+def test_numbers_are_checked_against_the_folders_of_their_videos(
+    folder: Path, text: str, names: list[str], first: int | None
+) -> None:
+    (folder / "map.txt").write_text(text)
+    label_map = read_label_map(folder / "map.txt")
+    assert (label_map.names, label_map.first) == (names, first)
+    for start in (0, 1):
+        rows = {"Archery/v_Archery_g01.avi": names.index("Archery"), "Bowling/v_B.avi": names.index("Bowling")}
+        (folder / "list").write_text("".join(f"{path} {number + start}\n" for path, number in rows.items()))
+        inputs = read_inputs(str(folder / "list"))
+        inputs.apply_label_map(label_map)
+        assert [(item.source, item.label) for item in inputs] == [(path, path.partition("/")[0]) for path in rows]
+
+
+def test_numbers_that_may_count_from_0_or_1_are_refused(folder: Path) -> None:
+    (folder / "map.txt").write_text("x\ny\nz\n")
+    (folder / "list").write_text("a.mp4 1\nb.mp4 2\n")
+    with pytest.raises(InputError, match="count from 0 or from 1"):
+        read_inputs(str(folder / "list")).apply_label_map(read_label_map(folder / "map.txt"))
+
+
+def test_labels_from_1_to_their_number_need_no_class_0() -> None:
+    assert assign_class_ids({"1", "2", "3"}, []) == ["1", "2", "3"]
+
+
+def test_folders_called_train_and_test_are_subsets(tmp_path: Path) -> None:
+    for name in ("train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4", "test/cat/d.mp4"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
+        read_inputs(str(tmp_path / "in"))
+    items = read_inputs(str(tmp_path / "in"), Choices(subset="train"))
+    assert [(item.source, item.label) for item in items] == [("train/cat/b.mp4", "cat"), ("train/dog/a.mp4", "dog")]
+    assert read_inputs(str(tmp_path / "in"), Choices(subset="all")).labels() == {"cat", "dog"}
+
+
+TEXT = st.text(st.sampled_from('ab01.,;\t"\n\r -/é\x00'), max_size=40)
+CELLS = st.sampled_from(
+    ["a.mp4", "b.mp4", "walk/c.mp4", "path", "label", "run", "walk", "0", "1", "", '"', "-1", "train", "é"]
+)
+ROWS = st.lists(st.lists(CELLS, max_size=4), max_size=6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.one_of(TEXT, *(ROWS.map(lambda rows, s=s: "\n".join(map(s.join, rows))) for s in ",;\t ")),
+    st.sampled_from(["utf-8", "utf-16", "latin-1"]),
+)
+def test_any_text_is_read_or_refused(folder: Path, text: str, encoding: str) -> None:
+    (folder / "fuzz.csv").write_bytes(text.encode(encoding))
+    with contextlib.suppress(InputError):
+        for item in read_inputs(str(folder / "fuzz.csv")):
+            assert item.problem or (folder / item.source).exists()
+            assert item.problem or not {*(item.labels or ())} & {"path", "label"} or "label" in text
