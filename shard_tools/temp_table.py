@@ -34,7 +34,7 @@ class TempTable:
 
 
 def _encode(row: Iterable[Any]) -> list[Any]:
-    return [value.encode(errors="surrogatepass") if isinstance(value, str) else value for value in row]
+    return [value.encode("utf-8", "surrogatepass") if value.__class__ is str else value for value in row]
 
 
 def _decode(row: Iterable[Any]) -> list[Any]:

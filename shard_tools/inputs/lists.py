@@ -52,6 +52,7 @@ class ListReader:
         if choices.is_split and self.subset not in {self._to_group(row) for row in self.sample}:
             self.subset = None  # it is only what the split is called
         self.labels: Counter[str] = Counter()
+        self.parsed: dict[str, tuple[str, ...] | None] = {}  # by cell
         self.groups: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.num_rows = self.num_trimmed = 0
@@ -170,10 +171,9 @@ class ListReader:
             segment = other
         if roles.label_is_folder:
             labels = self._count((source.split("/")[-2],)) if "/" in source else None
-        path = self.finder.root / found.path
-        location_text = os.path.join(self.finder.absolute, found.path)
-        problem = None if found.is_folder or os.access(path, os.R_OK) else "no permission to read it"
-        return _finish(Item(source, location_text, labels, found.size, problem, fields=fields), segment)
+        location = os.path.join(self.finder.absolute, found.path)
+        problem = None if found.is_folder or os.access(location, os.R_OK) else "no permission to read it"
+        return _finish(Item(source, location, labels, found.size, problem, fields=fields), segment)
 
     def _read_labels(self, row: Row) -> tuple[str, ...] | None:
         roles = self.roles
@@ -181,9 +181,14 @@ class ListReader:
             return self._count((roles.label_of_all,))
         if roles.label is None or roles.label >= len(row) or self.choices.unlabeled:
             return None
-        labels = read_labels(row[roles.label], roles.is_multiple)
+        cell = row[roles.label]
+        if isinstance(cell, str) and cell in self.parsed:  # 10 million rows have some hundred labels
+            return self._count(self.parsed[cell])
+        labels = read_labels(cell, roles.is_multiple)
         if labels and self.names and self.names[roles.label] == "template":  # whose label map has no brackets
             labels = tuple(label.translate(BRACKETS) for label in labels)
+        if isinstance(cell, str) and len(self.parsed) < MAX_KINDS:
+            self.parsed[cell] = labels
         return self._count(labels)
 
     def _count(self, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:

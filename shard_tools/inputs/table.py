@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -210,7 +211,7 @@ def _to_row(item: Item) -> tuple[Any, ...]:
     problem = item.problem or (item.segment.problem if item.segment else None)
     if problem is None and len(item.fields) > MAX_FIELDS:
         problem = f"its other fields have {len(item.fields)} characters, more than {MAX_FIELDS}"
-    place = item.source, str(item.segment or ""), json.dumps(item.location)
+    place = item.source, str(item.segment or ""), _dump_location(item.location)
     is_array = item.source.lower().endswith(f".{CONTAINER}")
     return *place, _dump_labels(item.labels), min(item.size, MAX_SIZE), problem, item.fields, is_array
 
@@ -222,8 +223,13 @@ def _to_item(row: list[Any]) -> Item:
     return Item(source, _parse_location(location), names, size, problem, part, fields)
 
 
+@lru_cache(maxsize=2**16)
+def _dump_sorted(labels: tuple[str, ...]) -> str:
+    return json.dumps(sorted(set(labels)))
+
+
 def _dump_labels(labels: Iterable[str] | None) -> str | None:
-    return None if labels is None else json.dumps(sorted(set(labels)))
+    return None if labels is None else _dump_sorted(tuple(labels))
 
 
 def _format_labels(text: str | None) -> str:
@@ -231,6 +237,9 @@ def _format_labels(text: str | None) -> str:
     return repr(labels[0] if labels and len(labels) == 1 else labels)
 
 
+def _dump_location(location: str | TarMember) -> str:
+    return location if isinstance(location, str) else json.dumps(location)  # paths start with /, and no URL with [
+
+
 def _parse_location(text: str) -> str | TarMember:
-    location = json.loads(text)
-    return location if isinstance(location, str) else TarMember(*location)
+    return TarMember(*json.loads(text)) if text.startswith("[") else text
