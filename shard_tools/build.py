@@ -180,7 +180,10 @@ class Build:
                 if outcome := load_outcome(stem):  # what was finished before a failure is kept
                     finish(outcome, get_shard(stem))
                 elif isinstance(result, Failed):
-                    reject(stem, entry, f"{result.reason}: raise --timeout" if result.is_late else result.reason)
+                    # Of a video that is cut, what is stored stands: a second try would store it twice.
+                    where = " in another output folder" if self.settings.clip_seconds and not entry.segment else ""
+                    advice = f": raise --timeout{where}" if result.is_late else ""
+                    reject(stem, entry, result.reason + advice)
                 else:
                     reject(stem, entry, CHANGED)
 
@@ -234,7 +237,7 @@ class Build:
                 return None
             missing = self._missing(plan)
             if plan.splits:
-                late = (
+                late: Iterator[int] = (
                     self._part_of(entries[0][0])
                     for _, entries in plan.entries_by_source()
                     if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in entries)

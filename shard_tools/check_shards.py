@@ -41,7 +41,7 @@ from shard_tools.inputs import TarMember
 from shard_tools.report import describe_samples
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
-from shard_tools.workers import ENGINES, NUM_CPUS, Failed
+from shard_tools.workers import ENGINES, NUM_CPUS, Failed, ignore_running
 from shard_tools.write import (
     ChangedError,
     Members,
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
-    results = ENGINES["processes"](check_video, videos, parsed.workers, lambda video: DECODE_TIMEOUT_S)
+    results = ENGINES["processes"](check_video, videos, parsed.workers, lambda video: DECODE_TIMEOUT_S, ignore_running)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             problem = video.complain(problem.reason)

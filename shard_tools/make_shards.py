@@ -210,9 +210,11 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
     info = build.done
     if info is None:
         raise InputError(f"none of {len(rejects)} videos can be used: see {build.output.locate(REJECTED_FILE)}")
-    for kind, what in (("duplicates", "under several names"), ("conflicts", "with several labels")):
-        if groups := info.report.get(kind, []):
-            names = ", ".join(map(printable, groups[0][:3]))  # type: ignore[index]
+    report = info.report
+    equal = {"under several names": report.get("duplicates"), "with several labels": report.get("conflicts")}
+    for what, groups in equal.items():
+        if groups:
+            names = ", ".join(map(printable, groups[0][:3]))
             log(f"{len(groups)} files are there {what}, all of which are kept (the first: {names})", sys.stderr)
     if arguments.contact_sheet:
         write_contact_sheet(build.folder, info)

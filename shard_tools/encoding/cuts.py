@@ -117,19 +117,18 @@ class Part:
         picture = None
         while self.wanted < min(end, self.end):
             picture = picture or self.convert(frame)
-            if self._writer is None:
-                self._start = float(self.wanted / self.source_rate)
-                self._open(picture.width, picture.height)
-            self._writer.write(picture)
+            writer = self._writer = self._writer or self._open(picture.width, picture.height)
+            writer.write(picture)
             self.wanted += self.stride
-            if self._writer.num_frames == self.max_frames:
+            if writer.num_frames == self.max_frames:
                 self.end_file()
 
-    def _open(self, width: int, height: int) -> None:
+    def _open(self, width: int, height: int) -> VideoWriter:
+        self._start = float(self.wanted / self.source_rate)
         stem = self.cut.stem
         self._path = stem.with_name(f"{stem.name}-{len(self.files):04d}.{CONTAINER}")
         rate = (self.source_rate / self.stride).limit_denominator(100_000)
-        self._writer = VideoWriter(self._path, self.codec, self.settings, rate, (width, height))
+        return VideoWriter(self._path, self.codec, self.settings, rate, (width, height))
 
     def end_file(self) -> None:
         """Finish the open file, if one is. Raise UnusableError if it does not decode."""
@@ -172,7 +171,7 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
     if end != math.inf and end > length + MAX_EXCESS_S * timing.rate:
         raise UnusableError(f"its segment ends at {segment.end:g}, and the video has {has}")
     if segment.in_frames:
-        first, end = timing.tick(None, first), timing.tick(None, end) if end < num_frames else math.inf
+        first, end = timing.tick(None, first), timing.tick(None, int(end)) if end < num_frames else math.inf
     if first >= end:
         raise UnusableError(f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame")
     return int(first), end

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from shard_tools.build import Build, read_rejects
 from shard_tools.encoding import encode
 from shard_tools.inputs import Inputs, Item, Segment
 from shard_tools.output import LocalOutput
+from shard_tools.plan import estimate_seconds
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import read_frame_number
-from shard_tools.work import process_job
+from shard_tools.work import Entry, process_job
+from shard_tools.workers import Failed
 
 NUM_FRAMES = 90  # at 30 fps
 Part = tuple[int, int]
@@ -205,3 +208,32 @@ def test_frames_that_are_no_video_are_rejected(video: Path, tmp_path: Path) -> N
         "mixed": "its frames have several sizes: 64x64 and, of frame 6, 80x64",
         "named": "its frames are named in several ways: ….jpg and x….jpg",
     }
+
+
+def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: Path) -> None:
+    def stop_late(function: Any, jobs: Any) -> Any:
+        for job in jobs:
+            function(replace(job, entries=job.entries[:2]))
+            yield job, Failed("it took longer than 9 seconds", is_late=True)
+
+    whole = collect(video, [None])
+    build(whole, tmp_path / "pieces", jobs=stop_late, clip_seconds=1)
+    assert sorted(len(frames) for frames in map(decode, stored_videos(tmp_path / "pieces"))) == [30, 30]
+    sentence = "it took longer than 9 seconds: raise --timeout"
+    assert read_rejects(tmp_path / "pieces") == {"a.mp4": f"{sentence} in another output folder"}
+    build(collect(video, [Segment(0, 1), Segment(1, 2), Segment(2, 3)]), tmp_path / "segments", jobs=stop_late)
+    assert numbers(tmp_path / "segments").keys() == {"t=0,1", "t=1,2"}
+    assert read_rejects(tmp_path / "segments") == {"a.mp4#t=2,3": sentence}
+
+
+def stored_videos(folder: Path) -> list[bytes]:
+    return [video_bytes(folder, shard, sample) for shard, sample in all_samples(folder)]
+
+
+def test_the_time_limit_follows_what_is_decoded(video: Path) -> None:
+    def estimate(*entries: Entry, clip_seconds: float | None = None) -> float:
+        return estimate_seconds(list(entries), str(video), clip_seconds)
+
+    assert estimate(Entry("a", "t=5,1800"), Entry("a", "frames=0,50")) == 1800
+    assert estimate(Entry("a", piece=4), clip_seconds=10) == 50
+    assert estimate(Entry("a")) == 0, "a small file is not worth a look"
