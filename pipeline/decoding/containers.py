@@ -6,6 +6,7 @@ content, not its name. A few bytes may expand to a frame of gigabytes.
 """
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,13 +29,29 @@ EXTENSIONS = {
     "flv": ("flv",),
     "ogg": ("ogv", "ogg"),
     "gif": ("gif",),
+    "h264": ("h264", "264"),
+    "hevc": ("hevc", "265"),
+    "m4v": ("m4v",),
+    "mjpeg": ("mjpeg", "mjpg"),
+    "ivf": ("ivf",),
+    "obu": ("obu",),
+    "dv": ("dv",),
+    "mxf": ("mxf",),
+    "nut": ("nut",),
+    "yuv4mpegpipe": ("y4m",),
 }
-VIDEO_EXTENSIONS = frozenset((CONTAINER, *(extension for names in EXTENSIONS.values() for extension in names)))
-# Accepted too, whatever the extension.
-UNUSUAL = ("h264", "hevc", "m4v", "mjpeg", "ivf", "obu", "dv", "mxf", "nut", "yuv4mpegpipe")
-DEMUXERS = ",".join([*EXTENSIONS, *UNUSUAL])  # none of them opens other files
+DEMUXERS = ",".join(EXTENSIONS)  # none of them opens other files
+# Other names of the same formats, and videos that no demuxer above reads, which are refused with a reason.
+OTHER_EXTENSIONS = (
+    "3g2", "360", "avc", "av1", "braw", "bik", "divx", "dvr-ms", "evo", "f4v", "h265", "insv", "lrv", "m2p",
+    "m2t", "m4s", "mk3d", "mod", "mp4v", "mpe", "mpv", "ogm", "qt", "r3d", "rm", "rmvb", "swf", "tod", "trp",
+    "vp8", "vp9", "wtv", "xvid",
+)  # fmt: skip
+VIDEO_EXTENSIONS = frozenset((CONTAINER, *OTHER_EXTENSIONS, *(name for names in EXTENSIONS.values() for name in names)))
 
-MAX_PIXELS = 8192 * 4352  # of a frame at level 6.2, the highest of H.264 and HEVC, and the highest of AV1
+MAX_PIXELS = 16384 * 8704  # of a frame at level 7.2, the highest of HEVC and AV1
+
+JPEG = b"\xff\xd8\xff"  # the first bytes of one
 
 # Tags need not be UTF-8: PyAV before 19 raises at them unless told otherwise.
 ANY_TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -54,7 +71,16 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
         file: str | BinaryIO = str(source.absolute())
     else:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-    return av.open(file, mode="r", options=limits | options, **ANY_TAGS)
+    try:
+        return av.open(file, mode="r", options=limits | options, **ANY_TAGS)
+    except av.error.ArgumentError:
+        # JPEGs in a row are one picture to FFmpeg, unless their file has a video's name.
+        with open(file, "rb") if isinstance(file, str) else nullcontext(file) as opened:
+            opened.seek(0)
+            if opened.read(len(JPEG)) != JPEG:
+                raise
+            opened.seek(0)
+        return av.open(file, mode="r", format="mjpeg", options=limits | options, **ANY_TAGS)
 
 
 def main_stream(container: InputContainer) -> VideoStream | None:

@@ -7,7 +7,7 @@ start.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,14 +183,12 @@ class Video:
 
     def _read_index(self) -> Index | None:
         """Read the timestamps of all packets; None if they do not identify the frames."""
-        if guesses_times(self._stream):
-            return None
         packets = [packet for packet in self._container.demux(self._stream) if packet.size]
         # Matroska stores no decoding times, and FFmpeg guesses none for the first packets.
         timed = [(p.pts, p.pts if p.dts is None else p.dts, p) for p in packets if p.pts is not None]
         shown = sorted(pts for pts, _, packet in timed if not packet.is_discard)
         fits = self._num_frames is None or len(shown) == self._num_frames
-        if len(timed) < len(packets) or not fits or len(set(shown)) < len(shown):
+        if not fits or not times_tell_frames(self._stream, [packet.pts for packet in packets]):
             return None
         return Index(shown, sorted(Keyframe(pts, dts) for pts, dts, packet in timed if packet.is_keyframe))
 
@@ -239,10 +237,17 @@ def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
     return frame.to_ndarray(format="rgb24")
 
 
-def guesses_times(stream: VideoStream) -> bool:
-    """Return whether the decoder makes up timestamps: in MPEG-4 with B-frames, a packet often holds two frames ("packed
-    bitstream")."""
-    return stream.codec_context.name == "mpeg4" and stream.codec_context.has_b_frames
+def times_tell_frames(stream: VideoStream, times: Sequence[int | None]) -> bool:
+    """Return whether packets with these times, in the order in which they are stored, become frames with the same.
+
+    Where frames are stored in another order than they are shown, ascending times are those of decoding: AVI and some
+    writers of MP4 and Matroska know no others. In MPEG-4, a packet often holds two frames ("packed bitstream").
+    """
+    if None in times or len(set(times)) < len(times):
+        return False
+    decoder = stream.codec_context
+    is_ascending = len(times) > 1 and all(earlier < later for earlier, later in pairwise(times))  # type: ignore[operator]
+    return not decoder.has_b_frames or (decoder.name != "mpeg4" and not is_ascending)
 
 
 def count_turns(frame: VideoFrame) -> int:

@@ -137,7 +137,7 @@ class Part:
         self._writer.close()
         with open_source(self._path) as (container, stream):
             size = stream.width, stream.height
-            num_frames = check_frames(container, stream)[1]
+            num_frames = check_frames(container, stream).num_frames
         if num_frames != self._writer.num_frames:
             raise UnusableError(f"{self._writer.num_frames} frames were encoded, but {num_frames} decode")
         fps = float(self.source_rate / self.stride)

@@ -12,7 +12,8 @@ from pathlib import Path
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from pipeline.decoding.video import guesses_times
+from pipeline.decoding.video import count_turns
+from pipeline.decoding.video_source import UPRIGHT
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import Cut, Part, Result, StoredVideo, encode_parts
@@ -31,6 +32,7 @@ from shard_tools.encoding.source import (
 from shard_tools.settings import COPY, Settings
 
 Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
+ENCODE = "leave out --encode copy"
 SAMPLED_FRACTION = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
@@ -78,8 +80,9 @@ def _make_results(
         timing = read_timing(container, stream)
         if not timing.num_packets:
             raise UnusableError("it holds no frame")
-        if container.format.name.startswith("mov"):
-            require_complete(source, timing.num_packets, stream.frames)
+        if container.format.name == "mjpeg" and timing.num_packets == 1:
+            raise UnusableError("it is a still image")
+        require_complete(source, container, stream, timing.num_packets)
     if settings.encode == COPY:
         yield cuts[0], [_copy(source, timing, settings.check != "full")]
     else:
@@ -112,21 +115,28 @@ def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
     """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
 
     Decoding everything takes a fifth of the time of encoding. A sample, SAMPLED_FRACTION of the frames with all key
-    frames, speaks for the others only if as many as expected come out.
+    frames, speaks for the others only if as many as expected come out. Raise UnusableError too where clips would show
+    other pictures than those that are meant: a copy has no place for what only its encoding could mend.
     """
-    run = max(1, round(SAMPLED_FRACTION * timing.num_packets / len(timing.gops))) if sample_only else math.inf
+    run = max(2, round(SAMPLED_FRACTION * timing.num_packets / len(timing.gops))) if sample_only else math.inf
     with open_source(source) as (container, stream):
         try:
-            first, decoded = check_frames(container, stream, run)
-            as_expected = decoded == sum(min(size, run) for size in timing.gops) and not guesses_times(stream)
+            checked = check_frames(container, stream, run)
+            as_expected = checked.num_frames == sum(min(size, run) for size in timing.gops) and checked.is_ordered
         except UnusableError:
             if not sample_only:
                 raise
             as_expected = False
-        if sample_only and not as_expected:
+        if sample_only and (not as_expected or timing.times is None or timing.hides_frames):
             # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again. Only
             # decoding everything tells how many there are.
             return _copy(source, timing, sample_only=False)
-        size = map(round, Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height))
-        num_frames, codec = timing.num_packets if sample_only else decoded, stream.codec_context.codec.canonical_name
-        return StoredVideo(source, choose_extension(source, container), codec, num_frames, float(timing.rate), 1, *size)
+        first, num_frames = checked.first, timing.num_packets if sample_only else checked.num_frames
+        if timing.times is not None and not checked.is_ordered and num_frames == len(timing.times):
+            raise UnusableError(f"its times do not tell in which order its frames are shown: {ENCODE}")
+        pose = Pose.read(first, stream.sample_aspect_ratio)
+        if list(pose.turn) != UPRIGHT[count_turns(first)]:
+            raise UnusableError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
+        size, codec = map(round, pose.display_size(first.width, first.height)), stream.codec_context.codec
+        extension = choose_extension(source, container)
+        return StoredVideo(source, extension, codec.canonical_name, num_frames, float(timing.rate), 1, *size)

@@ -48,7 +48,11 @@ class Pose:
 
 def _find_turn(frame: VideoFrame) -> tuple[Filter, ...]:
     """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only."""
-    data = cast(Any, frame.side_data).get(Type.DISPLAYMATRIX)
+    # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo pair.
+    unknown = [("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)]
+    graph = _build_graph(_read_form(frame), [*unknown])
+    graph.push(frame)
+    data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
     if data is None:
         return ()
     # Column x to a x + c y, row y to b x + d y.

@@ -5,33 +5,45 @@ had to guess.
 """
 
 import math
+import mimetypes
+import os
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import av
+import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
-from shard_tools.encoding.picture import UnusableError
+from pipeline.decoding.video import times_tell_frames
+from shard_tools.encoding.picture import MAX_SHAPE_CHANGE, UnusableError
 
 # In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
 # a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
 NEVER_ZEROS = {"h264", "hevc"}
 HOLE = re.compile(32 * rb"\0" + rb"\0*[^\0\1]")  # written out it is searched 30 times as fast as \0{32,}
 
-MAX_GAP_S = 10.0  # a longer gap between two frames is a broken clock, not a still picture
-MAX_FPS = 1000
+MAX_GAP_S = 600.0  # a screen may stand still as long; longer, and MAX_JUMP usual gaps, the clock has jumped
+MAX_JUMP = 100
+MAX_DECLARED_FPS = 1000  # by a header alone
+MAX_FPS = 60_000  # by the frames' times; broken ones count units of 1/90,000 s
 NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
+
+KINDS = mimetypes.MimeTypes()  # of files by their names, the same on every machine
+PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not know everywhere
+
+ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
+TS_PACKET = 188  # bytes; M2TS and AVCHD have four more before each
 
 
 def choose_extension(path: Path, container: InputContainer) -> str:
@@ -49,6 +61,8 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
     """
     if path.stat().st_size == 0:
         raise UnusableError("the file is empty")
+    if _is_encrypted(path):
+        raise UnusableError("it is encrypted, and can be decoded with its key only")
     try:
         container = open_video(path, **options)
     except av.error.FFmpegError as error:
@@ -67,15 +81,26 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
         yield container, stream
 
 
+def may_be_video(path: Path) -> bool:
+    """Whether a file without a video's extension holds one. Those whose name says another kind are not opened."""
+    kind, _ = KINDS.guess_type(path.name)
+    if path.suffix.lower() in PICTURES or (kind and not kind.startswith("video/")):
+        return False
+    try:
+        with open_source(path) as (container, _):
+            return container.format.name != "mjpeg"  # a photo
+    except (UnusableError, OSError):
+        return False
+
+
 def _is_cut_off(path: Path) -> bool:
-    """Whether an MP4, Matroska or AVI file names a size that goes beyond its end: FFmpeg reads some as if complete."""
+    """Whether an MP4 or Matroska file names a size that goes beyond its end: FFmpeg reads some as if complete."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(128)
         if head[4:8] in (b"ftyp", b"moov", b"mdat"):
-            return _has_cut_box(file, num_bytes)
-    if head.startswith(b"RIFF"):
-        return 8 + int.from_bytes(head[4:8], "little") > num_bytes
+            # Not mdat: whether frames are missing is seen when they are read. Nor is rubbish behind the last box.
+            return any(kind in (b"moov", b"moof") and end > num_bytes for kind, _, end in _read_boxes(file))
     segment = head.find(b"\x18\x53\x80\x67")
     if not head.startswith(b"\x1a\x45\xdf\xa3") or segment < 0:
         return False
@@ -86,19 +111,29 @@ def _is_cut_off(path: Path) -> bool:
     return size != unknown and segment + 4 + length + size > num_bytes
 
 
-def _has_cut_box(file: BinaryIO, num_bytes: int) -> bool:
-    """Whether a box of an MP4 file that matters goes beyond its end: a fragmented one simply ends earlier then."""
-    start, kind = 0, b""
-    while start + 8 <= num_bytes:
+def _read_boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start, end) of the outer boxes of an MP4 file; the last one may go beyond its end."""
+    start, num_bytes = 0, os.fstat(file.fileno()).st_size
+    while start < num_bytes:
         file.seek(start)
         header = file.read(16)
         length, kind = int.from_bytes(header[:4]), header[4:8]
         if length == 1:
             length = int.from_bytes(header[8:])
-        if length < 8:  # 0: to the end of the file
-            return False
+        if len(header) < 8 or length < 8:  # 0: to the end of the file
+            return
+        yield kind, start, start + length
         start += length
-    return start > num_bytes and kind in (b"moov", b"moof", b"mdat")  # not if it is rubbish behind the last one
+
+
+def _is_encrypted(path: Path) -> bool:
+    """Whether an MP4 file has a track that cannot be decoded without a key."""
+    with path.open("rb") as file:
+        for kind, start, end in _read_boxes(file):
+            if kind == b"moov":
+                file.seek(start)
+                return ENCRYPTED.search(file.read(end - start)) is not None
+    return False
 
 
 def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
@@ -111,7 +146,7 @@ def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
     if all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in head):
         return "it is a text file, not a video"
     if isinstance(error, av.error.ArgumentError):
-        return f"it is a still image, sound, or of another kind that is not supported: give {', '.join(EXTENSIONS)}"
+        return "it is a still image, sound, or of another kind that is not supported"
     return "it is in no video format that FFmpeg knows, or its beginning is missing"
 
 
@@ -124,11 +159,19 @@ def read_frames(container: InputContainer, stream: VideoStream, run: float = mat
     left = run
     decoder = stream.codec_context
     never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
+    length_size = _read_length_size(decoder.codec.canonical_name, decoder.extradata or b"")
+    unsure: list[av.Packet] = []  # the packet after which some may be lost, and those that follow
     try:
         for packet in container.demux(stream):
             if packet.is_corrupt:
+                unsure = [packet]
+            elif unsure and packet.is_keyframe and _begins_segment(container, unsure[-1]):
+                unsure = []
+            elif unsure:
+                unsure.append(packet)
+            if len(unsure) > (2 if container.format.name == "mpegts" and packet.size else 0):
                 raise UnusableError(f"the file is cut off or damaged after frame {count}")
-            if never_zeros and packet.size and HOLE.search(packet):
+            if never_zeros and packet.size and _has_hole(packet, length_size):
                 raise UnusableError(f"the file has a hole, filled with zeros, after frame {count}")
             left = run if packet.is_keyframe else left - 1
             decoder.skip_frame = "DEFAULT" if left > 0 else "NONKEY"
@@ -143,17 +186,78 @@ def read_frames(container: InputContainer, stream: VideoStream, run: float = mat
         raise UnusableError("it holds no frame that can be decoded")
 
 
-def check_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> tuple[VideoFrame, int]:
-    """Decode all frames; return the first and their number. `run` and errors as in `read_frames`."""
+def _read_length_size(codec: str, extradata: bytes) -> int:
+    """Return the bytes of a NAL unit's length in front of it; 0 where start codes separate them (ISO/IEC 14496-15)."""
+    place = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
+    return (extradata[place] & 3) + 1 if extradata[:1] == b"\1" and place < len(extradata) else 0
+
+
+def _has_hole(packet: av.Packet, length_size: int) -> bool:
+    if not HOLE.search(packet):
+        return False
+    data, place = bytes(packet), 0
+    while length_size and place < len(data):
+        start = place + length_size
+        place = start + int.from_bytes(data[place:start])
+        if HOLE.search(data[start:place].rstrip(b"\0")):  # zeros at its end are padding
+            return True
+    return place != len(data)
+
+
+def _begins_segment(container: InputContainer, before: av.Packet) -> bool:
+    """Whether nothing is lost between a packet of a transport stream and the key frame behind it.
+
+    Where segments of a broadcast were joined, counters begin anew, which FFmpeg takes for a loss and reports with the
+    last packet but one. Then the last one is whole: counted through, and its last TS packet is filled up with stuffing.
+    """
+    with open(container.name, "rb") as file:
+        file.seek(before.pos or 0)
+        extra = 0 if file.peek(1)[:1] == b"G" else 4  # 0x47 begins a TS packet
+        last = file.read(extra + TS_PACKET)[extra:]
+        while len(part := file.read(extra + TS_PACKET)[extra:]) == TS_PACKET:
+            if part[1] & 0x1F == last[1] & 0x1F and part[2] == last[2]:  # of the same stream
+                if part[1] & 0x40:  # the next packet begins
+                    break
+                if (part[3] - last[3]) % 16 != 1:
+                    return False
+                last = part
+    # An adaptation field, where there is one, is as long as its first byte says and ends in stuffing of ones.
+    return bool(last[3] & 0x20) and (last[4] < 2 or last[: 5 + last[4]].endswith(b"\xff"))
+
+
+class Checked(NamedTuple):
+    first: VideoFrame
+    num_frames: int
+    is_ordered: bool  # whether the frames' times ascend
+
+
+def check_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Checked:
+    """Decode all frames. `run` and errors as in `read_frames`; UnusableError too if the picture turns, or changes its
+    shape, on the way."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
     frames = read_frames(container, stream, run)
     first = next(frames)
-    return first, 1 + sum(1 for _ in frames)
+    times, shape = [first.pts], first.width / first.height
+    for frame in frames:
+        times.append(frame.pts)
+        if frame.rotation != first.rotation or abs(frame.width / frame.height / shape - 1) > MAX_SHAPE_CHANGE:
+            raise UnusableError("its picture turns or changes shape in the middle")
+    is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
+    return Checked(first, len(times), is_ordered)
 
 
-def require_complete(path: Path, num_packets: int, num_promised: int) -> None:
-    """Raise UnusableError if an MP4 file holds fewer packets than its moov atom promises."""
+def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
+    """Raise UnusableError if an MP4 or AVI file, of which `num_packets` were read, lacks some that it promises."""
+    num_bytes, num_promised = path.stat().st_size, stream.frames
+    if container.format.name == "avi":
+        with path.open("rb") as file:  # the number is often wrong, and the size sometimes
+            if num_packets < num_promised and 8 + int.from_bytes(file.read(8)[4:], "little") > num_bytes:
+                raise UnusableError(f"the file is cut off: it holds {num_packets} of its {num_promised} frames")
+    if not container.format.name.startswith("mov"):
+        return
+    if any(entry.pos + entry.size > num_bytes for entry in stream.index_entries):
+        raise UnusableError("the file is cut off: it is shorter than it says itself")
     if num_packets < num_promised:
         # Those that an edit list hides (a video trimmed on a phone) count too.
         with open_source(path, ignore_editlist="1") as (container, stream):
@@ -165,30 +269,35 @@ def require_complete(path: Path, num_packets: int, num_promised: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`rate` in frames per second. Without `origin` frames are evenly spaced and are simply counted."""
+    """`rate` in frames per second. Without `ticks` frames are evenly spaced and are simply counted."""
 
     rate: Fraction
     gops: list[int]  # packets from each key frame to the next
-    origin: Fraction | None = None  # time of the first frame, in seconds
+    hides_frames: bool  # whether an edit list does
+    # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
+    times: Sequence[int] | None
+    ticks: Sequence[int] | None = None  # of the frames, from 0 at `rate`
 
     @property
     def num_packets(self) -> int:
         return sum(self.gops)
 
-    def tick(self, time: Fraction | None, count: int) -> int:
-        """Return the tick, counted from 0 at `rate`, of frame number `count`, shown at `time`."""
-        if self.origin is None or time is None:
+    def tick(self, time: int | None, count: int) -> int:
+        """Return the tick of frame number `count`, shown at `time`."""
+        if self.ticks is None:
             return count
-        return round((time - self.origin) * self.rate)
+        place = count if self.times is None or time is None else bisect_left(self.times, time)
+        return self.ticks[min(place, len(self.ticks) - 1)]
 
 
 def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     """Read all packets of `stream` without decoding them; leave `container` at its end.
 
     A video whose frames all fall on their own tick of a constant rate has a constant frame rate, however its container
-    rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs backwards or
-    jumps is ignored.
+    rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs backwards is
+    ignored; where it jumps, it is taken to go on.
     """
+    stored: list[int | None] = []  # times of presentation, as they are stored
     times: list[int] = []
     gops: list[int] = []
     is_usable = True
@@ -205,46 +314,58 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
             is_usable = is_usable and (last_decode_time is None or packet.dts >= last_decode_time)
         last_decode_time = packet.dts
         if not packet.is_discard:
+            stored.append(packet.pts)
             times.append((packet.dts if packet.pts is None else packet.pts) or 0)
-    if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
-        return Timing(_first_plausible(stream.guessed_rate), gops)
-    declared = _first_plausible(stream.average_rate, stream.guessed_rate)
-    if not is_usable or len(times) < 2 or stream.time_base is None:
-        return Timing(declared, gops)
+    hides_frames = len(times) < sum(gops)
     times.sort()
-    unit = float(stream.time_base)
-    gaps = [(later - earlier) * unit for earlier, later in pairwise(times)]
-    mean, middle = sum(gaps) / len(gaps), median(gaps)
-    if mean <= 1 / MAX_FPS or max(gaps) > MAX_GAP_S:
-        return Timing(declared, gops)
-    origin = times[0] * stream.time_base
-    for rate in (declared, _round_rate(1 / mean, declared)):
-        clock = Timing(rate, gops, origin)
-        if all(clock.tick(time * stream.time_base, 0) == count for count, time in enumerate(times)):
-            return Timing(rate, gops)
-    # With a few frames missing, the usual gap is the true one; with gaps of all sizes, only their mean makes sense.
-    usual = middle if mean / 1.5 < middle else mean
-    return Timing(_round_rate(1 / usual, declared), gops, origin)
+    known = times if times_tell_frames(stream, stored) else None
+    if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
+        return Timing(_first_plausible(stream.guessed_rate), gops, hides_frames, known)
+    declared = _first_plausible(stream.average_rate, stream.guessed_rate)
+    if is_usable and len(times) > 1 and stream.time_base is not None:
+        rate, ticks = _fit_clock(times, stream.time_base, declared)
+    else:
+        rate, ticks = declared, None
+    return Timing(rate, gops, hides_frames, known, ticks)
+
+
+def _fit_clock(times: list[int], unit: Fraction, declared: Fraction) -> tuple[Fraction, list[int] | None]:
+    """Return the rate of frames shown at `times`, ascending, and their ticks, None if every frame has its own."""
+    gaps = np.diff(times) * float(unit)
+    if gaps.mean() <= 1 / MAX_FPS:
+        return declared, None
+    # With frames missing, or a still picture, the usual gap is the true one; rounding to milliseconds evens out.
+    middle = np.median(gaps)
+    typical = gaps[abs(gaps - middle) <= middle / 2]
+    usual = typical.mean() if typical.sum() > 0 else gaps.mean()
+    gaps[gaps > max(MAX_GAP_S, MAX_JUMP * usual)] = usual
+    clock = np.append(0, np.cumsum(gaps))
+    for rate in (declared, _round_rate(1 / gaps.mean(), declared)):
+        if (np.rint(clock * float(rate)) == np.arange(len(times))).all():
+            return rate, None
+    rate = _round_rate(1 / usual, declared, float(unit) / max(typical.sum(), usual))
+    return rate, np.rint(clock * float(rate)).astype(int).tolist()
 
 
 def _first_plausible(*rates: Fraction | None) -> Fraction:
-    return next((rate for rate in rates if rate and 0 < rate <= MAX_FPS), Fraction(25))
+    return next((rate for rate in rates if rate and 0 < rate <= MAX_DECLARED_FPS), Fraction(25))
 
 
-def _round_rate(rate: float, declared: Fraction) -> Fraction:
-    """Return the declared rate or a usual one if it is within 0.1 %; else `rate` as a fraction."""
+def _round_rate(rate: float, declared: Fraction, error: float = 0) -> Fraction:
+    """Return the declared rate or a usual one if it is within 0.1 % or the relative `error`; else `rate` itself."""
     for candidate in (declared, Fraction(round(rate)), Fraction(round(rate * 1.001) * 1000, 1001)):
-        if abs(rate / float(candidate or 1) - 1) < 1e-3:
+        if abs(rate / float(candidate or 1) - 1) < max(1e-3, error):
             return candidate
     return Fraction(rate).limit_denominator(1000)
 
 
 def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame); ticks never decrease."""
-    last = 0
+    """Yield (tick, frame), from tick 0 on, also where a decoder had to wait for a key frame; ticks never decrease."""
+    first = last = 0
     for count, frame in enumerate(frames):
-        time = None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
-        last = max(last, timing.tick(time, count))
+        tick = timing.tick(frame.pts, count)
+        first = first if count else tick
+        last = max(last, tick - first)
         yield last, frame
 
 

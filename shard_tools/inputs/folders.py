@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import fsspec
 
 from common.errors import InputError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS
+from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
 from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -61,7 +61,7 @@ def list_folder(folder: Path, skipped: Skipped, subset: str | None = None) -> It
             files = [name for name in files if not name.lower().endswith(PICTURES)]
         for name in files:
             kind = classify_name(name)
-            if kind is None:
+            if kind is None or (kind == UNKNOWN and may_be_video(Path(parent, name))):
                 yield make_item(prefix + name, Path(parent, name), name_class(prefix + name, depth))
             elif kind == HIDDEN or not name.endswith(".tar") or prefix:
                 skipped.add(kind, prefix + name)

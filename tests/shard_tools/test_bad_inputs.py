@@ -49,6 +49,19 @@ def remuxed(path: Path, container: str, **options: str) -> bytes:
     return target.read_bytes()
 
 
+def encrypted(path: Path) -> None:
+    options = {
+        "encryption_scheme": "cenc-aes-ctr",
+        "encryption_key": "76a6c65c5ea762046bd749a2e632ccbb",
+        "encryption_kid": "a7e61c373e219033c21091fa607bf3b8",
+    }
+    with av.open(str(path), "w", options=options) as output:
+        stream = output.add_stream("libx264", rate=25)
+        stream.width = stream.height = 64
+        output.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
+        output.mux(stream.encode(None))
+
+
 def flipped(data: bytes) -> bytes:
     """`data` with a byte in a hundred of its middle wrong."""
     damaged = np.frombuffer(data, np.uint8).copy()
@@ -102,6 +115,7 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut.ts": (remuxed(whole, "ts")[:-3000], "cut off|damaged"),
         "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
         "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
+        "encrypted.mp4": (encrypted, "it is encrypted"),
         "sound_only.mp4": (sound_only, "no video, only sound"),
         "no_frames.mp4": (without_frames, "no frame|moov|no video"),
         "still.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"), "still image"),

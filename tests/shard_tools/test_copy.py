@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,104 @@ def test_trimmed_videos_are_taken(
     assert [copied(path, check) for check in CHECKS] == [len(shown)] * 2
     last = decode_frames(path.read_bytes(), [0, len(shown) - 1], len(shown))
     assert [read_number(frame) for frame in last] == [shown[0], shown[-1]]
+
+
+Change = Callable[[av.Packet, int], av.Packet]
+
+
+def remuxed(data: bytes, container: str, change: Change = lambda packet, _: packet, **options: str) -> bytes:
+    """The packets, each as `change` returns it, in another container."""
+    with tempfile.NamedTemporaryFile() as file:
+        with av.open(io.BytesIO(data)) as source, av.open(file.name, "w", format=container, options=options) as output:
+            stream = output.add_stream_from_template(source.streams.video[0])
+            for number, packet in enumerate(packet for packet in source.demux(video=0) if packet.size):
+                changed = change(packet, number)
+                changed.stream = stream
+                output.mux(changed)
+        return Path(file.name).read_bytes()
+
+
+def forget_display_times(packet: av.Packet, number: int) -> av.Packet:
+    packet.pts = packet.dts = number * round(1 / 8 / packet.time_base)
+    return packet
+
+
+def end_early(data: bytes, num_frames: int) -> bytes:
+    """Shorten the edit list by some frames, as a trim on a phone does."""
+    found = bytearray(data)
+    at, scale_at = data.index(b"elst") + 12, data.index(b"mvhd") + 16
+    units = num_frames * int.from_bytes(data[scale_at : scale_at + 4]) // 8
+    found[at : at + 4] = (int.from_bytes(data[at : at + 4]) - units).to_bytes(4)
+    return bytes(found)
+
+
+WITH_B_FRAMES: dict[str, Any] = KINDS["h264 with B-frames"]
+ORDERS: dict[str, Callable[[], bytes]] = {
+    "AVI": lambda: encode(60, container="avi", **WITH_B_FRAMES),
+    "MP4 without times of display": lambda: remuxed(encode(60, **WITH_B_FRAMES), "mp4", forget_display_times),
+    "Matroska with times of decoding": lambda: remuxed(encode(60, **WITH_B_FRAMES), "matroska", forget_display_times),
+    "an edit list that ends early": lambda: end_early(encode(60, **WITH_B_FRAMES), 7),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_clips_of_copies_are_the_frames_that_are_shown(kind: str, check: str, tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    path.write_bytes(ORDERS[kind]())
+    shown = [read_number(frame) for frame in decode(path)]
+    assert len(shown) == (53 if "early" in kind else 60)
+    assert copied(path, check) == len(shown)
+    for start in range(0, len(shown) - 4, 5):
+        clip = decode_frames(path.read_bytes(), range(start, start + 4), len(shown))
+        assert [read_number(frame) for frame in clip] == shown[start : start + 4]
+
+
+def pad(packet: av.Packet, _: int) -> av.Packet:
+    """Put zeros behind each NAL unit, inside its length."""
+    data, place, parts = bytes(packet), 0, []
+    while place < len(data):
+        end = place + 4 + int.from_bytes(data[place : place + 4])
+        parts += [(end - place - 4 + 40).to_bytes(4), data[place + 4 : end], bytes(40)]
+        place = end
+    padded = av.Packet(b"".join(parts))
+    padded.pts, padded.dts, padded.time_base = packet.pts, packet.dts, packet.time_base
+    padded.is_keyframe = packet.is_keyframe
+    return padded
+
+
+def name_larger_size(data: bytes, kind: bytes, change: int) -> bytes:
+    """Change the size of the box or chunk `kind`."""
+    changed, order = bytearray(data), "big" if kind == b"mdat" else "little"
+    at = data.rindex(kind) + (-4 if kind == b"mdat" else 4)
+    changed[at : at + 4] = (int.from_bytes(data[at : at + 4], order) + change).to_bytes(4, order)  # type: ignore
+    return bytes(changed)
+
+
+FRAGMENTS = "empty_moov+frag_keyframe+skip_trailer"
+INTACT: dict[str, Callable[[bytes], bytes]] = {
+    "zeros behind NAL units": lambda data: remuxed(data, "mp4", pad),
+    "RIFF size": lambda _: name_larger_size(encode(NUM_FRAMES, **KINDS["mjpeg"]), b"RIFF", 8),  # type: ignore[arg-type]
+    "mdat size": lambda data: name_larger_size(data, b"mdat", 8),
+    "mdat size of a fragment": lambda data: name_larger_size(remuxed(data, "mp4", movflags=FRAGMENTS), b"mdat", 8),
+    "joined segments": lambda data: remuxed(data, "mpegts") * 3,
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("kind", INTACT)
+def test_what_a_file_says_wrongly_of_itself_is_no_damage(source: Path, kind: str, check: str, tmp_path: Path) -> None:
+    data, path = INTACT[kind](source.read_bytes()), tmp_path / "video.mp4"
+    path.write_bytes(data)
+    assert copied(path, check) == NUM_FRAMES * (3 if kind == "joined segments" else 1)
+    end = len(data) - len(data) // 8
+    if kind == "joined segments":
+        end -= end % 188
+        path.write_bytes(data[:end] + data[end + 188 :])
+    else:
+        path.write_bytes(data[:end])
+    with pytest.raises(UnusableError, match=r"cut off|damaged|moov"):
+        copied(path, check)
 
 
 CHANGES: dict[str, Callable[[bytes], bytes]] = {

@@ -231,3 +231,15 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
         (tmp_path / "in" / item.source).unlink()
         assert process_job(job) == [Outcome(item.source, [], "there is no such file")]
+
+
+def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:
+    video = generate("--num-frames", "4").read_bytes()
+    (tmp_path / "in").mkdir()
+    for name in ("noextension", "camera.dat", "v.insv", "photo.jpg", "notes.md", "cut.xyz"):
+        (tmp_path / "in" / name).write_bytes(b"# no video" if name == "notes.md" else video)
+    (tmp_path / "in" / "cut.xyz").write_bytes(video[:300])
+    skipped = Skipped()
+    found = read_inputs(str(tmp_path / "in"), skipped=skipped)
+    assert [item.source for item in found] == ["camera.dat", "noextension", "v.insv"]
+    assert skipped.total == 3

@@ -11,6 +11,7 @@ import pytest
 from av.video.frame import VideoFrame
 from shard_making import decode
 
+from pipeline.decoding.sources import decode_frames
 from shard_tools.encoding.codecs import CODECS
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import FrameConverter, UnusableError
@@ -146,7 +147,11 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     made = stored(path)
     assert (made.width, made.height) == (96, 64)
     assert numbers_in(made.path) == list(range(5))
-    assert stored(path, encode="copy").width == 96
+    if "turned" in kind:
+        assert stored(path, encode="copy").width == 96
+    else:
+        with pytest.raises(UnusableError, match="mirrored, which copies are not: leave out --encode copy"):
+            stored(path, encode="copy")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +180,88 @@ def shown_at(times_ms: list[int], fps: float, stride: int, count: int) -> list[i
     """The number of the frame shown at ticks 0, stride, … of a clock with `fps`."""
     starts = np.round((np.array(times_ms) - times_ms[0]) * fps / 1000)
     return [int(np.flatnonzero(starts <= tick)[-1]) for tick in range(0, count * stride, stride)]
+
+
+ticks_60 = [tick for tick in range(90) if tick != 33]
+PAUSES = {
+    "8 s": ([40 * n + 8_000 * (n >= 20) for n in range(40)], 25),
+    "20 s": ([40 * n + 20_000 * (n >= 20) for n in range(40)], 25),
+    "one frame of 60 is missing, in milliseconds": ([round(1000 * tick / 60) for tick in ticks_60], 60),
+}
+
+
+@pytest.mark.parametrize("kind", PAUSES)
+def test_a_pause_keeps_the_rate_and_lasts_as_long(tmp_path: Path, kind: str) -> None:
+    times, fps = PAUSES[kind]
+    made = stored(write(tmp_path / "in.mkv", [numbered(n) for n in range(len(times))], times_ms=times))
+    assert made.fps == fps
+    assert made.num_frames == round((times[-1] - times[0]) * fps / 1000) + 1
+    assert numbers_in(made.path) == shown_at(times, fps, 1, made.num_frames)
+
+
+@pytest.mark.parametrize("encode", ["copy", "h264"])
+def test_high_speed_cameras_keep_their_rate(tmp_path: Path, encode: str) -> None:
+    with av.open(str(tmp_path / "in.mp4"), "w") as output:
+        stream = output.add_stream("libx264", rate=5000, options={"bf": "0"})
+        stream.width, stream.height = 96, 64
+        for number in range(12):
+            output.mux(stream.encode(VideoFrame.from_ndarray(numbered(number))))
+        output.mux(stream.encode(None))
+    made = stored(tmp_path / "in.mp4", encode=encode)
+    assert (made.fps, numbers_in(made.path)) == (5000, list(range(12)))
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_a_stream_that_begins_in_a_group_begins_with_its_first_picture(tmp_path: Path, gap: int) -> None:
+    """With `gap`, three frames are missing later, so that times count."""
+    frames = [number for number in range(40) if not 30 <= number < 30 + gap]
+    path = write(
+        tmp_path / "in.ts", map(numbered, frames), times_ms=[40 * n for n in frames],
+        options={"g": "16", "sc_threshold": "0"},
+    )  # fmt: skip
+    with av.open(str(path)) as container:
+        cut = [packet.pos for packet in container.demux(video=0)][6]
+    path.write_bytes(path.read_bytes()[cut:])
+    made = stored(path)
+    expected = [n if n in frames else 29 for n in range(16, 40)]
+    assert numbers_in(made.path) == expected
+
+
+def with_exif(jpeg: bytes, orientation: int) -> bytes:
+    tiff = b"MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1" + orientation.to_bytes(2) + bytes(6)
+    return jpeg[:2] + b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff + jpeg[2:]
+
+
+def jpegs(folder: Path, count: int, orientation: int) -> list[bytes]:
+    """Pictures of a camera that stores how it was held: orientation 6 is to be turned right."""
+    frames = [np.ascontiguousarray(np.rot90(numbered(n), orientation == 6)) for n in range(count)]
+    path = write(folder / "jpegs.avi", frames, "mjpeg", "yuvj420p", options={"qmin": "1", "qmax": "2"})
+    with av.open(str(path)) as container:
+        return [with_exif(bytes(packet), orientation) for packet in container.demux(video=0) if packet.size]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("encode", ["copy", "h264"])
+@pytest.mark.parametrize("container", ["avi", "mjpeg"])
+def test_motion_jpeg_may_have_exif_and_no_container(
+    tmp_path: Path, container: str, encode: str, orientation: int
+) -> None:
+    pictures, path = jpegs(tmp_path, 5, orientation), tmp_path / f"in.{container}"
+    path.write_bytes(b"".join(pictures))
+    if container == "avi":
+        with av.open(str(path), "w") as output:
+            stream = output.add_stream("mjpeg", rate=25)
+            stream.width, stream.height = (96, 64) if orientation == 1 else (64, 96)
+            stream.pix_fmt = "yuvj420p"
+            for number, picture in enumerate(pictures):
+                packet = av.Packet(picture)
+                packet.pts = packet.dts = number
+                packet.time_base, packet.stream, packet.is_keyframe = Fraction(1, 25), stream, True
+                output.mux(packet)
+    made = stored(path, encode=encode)
+    assert (made.width, made.height, made.num_frames, made.fps) == (96, 64, 5, 25)
+    shown = decode_frames(made.path.read_bytes(), range(5), 5)
+    assert [read_frame_number(frame) for frame in shown] == list(range(5))
 
 
 @pytest.mark.parametrize("stride", [1, 3])
@@ -226,8 +313,9 @@ def joined(folder: Path, *parts: list[np.ndarray]) -> Path:
 def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(tmp_path: Path, width: int) -> None:
     path = joined(tmp_path, [numbered(n) for n in range(8)], [numbered(n, width, 128) for n in range(8, 16)])
     if width == 96:
-        with pytest.raises(UnusableError, match="changes shape in the middle"):
-            stored(path)
+        for encode in ("h264", "copy"):
+            with pytest.raises(UnusableError, match="changes shape in the middle"):
+                stored(path, encode=encode)
         return
     made = stored(path)
     assert (made.width, made.height) == (96, 64)
