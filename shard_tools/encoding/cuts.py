@@ -171,7 +171,7 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
     if end != math.inf and end > length + MAX_EXCESS_S * timing.rate:
         raise UnusableError(f"its segment ends at {segment.end:g}, and the video has {has}")
     if segment.in_frames:
-        first, end = timing.tick(None, first), timing.tick(None, int(end)) if end < num_frames else math.inf
+        first, end = timing.tick(None, int(first)), timing.tick(None, int(end)) if end < num_frames else math.inf
     if first >= end:
         raise UnusableError(f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame")
     return int(first), end
