@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from shard_making import all_samples, decode, hashes, make, run_here, video_bytes
+from test_picture import numbered, write
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
@@ -237,3 +238,15 @@ def test_the_time_limit_follows_what_is_decoded(video: Path) -> None:
     assert estimate(Entry("a", "t=5,1800"), Entry("a", "frames=0,50")) == 1800
     assert estimate(Entry("a", piece=4), clip_seconds=10) == 50
     assert estimate(Entry("a")) == 0, "a small file is not worth a look"
+
+
+def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) -> None:
+    times_ms = [0, 40, 80, 120, 1000, 1040, 1080, 1120, 2000, 2040]
+    path = write(tmp_path / "a.mkv", map(numbered, range(10)), times_ms=times_ms)
+    segments = [Segment(1.0, 1.12), Segment(4, 8, in_frames=True), Segment(0.5, 1.04)]
+    build(collect(path, segments), tmp_path / "out")
+    found = numbers(tmp_path / "out")
+    assert found["t=1,1.12"] == [4, 5, 6]
+    assert list(dict.fromkeys(found["frames=4,8"])) == [4, 5, 6, 7]
+    assert found["t=0.5,1.04"][0] == 3, "the still picture is shown until the next one"
+    assert found["t=0.5,1.04"][-1] == 4
