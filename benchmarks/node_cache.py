@@ -59,7 +59,9 @@ def list_visits(num_shards: int, nodes: int) -> list[list[int]]:
     """The shards of node 0 in the order in which it comes to them, by epoch."""
     counts = np.full(num_shards * nodes, PER_SHARD)
     dataset: Any = SimpleNamespace(
-        shard_of=ShardOf(np.cumsum(counts) - counts, int(counts.sum())), part_of=np.zeros(len(counts), np.int64)
+        shard_of=ShardOf(np.cumsum(counts) - counts, int(counts.sum())),
+        part_of=np.zeros(len(counts), np.int64),
+        parts=[],
     )
     order = SampleOrder(dataset, DataConfig(canonical_nodes=nodes), 0, STEP, 1)
     share = STEP // nodes
