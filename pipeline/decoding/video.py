@@ -26,6 +26,13 @@ from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's filters from packets to their frames
+# Filters that turn a frame upright, by the number of counter-clockwise quarter turns.
+UPRIGHT: tuple[list[tuple[str, str]], ...] = (
+    [],
+    [("transpose", "cclock")],
+    [("hflip", ""), ("vflip", "")],
+    [("transpose", "clock")],
+)
 
 
 class Keyframe(NamedTuple):

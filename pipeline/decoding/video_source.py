@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 from pipeline.decoding.colors import find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
-from pipeline.decoding.video import EIGHT_BIT_420, Video, as_rgb, count_turns
+from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -191,12 +191,3 @@ def _chroma_shift(start: int, length: int) -> float:
 
 def _crop(box: Crop) -> tuple[str, str]:
     return "crop", f"{box.width}:{box.height}:{box.x}:{box.y}:exact=1"
-
-
-# Filters that turn a frame upright, by the number of counter-clockwise quarter turns.
-UPRIGHT: tuple[list[tuple[str, str]], ...] = (
-    [],
-    [("transpose", "cclock")],
-    [("hflip", ""), ("vflip", "")],
-    [("transpose", "clock")],
-)

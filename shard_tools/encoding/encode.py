@@ -12,8 +12,7 @@ from pathlib import Path
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from pipeline.decoding.video import count_turns
-from pipeline.decoding.video_source import UPRIGHT
+from pipeline.decoding.video import UPRIGHT, count_turns
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import Cut, Part, Result, StoredVideo, encode_parts
