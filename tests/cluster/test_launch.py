@@ -86,7 +86,7 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     slurm = Launched(
         ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"], run, tmp_path / "slurm.log",
         PATH=f"{fakes}:{Path(sys.executable).parent}:{os.environ['PATH']}", FAKES=str(fakes),
-        SLURM_JOB_ID=port, SLURM_JOB_NODELIST="two nodes", SLURM_NNODES="1",
+        SLURM_JOB_ID=port, SLURM_JOB_NODELIST="two nodes", SLURM_NNODES="1", SLURM_CPUS_PER_TASK="2",
     )  # fmt: skip
     assert slurm.stop_at(2, signal.SIGUSR1) != 0
     assert (fakes / "requeued").read_text().split() == [port]
