@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from common.errors import InputError
 from common.logging import printable
 from pipeline.reading.storage import is_remote
-from shard_tools.inputs.files import has_video_extension
-from shard_tools.inputs.folders import GROUPS, PICTURES
+from shard_tools.inputs.folders import GROUPS, PICTURES, has_video_extension
 from shard_tools.inputs.item import Segment
 from shard_tools.inputs.sniff import Row, Table, to_text
 
@@ -151,21 +150,12 @@ def judge_rows(rows: Sequence[Row], is_file: Callable[[str], bool]) -> Judgement
     return Judgement(found, looks, -column, len(chosen) - has_header, has_header, num_known if has_header else 0)
 
 
-def choose_roles(
-    table: Table,
-    sample: list[Row],
-    is_file: Callable[[str], bool],
-    choices: Choices,
-    count_frames: Callable[[str], int],
-) -> Roles:
-    """Say which column is what. Raise InputError where that is not clear, with the columns that there are.
+class RoleChooser:
+    """Says which column is what; raises InputError where that is not clear, with the columns that there are.
 
     `is_file` says whether a video has a name, `count_frames` how many pictures are in the folder of this name.
     """
-    return _Chooser(table, sample, is_file, choices, count_frames).choose()
 
-
-class _Chooser:
     def __init__(
         self,
         table: Table,

@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from common.errors import InputError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS
-from shard_tools.inputs.folders import is_frame_folder, walk_folders
+from shard_tools.inputs.folders import has_video_extension, is_frame_folder, walk_folders
 from shard_tools.inputs.item import is_hidden
 from shard_tools.inputs.sniff import to_text
 from shard_tools.temp_table import TempTable
@@ -103,10 +102,6 @@ class Finder:
         if len(matches) < 2:
             return None
         return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
-
-
-def has_video_extension(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS and "." in name
 
 
 def _normalize(name: str) -> list[str]:

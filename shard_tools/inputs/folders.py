@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 import fsspec
 
 from common.errors import InputError
+from shard_tools.encoding.frames import PICTURE
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
 from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-FRAME = re.compile(r"\d\.(jpe?g|png|bmp|webp)$")
 FRAME_FOLDERS = "folders of frames beside videos"
 NUM_LOOKED_AT = 100  # entries of a folder
 PART = re.compile(r"\d{5,}|(part|chunk|shard|batch)[-_]?\d+", re.IGNORECASE)  # of video2dataset and others
@@ -131,18 +131,22 @@ def name_class(path: str, depth: int) -> tuple[str] | None:
 
 def is_frame_folder(folder: str | Path) -> bool:
     """Whether a folder holds numbered pictures, the frames of a video."""
-    return any(FRAME.search(entry.name.lower()) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
+    return any(PICTURE.fullmatch(entry.name) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
 
 
 def count_frames(folder: Path) -> int:
-    return sum(bool(FRAME.search(entry.name.lower())) for entry in os.scandir(folder))
+    return sum(PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder))
 
 
 def classify_name(name: str) -> str | None:
     """Return the kind under which a file of this name is skipped; None for a video."""
     if is_hidden(name):
         return HIDDEN
-    return None if name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS and "." in name else UNKNOWN
+    return None if has_video_extension(name) else UNKNOWN
+
+
+def has_video_extension(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS and "." in name
 
 
 def _refuse_unlistable(error: OSError) -> None:

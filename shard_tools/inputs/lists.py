@@ -14,7 +14,7 @@ from shard_tools.inputs.columns import (
     BRACKETS,
     Choices,
     Judgement,
-    choose_roles,
+    RoleChooser,
     dump_fields,
     judge_rows,
     parse_pair,
@@ -46,7 +46,7 @@ class ListReader:
         self.sample = self.table.sample()
         if not self.sample:
             raise InputError(f"{where} has no rows but its header")
-        self.roles = choose_roles(self.table, self.sample, self._is_file, choices, self._count_frames)
+        self.roles = RoleChooser(self.table, self.sample, self._is_file, choices, self._count_frames).choose()
         self.names = self.table.columns or []
         self.subset = choices.subset
         if choices.is_split and self.subset not in {self._to_group(row) for row in self.sample}:
