@@ -159,7 +159,7 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     own = account = predict(config, batch_size)
     if config.activation_checkpointing:
         own = predict(replace(config, activation_checkpointing=False), batch_size)
-    is_paper = config.size == "base" and not config.activation_checkpointing
+    is_paper = config.size == "base" and config.target == "pixels" and not config.activation_checkpointing
     row: Row = {
         "masking": config.masking,
         "target": config.target,
