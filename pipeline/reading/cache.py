@@ -2,7 +2,7 @@
 
 What came first is kept, and what finds no room is read from the store whenever it is needed. With shards that belong to
 a node for the whole run (data.canonical_nodes) this has the hit rate of the best eviction, the fraction of the shards
-that fits (benchmarks/node_cache.py), and needs no index. Room is made only of copies that nobody needs any more: those
+that fits (docs/clusters.md), and needs no index. Room is made only of copies that nobody needs any more: those
 of datasets that no process has open, and of shards that this node, after a change of their number, does not read.
 """
 
