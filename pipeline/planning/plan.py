@@ -10,14 +10,11 @@ a resume with the same number of processes only.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
 from common.errors import InputError
 from pipeline.config import DEFAULT_STRIDE, DataConfig
@@ -65,9 +62,6 @@ class ClipPlan(Protocol):
         """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
         return None
 
-    def read_fractions(self) -> Float[np.ndarray, " shards"]:
-        """Estimate the fraction of each shard's samples that this node reads in an epoch."""
-
 
 class TrainingPlan(ClipPlan):
     """Endless stream of training clips."""
@@ -103,15 +97,15 @@ class TrainingPlan(ClipPlan):
             raise InputError(
                 f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
             )
-        share = partial(split_step, self.global_batch, batch_size, together, world_size)
-        self._passes = share(rank)
+        self._passes = split_step(self.global_batch, batch_size, together, world_size, rank)
         self.passes = len(self._passes)
         self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
         check_strides(dataset, config)
         step_size = self.global_batch // self.views
-        self._order = SampleOrder(dataset, config, seed, step_size, len(self._canonical_nodes(self._passes)))
-        self._passes_of_node = [clips for other in ranks_of_node(rank, world_size) for clips in share(other)]
+        share_of_node = step_size // config.canonical_nodes or 1
+        served = {clip // self.views // share_of_node for clips in self._passes for clip in clips}
+        self._order = SampleOrder(dataset, config, seed, step_size, len(served))
 
     @property
     def clips_per_epoch(self) -> int:
@@ -126,12 +120,6 @@ class TrainingPlan(ClipPlan):
         places = self._passes[number][:: self.views]
         return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
 
-    def read_fractions(self) -> Float[np.ndarray, " shards"]:
-        nodes = self._canonical_nodes(self._passes_of_node)
-        # Of the clips that the canonical nodes fill, this machine may take only some.
-        taken = sum(map(len, self._passes_of_node)) * self._config.canonical_nodes / self.global_batch / len(nodes)
-        return taken * self._order.count_samples(nodes) / np.maximum(1, self._dataset.shard_of.counts)
-
     def row(self, position: int) -> PlanRow:
         draw = position // self.views
         return self._make_row(position, draw // self._order.epoch_size, self._order.sample(draw), attempt=0)
@@ -141,11 +129,6 @@ class TrainingPlan(ClipPlan):
         fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
         sample = self._order.replacement(draw, fraction, attempt)
         return self._make_row(row.position, row.epoch, sample, attempt)
-
-    def _canonical_nodes(self, passes: list[range]) -> set[int]:
-        """The canonical nodes that fill these clips of a step."""
-        size = self.global_batch // self.views // self._config.canonical_nodes or 1
-        return {place // self.views // size for clips in passes for place in clips}
 
     def _make_row(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
@@ -203,7 +186,6 @@ class EvaluationPlan(ClipPlan):
         self.batch_size, self.views, self.passes = batch_size, num_spatial, 1
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
-        self._fraction_of_node = len(ranks_of_node(rank, world_size)) / world_size
         check_strides(dataset, config)
         self._chosen = choose_subset(dataset, config)
 
@@ -230,12 +212,6 @@ class EvaluationPlan(ClipPlan):
         crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
         return PlanRow(position, 0, sample, frames, crop, flip=False)
 
-    def read_fractions(self) -> Float[np.ndarray, " shards"]:
-        if isinstance(self._chosen, range):
-            return np.full(len(self._dataset.shards), self._fraction_of_node)
-        counts = np.bincount(self._dataset.shard_of[self._chosen], minlength=len(self._dataset.shards))
-        return self._fraction_of_node * counts / np.maximum(1, self._dataset.shard_of.counts)
-
 
 def split_step(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
     """List the clips of a step, from 0, that a rank takes in each of its forward passes: `most` at most in one.
@@ -261,12 +237,6 @@ def split_step(clips: int, most: int, together: int, world_size: int, rank: int)
         for number in range(rank, len(starts) - 1, world_size)
     ]
     return [part for part in mine if part]
-
-
-def ranks_of_node(rank: int, world_size: int) -> range:
-    """List the ranks of this process's node: torchrun numbers the processes of a node consecutively."""
-    first = max(0, rank - int(os.environ.get("LOCAL_RANK", "0")))
-    return range(first, min(first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size))
 
 
 def check_strides(dataset: ShardDataset, config: DataConfig) -> None:

@@ -16,9 +16,9 @@ Shards are read as without it, and of 100 million samples no more labels are loo
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ class SampleOrder:
             raise InputError(
                 f"data.canonical_nodes is {self._nodes}, but a step decodes {step_size} videos: choose a divisor"
             )
-        self._seed, self._window_shards, self._num_shards = seed, config.shuffle_shards, len(dataset.part_of)
+        self._seed, self._window_shards = seed, config.shuffle_shards
         members = _list_members(dataset, config)
         self._samples = [samples for samples, _ in members]
         sizes = np.array([len(samples) for samples in self._samples])
@@ -101,14 +101,6 @@ class SampleOrder:
         if attempt <= NEARBY_ATTEMPTS:
             candidates, _ = self._find_window(part, node, place)
         return int(self._samples[part][int(candidates[int(fraction * len(candidates))])])
-
-    def count_samples(self, nodes: Iterable[int]) -> Int[np.ndarray, " shards"]:
-        """Count the samples of each shard that these canonical nodes read."""
-        counts = np.zeros(self._num_shards, np.int64)
-        for node, part in product(nodes, range(len(self._samples))):
-            spans = self._cut_spans(part, node)
-            counts[spans.shards] += spans.counts
-        return counts
 
     def _locate(self, draw: int) -> tuple[int, int, int]:
         """Return the dataset of a draw, its canonical node, and the place in that node's stream of the dataset."""

@@ -2,8 +2,7 @@
 
 What came first is kept, and what finds no room is read from the store whenever it is needed. With shards that belong to
 a node for the whole run (data.canonical_nodes) this has the hit rate of the best eviction, the fraction of the shards
-that fits (docs/clusters.md), and needs no index. Room is made only of copies that nobody needs any more: those
-of datasets that no process has open, and of shards that this node, after a change of their number, does not read.
+that fits (docs/clusters.md), and needs no index. Room is made only of the copies of datasets that no process has open.
 """
 
 import errno
@@ -17,9 +16,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,11 +63,13 @@ class ShardCache:
     """Safe to use from many threads and processes."""
 
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
-        """Prepare a cache; nothing is made before something remote is read. `timeout`: see ObjectStore."""
-        self._given, self._max_bytes, self._timeout = folder, int(max_gib * 2**30), timeout
-        self.needs: Callable[[Path], bool] = lambda _: True  # of shards of datasets that are open: may one be removed?
+        """Prepare a cache; nothing is made before something remote is read. `timeout`: see ObjectStore.
+
+        With max_gib=0 no shard is kept.
+        """
+        self._given, self._max_bytes = folder, int(max_gib * 2**30)
         self._lock = threading.Lock()
-        self._stores: dict[str, ObjectStore] = {}
+        self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
         self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
         self._full_until = 0.0
         self._counts: Counter[str] = Counter()
@@ -86,47 +88,39 @@ class ShardCache:
     def store(self, url: str) -> tuple[ObjectStore, str]:
         """Get the client for the directory of a file, and the file's name in it."""
         parent, name = url.rsplit("/", 1)
-        with self._lock:
-            if parent not in self._stores:
-                self._stores[parent] = ObjectStore(parent, self._timeout)
-            return self._stores[parent], name
+        return self._open_store(parent), name
 
-    def path(self, url: str, sha256: str, start: int | None = None) -> Path:
-        """Name the local copy of a file with this hash, or of the part of it from byte `start`."""
+    def path(self, url: str, sha256: str) -> Path:
+        """Name the local copy of a file with this hash."""
         parent, name = url.rsplit("/", 1)
-        folder = self._folder() / hashlib.sha256(parent.encode()).hexdigest()[:16]
         stem, dot, suffix = name.rpartition(".")
-        return folder / f"{stem}-{sha256[:16]}{'' if start is None else f'@{start}'}{dot}{suffix}"
+        return self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / f"{stem}-{sha256[:16]}{dot}{suffix}"
 
     def read(self, url: str) -> bytes:
         """Read a small file as it is now; raises InputError if there is none."""
-        started = time.monotonic()
         store, name = self.store(url)
-        data = store.read(name)
-        self.count(download_seconds=time.monotonic() - started)
-        if data is None:
+        if (data := store.read(name)) is None:
             raise InputError(f"{url} does not exist")
         return data
 
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
         """Download a file that is not counted, once."""
         path = self.path(url, sha256)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path):
-                if not path.exists():
-                    self._download(url, path, 0, size, sha256, None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            if not path.exists():
+                self._download(url, path, size, sha256, None)
         return path
 
-    def fetch(
-        self, url: str, sha256: str, size: int, start: int | None = None, stop: threading.Event | None = None
-    ) -> Path | None:
-        """Get the copy of a shard, or of `size` bytes of it from `start`, downloaded if there is none and room for it.
+    def fetch(self, url: str, sha256: str, size: int, stop: threading.Event | None = None) -> Path | None:
+        """Get the copy of a shard, downloaded if there is none and room for it. None: there is no room.
 
-        None: there is no room. One process of the node downloads, the others wait for it. Raises InputError if the
-        file cannot be read or is another one (parts are for the reader to check), CancelledError once `stop` is set.
+        One process of the node downloads, the others wait for it. Raises InputError if the file cannot be read or is
+        another one, CancelledError once `stop` is set.
         """
-        path = self.path(url, sha256, start)
+        if not self._max_bytes:
+            return None
+        path = self.path(url, sha256)
         self._lease(path.parent)
         if path.exists():
             return path
@@ -139,7 +133,7 @@ class ShardCache:
                 self._stop_filling(f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
                 return None
             try:
-                self._download(url, path, start or 0, size, "" if start is not None else sha256, stop)
+                self._download(url, path, size, sha256, stop)
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
@@ -150,14 +144,12 @@ class ShardCache:
 
     def _stop_filling(self, reason: str) -> None:
         if not self._full_until:
-            log(f"cache {self._folder()} is full ({reason}): other shards are read from object storage", sys.stderr)
+            log(f"cache {self._folder} is full ({reason}): other shards are read from object storage", sys.stderr)
         self._full_until = time.monotonic() + FULL_S
 
+    @cached_property
     def _folder(self) -> Path:
-        with self._lock:
-            if self._given is None:
-                self._given = user_cache_dir()
-            return self._given
+        return self._given or user_cache_dir()
 
     def _lease(self, folder: Path) -> None:
         """Keep others from removing a dataset's shards for as long as this cache exists."""
@@ -168,26 +160,25 @@ class ShardCache:
                 fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
 
     def _reserve(self, path: Path, size: int) -> bool:
-        """Make an empty partial file if there is room for all of it; remove what nobody needs to make some."""
-        partial = _partial(path, size)
-        if partial.exists():  # of a process that was killed
+        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open."""
+        unfinished = _partial(path, size)
+        if unfinished.exists():  # of a process that was killed
             return True
-        with locked(self._folder() / "all"):
+        with locked(self._folder / "all"):
             sizes = self._list_sizes()
             room = self._max_bytes - sum(sizes.values()) - size
-            for victim in self._list_unneeded(sizes) if room < 0 else ():
-                victim.unlink(missing_ok=True)
-                room += sizes[victim]
-                if room >= 0:
-                    break
+            for copy, copy_size in sizes.items():
+                if room < 0 and not self._is_in_use(copy.parent):
+                    copy.unlink(missing_ok=True)
+                    room += copy_size
             if room >= 0:
-                partial.touch()
+                unfinished.touch()
             return room >= 0
 
     def _list_sizes(self) -> dict[Path, int]:
         """Bytes of all shards here and on their way."""
         sizes = {}
-        for folder in self._folder().iterdir():
+        for folder in self._folder.iterdir():
             for entry in os.scandir(folder) if folder.is_dir() else ():
                 if entry.name.endswith(".tar"):
                     with suppress(FileNotFoundError):
@@ -196,28 +187,24 @@ class ShardCache:
                     sizes[Path(entry.path)] = int(match[1])
         return sizes
 
-    def _list_unneeded(self, paths: Collection[Path]) -> Iterator[Path]:
-        """Copies that may go: of datasets that nobody has open, then of shards of ours that `needs` does not name."""
-        for path in paths:
-            if path.parent not in self._leases:
-                with _open_lock(path.parent / ".in_use") as lock:
-                    if _try_lock(lock):
-                        yield path
-        ours = (path for path in paths if path.parent in self._leases and path.suffix == ".tar")
-        yield from (path for path in ours if not self.needs(path))
+    def _is_in_use(self, folder: Path) -> bool:
+        if folder in self._leases:
+            return True
+        with _open_lock(folder / ".in_use") as lock:
+            return not _try_lock(lock)
 
-    def _download(self, url: str, path: Path, start: int, size: int, sha256: str, stop: threading.Event | None) -> None:
+    def _download(self, url: str, path: Path, size: int, sha256: str, stop: threading.Event | None) -> None:
         started = time.monotonic()
         store, name = self.store(url)
-        partial = _partial(path, size)
+        unfinished = _partial(path, size)
         try:
             for _ in range(2):  # a file may be replaced while it is read
-                store.append_range(name, partial, start, start + size, stop)
-                if not sha256 or hash_file(partial) == sha256:
-                    sync(partial)
-                    partial.replace(path)
+                store.append_range(name, unfinished, size, stop)
+                if hash_file(unfinished) == sha256:
+                    sync(unfinished)
+                    unfinished.replace(path)
                     return
-                partial.unlink()
+                unfinished.unlink()
         finally:  # what came of a file that failed is kept for the next try
             self.count(download_seconds=time.monotonic() - started)
         raise InputError(

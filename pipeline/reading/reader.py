@@ -1,7 +1,7 @@
 """Read the bytes of samples, checked against the hashes taken at shard creation, from local shards or object storage.
 
 What lies in object storage is downloaded ahead in the background: shards of the next batches, and clips of shards that
-the cache has no room for.
+the cache does not keep.
 """
 
 import hashlib
@@ -10,11 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from common.errors import InputError
 from pipeline.planning.plan import ClipPlan
@@ -25,7 +23,6 @@ from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
-REQUEST = 2**22  # bytes that are transferred in the time that a request takes, 40 ms at 100 MiB/s
 THREADS = 8
 SHARD_BATCHES = 256  # batches whose shards are downloaded ahead; these stay in the cache, so early costs nothing
 CLIP_BATCHES, CLIP_BYTES = 16, 2**28  # of clips, which wait in memory
@@ -39,13 +36,8 @@ class Reader:
 
     def __init__(self, dataset: ShardDataset, plan: ClipPlan | None = None) -> None:
         """Prepare to read; `plan`: what will be read, whose remote shards are downloaded ahead."""
-        self._dataset, self._plan = dataset, plan
-        self._stop = threading.Event()
-        self._comes_whole = lru_cache(maxsize=4096)(self._is_worth_downloading)
-        self._ahead: LookAhead | None = None
-        if plan is not None and dataset.is_remote:
-            self._ahead = LookAhead(self, dataset, plan)
-            dataset.cache.needs = self._is_needed
+        self._dataset, self._stop = dataset, threading.Event()
+        self._ahead = LookAhead(self, dataset, plan) if plan is not None and dataset.is_remote else None
 
     def read(self, sample: int) -> bytes:
         """Read a whole video; raises VideoError if its bytes are not those that were stored.
@@ -91,16 +83,12 @@ class Reader:
             return VideoSlice(self.read(sample), frames, video.num_frames)
         return self._read_checked(sample, video, lambda read: gops.slice_video(frames, read))
 
-    def download(self, sample: int) -> bool:
-        """Download what holds a sample; return whether it is on this machine now."""
-        video = self._dataset.samples[sample]
-        shard = self._dataset.shards[int(self._dataset.shard_of[sample])]
-        return bool(video.problem) or not is_remote(shard) or self._copy(sample, video)[0] is not None
-
-    def unit(self, sample: int) -> int:
-        """A number for what is downloaded at once: the shard, or where few of its samples are read, the sample."""
-        shard = int(self._dataset.shard_of[sample])
-        return shard if self._comes_whole(shard) else -1 - sample
+    def find_shard(self, shard: int) -> Path | None:
+        """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
+        place, info = self._dataset.shards[shard], self._dataset.info.shards[shard]
+        if not is_remote(place):
+            return Path(place)
+        return self._dataset.cache.fetch(place, info.sha256, info.num_bytes, self._stop)
 
     def _usable(self, sample: int) -> Sample:
         video = self._dataset.samples[sample]
@@ -110,15 +98,15 @@ class Reader:
 
     def _read_checked(self, sample: int, video: Sample, parse: Callable[[ReadRange], T]) -> T:
         """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
-        cache, place = self._dataset.cache, self._dataset.shards[int(self._dataset.shard_of[sample])]
-        remote = is_remote(place)
-        copy, start = self._copy(sample, video) if remote else (Path(place), video.offset)
+        shard = int(self._dataset.shard_of[sample])
+        cache, place = self._dataset.cache, self._dataset.shards[shard]
+        remote, copy = is_remote(place), self.find_shard(shard)
         if remote:
             cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
         if copy:
             try:
                 with open(copy, "rb", buffering=0) as file:
-                    return parse(lambda offset, size: os.pread(file.fileno(), size, start + offset))
+                    return parse(lambda offset, size: os.pread(file.fileno(), size, video.offset + offset))
             except FileNotFoundError as error:
                 if not remote:  # else another process has made room of it
                     advice = "run `python shard_tools/check_shards.py` on its folder"
@@ -132,32 +120,6 @@ class Reader:
             lambda offset, size: store.read_range(name, first := video.offset + offset, first + size, self._stop)
         )
 
-    def _copy(self, sample: int, video: Sample) -> tuple[Path | None, int]:
-        """The local copy of what holds a sample, None if the cache is full; and the byte at which the video begins."""
-        shard = int(self._dataset.shard_of[sample])
-        info = self._dataset.info.shards[shard]
-        is_whole = self._comes_whole(shard)
-        size, start = (info.num_bytes, None) if is_whole else (video.size, video.offset)
-        copy = self._dataset.cache.fetch(self._dataset.shards[shard], info.sha256, size, start, self._stop)
-        return copy, video.offset if is_whole else 0
-
-    @cached_property
-    def _fractions(self) -> np.ndarray:
-        return np.ones(len(self._dataset.shards)) if self._plan is None else self._plan.read_fractions()
-
-    def _is_worth_downloading(self, shard: int) -> bool:
-        """Whether one request for a shard is cheaper than one for each of the samples that are read."""
-        info = self._dataset.info.shards[shard]
-        return bool(self._fractions[shard] * (info.num_samples * REQUEST + info.num_bytes) >= info.num_bytes)
-
-    @cached_property
-    def _needed_names(self) -> frozenset[str]:
-        shards, infos, path = self._dataset.shards, self._dataset.info.shards, self._dataset.cache.path
-        return frozenset(path(shards[n], infos[n].sha256).stem for n in np.flatnonzero(self._fractions).tolist())
-
-    def _is_needed(self, copy: Path) -> bool:
-        return bool(self._fractions.all()) or copy.stem.partition("@")[0] in self._needed_names
-
 
 class LookAhead:
     """Threads that download for the plan of a reader."""
@@ -168,7 +130,7 @@ class LookAhead:
         self._lock = threading.Lock()
         self._batch = -1  # the newest that the loader has begun
         self._shard_batch = self._clip_batch = 0  # the next ones to look at
-        self._is_cached: dict[int, bool | None] = {}  # by unit; None: on its way
+        self._is_cached: dict[int, bool | None] = {}  # by shard; None: on its way
         self._is_full = False
         self._clips: dict[Clip, Future[VideoSlice]] = {}  # on their way, or waiting
         self._clip_bytes = 0
@@ -204,17 +166,16 @@ class LookAhead:
         """Submit what has come into view: downloads, and reads of clips whose shards are known to find no room."""
         with self._lock:
             while self._shard_batch <= self._batch + SHARD_BATCHES:
-                for sample in (samples := self._plan.samples(self._shard_batch)):
-                    if (unit := self._reader.unit(sample)) not in self._is_cached:
-                        self._is_cached[unit] = None
-                        self._downloads.submit(partial(self._download_unit, sample, unit))
-                if not samples:
+                if not (shards := self._list_shards(self._shard_batch)):
                     break
+                for shard in shards:
+                    if shard not in self._is_cached:
+                        self._is_cached[shard] = None
+                        self._downloads.submit(partial(self._download, shard))
                 self._shard_batch += 1
             self._clip_batch = max(self._clip_batch, self._batch + 1)
             while self._is_full and self._clip_bytes < CLIP_BYTES and self._clip_batch <= self._batch + CLIP_BATCHES:
-                samples = self._plan.samples(self._clip_batch)
-                states = [self._is_cached.get(self._reader.unit(sample)) for sample in samples]
+                states = [self._is_cached.get(shard) for shard in self._list_shards(self._clip_batch)]
                 if not states or None in states:
                     break
                 rows = self._plan.batch(self._clip_batch)[:: self._plan.views] if not all(states) else []
@@ -225,11 +186,14 @@ class LookAhead:
                         self._clips[clip] = self._reads.submit(partial(self._reader.read_clip, *clip))
                 self._clip_batch += 1
 
-    def _download_unit(self, sample: int, unit: int) -> None:
+    def _list_shards(self, batch: int) -> list[int]:
+        return [int(self._dataset.shard_of[sample]) for sample in self._plan.samples(batch)]
+
+    def _download(self, shard: int) -> None:
         is_cached = True
         with suppress(InputError, CancelledError):  # whoever needs it meets the error again
-            is_cached = self._reader.download(sample)
+            is_cached = self._reader.find_shard(shard) is not None
         with self._lock:
-            self._is_cached[unit] = is_cached
+            self._is_cached[shard] = is_cached
             self._is_full |= not is_cached
         self._look()

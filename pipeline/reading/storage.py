@@ -99,13 +99,13 @@ class ObjectStore:
         """Download a file, durably."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as temporary:
-            self.append_range(name, temporary, 0, self.size(name))
+            self.append_range(name, temporary, self.size(name))
 
-    def append_range(self, name: str, file: Path, start: int, end: int, stop: threading.Event | None = None) -> None:
-        """Append to a local file what it lacks of the bytes `start` to `end`; raises CancelledError as read_range."""
+    def append_range(self, name: str, file: Path, size: int, stop: threading.Event | None = None) -> None:
+        """Append to a local file what it lacks of the first `size` bytes; raises CancelledError as read_range."""
         with file.open("ab") as output:
-            while (first := start + output.tell()) < end:
-                output.write(self.read_range(name, first, min(first + BLOCK, end), stop))
+            while (first := output.tell()) < size:
+                output.write(self.read_range(name, first, min(first + BLOCK, size), stop))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""

@@ -69,16 +69,15 @@ class ShardDataset:
     ) -> "ShardDataset":
         """Open the tables (not the videos) of what data.shards names, or of other dataset folders or URLs.
 
-        `config` says where remote shards are cached. Class ids of a mix run over the union of the datasets' class
-        names. Raises InputError if a folder is missing, broken or empty.
+        `config` says where remote shards are cached; a subset is read in place. Class ids of a mix run over the union
+        of the datasets' class names. Raises InputError if a folder is missing, broken or empty.
         """
         if isinstance(shards, DataConfig):
             config = shards
             shards = config.shards
         config = config or DataConfig()
-        cache = ShardCache(
-            Path(config.cache_dir) if config.cache_dir else None, config.cache_gib, config.download_timeout_s
-        )
+        max_gib = config.cache_gib if config.subset is None else 0.0  # few videos a shard: whole ones cost more
+        cache = ShardCache(Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s)
         places = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
         if not places or not all(places):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")

@@ -335,18 +335,3 @@ def test_training_clips_follow_the_configuration() -> None:
     assert any(one.augment_ops != other.augment_ops for one, other in pairs)
     weaker = stream([make_plan(dataset, replace(config, rand_augment_magnitude=1))], range(40))
     assert [row.augment_ops for row in weaker] != [row.augment_ops for row in rows]
-
-
-def test_read_fractions_are_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks of a node take a third of the clips, of some of the shards where there are canonical nodes."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    shape = {"batch_size": 4, "global_batch": 24, "world_size": 6, "rank": 3}
-    dataset = make_table([6, 6, 6, 6, 6, 6])
-    for nodes, fractions in ((1, [1 / 3] * 6), (3, [0, 0, 0, 0, 1, 1]), (6, [0, 0, 0, 0, 1, 1])):
-        plan = make_plan(dataset, DataConfig(frame_stride=1, canonical_nodes=nodes), **shape)
-        assert sorted(plan.read_fractions()) == pytest.approx(fractions)
-    subset = DataConfig(frame_stride=1, subset=9)
-    assert make_plan(dataset, subset, **shape).read_fractions().sum() == pytest.approx(9 / 6 / 3)
-    views = EvaluationPlan(dataset, subset, num_frames=2, image_size=8, batch_size=1, rank=3, world_size=6)
-    assert views.read_fractions().sum() == pytest.approx(9 / 6 / 3)
