@@ -3,8 +3,8 @@
 Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights: ours, the original or Hugging Face's. How clips are sampled is taken
-from the run's config.yaml, or from --config. Writes results.json, confusion.png, calibration.png and mistakes.png to
---output; of a multi-label classifier, only results.json, with mAP.
+from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
+calibration.png and mistakes.png to --output; of a multi-label classifier, no plots.
 """
 
 import argparse
@@ -40,6 +40,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
+import csv
+import io
 import time
 from dataclasses import replace
 from typing import Any
@@ -50,7 +52,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from common.atomic_io import write_json
+from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
 from figures.classification import plot_calibration, plot_confusion, plot_mistakes, save_figure
@@ -63,7 +65,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, check_classes, predict
+from training.evaluation import Predictions, Views, check_classes, predict, warn_of_majority
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 
@@ -92,32 +94,37 @@ def evaluate(options: argparse.Namespace) -> None:
             classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes
             multi_label = dataset.info.multi_label
         check_classes(classes, multi_label, dataset)
-        if dist.is_main:
-            warn_of_selection(weights, config, dataset)
+        if dist.is_main and run is not None:
+            warn_of_overlap(run, weights.parent.name == "best", config, dataset)
         views = Views(options.clips, options.crops, options.batch_size)
         started = time.perf_counter()
         model, precision = model.to(dist.device), config.precision
         found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
         if dist.is_main:
             results = make_results(found, dataset, options)
-            write_results(options.output or (run or weights.parent) / "evaluation", results, dataset)
+            output = options.output or (run or weights.parent) / "evaluation"
+            write_results(output, results, list_predictions(found, dataset), dataset)
             seconds = time.perf_counter() - started
             kinds = [("mAP", "mAP"), ("top1", "top-1"), *([("top5", "top-5")] if len(dataset.info.classes) > 5 else ())]
             scores = ", ".join(f"{kind} {results[name]:.4f}" for name, kind in kinds if name in results)
             log(f"{scores} on {results['num_videos']} videos in {seconds:.0f} s")
+            for sentence in warn_of_majority(results):
+                log(sentence, sys.stderr)
 
 
-def warn_of_selection(weights: Path, config: TrainConfig, dataset: ShardDataset) -> None:
-    """Warn if the run's best weights were selected on videos of `dataset`."""
-    selected_on = config.evaluation.shards
-    if weights.parent.name != "best" or not selected_on or not (is_remote(selected_on) or Path(selected_on).exists()):
-        return
-    if shared := count_shared_videos(dataset, ShardDataset.open(selected_on, config.data)):
-        log(
-            f"WARNING: the run's best weights were selected on {shared} of these {len(dataset.samples)} videos"
-            " (evaluation.shards): the accuracy is optimistically biased",
-            sys.stderr,
-        )
+def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
+    """Warn if videos of `dataset` were trained on, or the best weights selected on them, as far as those are there."""
+    given = pretrained.run_config(run)
+    used = {"the run was trained on": given.get("data", {}).get("shards")}
+    if is_best:
+        used["the run's best weights were selected on"] = given.get("evaluation", {}).get("shards")
+    for what, shards in used.items():
+        places = [shards] if isinstance(shards, str) else shards
+        if not places or not all(is_remote(place) or Path(place).is_dir() for place in places):
+            continue
+        if shared := count_shared_videos(dataset, ShardDataset.open(places, config.data)):
+            total = len(dataset.samples)
+            log(f"WARNING: {what} {shared} of these {total} videos: accuracy is optimistically biased", sys.stderr)
 
 
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
@@ -145,7 +152,6 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
         },
         "confusion": confusion.tolist(),
         "calibration": bins,
-        "mistakes": find_worst_mistakes(found, dataset),
     }
 
 
@@ -164,35 +170,44 @@ def calibrate(found: Predictions) -> list[dict[str, Any]]:
     ]
 
 
-def find_worst_mistakes(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
-    """List misclassified videos, the most confident first."""
-    confidence, predicted = found.probabilities.max(dim=1)
-    wrong = (predicted != found.labels).nonzero().flatten().tolist()
-    names = dataset.info.classes
+def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
+    """List the label of every video, or its labels, and the most probable class."""
+    names, (probability, predicted) = dataset.info.classes, found.probabilities.max(dim=1)
     return [
         {
-            "sample": i,
-            "key": dataset.samples[i].key,
-            "source": dataset.samples[i].source,
-            "label": names[int(found.labels[i])],
+            "key": sample.key,
+            "source": sample.source,
+            "label": ";".join(names[label] for label in sample.labels or ()),
             "predicted": names[int(predicted[i])],
-            "probability": float(confidence[i]),
-            "probability_of_label": float(found.probabilities[i, found.labels[i]]),
+            "probability": round(float(probability[i]), 6),
         }
-        for i in sorted(wrong, key=lambda i: -float(confidence[i]))[:NUM_MISTAKES]
+        for i, sample in enumerate(dataset.samples)
     ]
 
 
-def write_results(folder: Path, results: dict[str, Any], dataset: ShardDataset) -> None:
+def write_results(
+    folder: Path, results: dict[str, Any], predictions: list[dict[str, Any]], dataset: ShardDataset
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if "confusion" in results:
         save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
         save_figure(plot_calibration(results), folder / "calibration.png")
-    if mistakes := results.get("mistakes"):
-        strips = [read_strip(dataset, mistake["sample"]) for mistake in mistakes]
-        save_figure(plot_mistakes(mistakes, strips), folder / "mistakes.png")
+        if worst := find_worst_mistakes(predictions):
+            strips = [read_strip(dataset, sample) for sample in worst]
+            save_figure(plot_mistakes([predictions[sample] for sample in worst], strips), folder / "mistakes.png")
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(predictions[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(predictions)
+    write_text(folder / "predictions.csv", table.getvalue())
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
+
+
+def find_worst_mistakes(predictions: list[dict[str, Any]]) -> list[int]:
+    """Find the misclassified videos, the most confident first."""
+    wrong = [i for i, row in enumerate(predictions) if row["label"] != row["predicted"]]
+    return sorted(wrong, key=lambda i: -predictions[i]["probability"])[:NUM_MISTAKES]
 
 
 def read_strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:

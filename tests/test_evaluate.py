@@ -1,5 +1,6 @@
 """Evaluating a classifier: every video once, the same at any number of ranks, and no failure hidden."""
 
+import csv
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from tiny import TINY
 
 from common.errors import InputError
-from evaluate import calibrate, evaluate, find_worst_mistakes, make_results, parse_arguments
+from evaluate import calibrate, evaluate, find_worst_mistakes, list_predictions, make_results, parse_arguments
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights.layouts import to_external
@@ -60,7 +61,11 @@ def results_of(output: Path, *arguments: object) -> dict:
 
 def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, synthetic_shards, tmp_path, capsys):
     results = results_of(tmp_path, run_folder, synthetic_shards)
-    assert "best weights were selected on 16 of these 16 videos" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the run was trained on 16 of these 16 videos: accuracy is optimistically biased" in said
+    assert "best weights were selected on 16 of these 16 videos" in said
+    assert ("most common class gives 0.500" in said) == (results["top1"] <= 0.5)
+    assert results["majority_top1"] == 0.5
     (validated,) = (row for row in read_rows(run_folder / "metrics.jsonl") if "evaluation/top1" in row)
     assert results["num_videos"] == 16
     for name in ("top1", "top5", "nll"):
@@ -69,13 +74,19 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert sum(row["videos"] for row in results["calibration"]) == 16
     for figure in ("confusion.png", "calibration.png"):
         assert Image.open(tmp_path / figure).size[0] > 100
-    assert (tmp_path / "mistakes.png").exists() == bool(results["mistakes"])
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["source"] for row in rows} == {sample.source for sample in ShardDataset.open(synthetic_shards).samples}
+    assert all(row["source"].startswith(row["label"]) and 0.5 <= float(row["probability"]) <= 1 for row in rows)
+    right = sum(row["label"] == row["predicted"] for row in rows)
+    assert right == round(16 * results["top1"])
+    assert (tmp_path / "mistakes.png").exists() == (right < 16)
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
     theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
     assert {**theirs, "checkpoint": results["checkpoint"]} == results
-    assert "WARNING" not in capsys.readouterr().err
+    assert "optimistically biased" not in capsys.readouterr().err
 
 
 @pytest.mark.slow  # two processes that import torch, and 96 views
@@ -140,10 +151,10 @@ def test_metrics_of_four_videos_worked_by_hand():
     assert found.scores()["nll"] == pytest.approx(nll)
     # Confidences .9 (right), .6 (wrong), .6 (wrong), .8 (right).
     assert [row["videos"] for row in calibrate(found)] == [2, 1, 1]
-    samples = [SimpleNamespace(key=key, source=key) for key in "abcd"]
-    dataset: Any = SimpleNamespace(info=SimpleNamespace(classes=["x", "y", "z"]), samples=samples)
+    dataset: Any = SimpleNamespace(info=SimpleNamespace(classes=["x", "y", "z"]))
     results = make_results(found, dataset, parse_arguments(["run", "shards"]))
     assert results["calibration_error"] == pytest.approx(0.5 * 0.6 + 0.25 * 0.2 + 0.25 * 0.1, abs=1e-6)
+    assert results["majority_top1"] == 0.5
     assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
     assert results["per_class"]["y"] == {"videos": 0, "top1": None}
@@ -172,10 +183,11 @@ def test_the_worst_mistakes_come_first(synthetic_shards):
     for video, confidence in ((3, 0.9), (5, 0.99), (9, 0.6)):
         probabilities[video, labels[video]] = 1 - confidence
         probabilities[video, 1 - labels[video]] = confidence
-    worst = find_worst_mistakes(Predictions(probabilities, labels), dataset)
-    assert [mistake["key"] for mistake in worst] == [dataset.samples[video].key for video in (5, 3, 9)]
-    assert [mistake["probability"] for mistake in worst] == pytest.approx([0.99, 0.9, 0.6])
-    assert {worst[0]["label"], worst[0]["predicted"]} == {"left", "right"}
+    predictions = list_predictions(Predictions(probabilities, labels), dataset)
+    assert find_worst_mistakes(predictions) == [5, 3, 9]
+    assert predictions[5]["key"] == dataset.samples[5].key
+    assert predictions[5]["probability"] == pytest.approx(0.99)
+    assert {predictions[5]["label"], predictions[5]["predicted"]} == {"left", "right"}
 
 
 def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):

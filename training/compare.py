@@ -15,7 +15,7 @@ from model.weights.pretrained import run_config
 from training.logger import read_rows
 
 LOSS = ("target", "loss", "normalize_target")  # of the model: what its loss is of
-METRICS = ("knn_top1", "rankme", "reconstruction_loss", "top1", "mAP")
+METRICS = ("knn_top1", "majority_top1", "rankme", "reconstruction_loss", "top1", "mAP")
 
 
 def main(arguments: list[str] | None = None) -> None:

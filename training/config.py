@@ -88,7 +88,9 @@ class EvaluationConfig:
     shards: str = option("", free=True)
     """dataset folder; pretrain: loss with fixed masks, k-NN accuracy and RankMe; else accuracy; "": none"""
     every: int | None = option(1000, at_least=1, free=True)
-    """steps between evaluations, which also plot reconstructions (pretrain) or keep checkpoints/best; null: never"""
+    """steps between evaluations, which keep checkpoints/best; pretrain also plots at checkpoints; null: neither"""
+    group: str = option("group", free=True)
+    """field of the samples (recording, person, …); k-NN asks no neighbor with the same value"""
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """Evaluate models on videos that they are not trained on; the same results at any number of ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor, nn
 
 from common.devices import Precision, autocast_to
@@ -84,8 +84,9 @@ class Predictions(NamedTuple):
         return [average_precision(scores, is_true) if is_true.any() else None for scores, is_true in columns]
 
     def scores(self) -> dict[str, float]:
-        """Compute top-1 and top-5 accuracy and the mean negative log-likelihood of the true class; of a multi-label
-        classifier, the mean over classes of average precision, and the binary cross-entropy."""
+        """Compute top-1 and top-5 accuracy, that of the most common class, and the mean negative log-likelihood of the
+        true class; of a multi-label classifier, the mean of average precision over classes, and binary cross-entropy.
+        """
         if self.is_multi_label:
             found = [value for value in self.average_precisions() if value is not None]
             loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
@@ -94,6 +95,7 @@ class Predictions(NamedTuple):
         return {
             "top1": ranked[:, 0].float().mean().item(),
             "top5": ranked.any(dim=1).float().mean().item(),
+            "majority_top1": majority_top1(self.labels),
             "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
         }
 
@@ -174,50 +176,114 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
 
 
 class HeldOut:
-    """Up to MAX_VIDEOS videos of evaluation.shards, one clip each, for metrics that need no classifier."""
+    """Up to MAX_VIDEOS videos of evaluation.shards, one clip each, for metrics that need no classifier.
 
-    def __init__(self, config: TrainConfig) -> None:
+    The neighbors of k-NN are as many videos of data.shards, or, where those are not labeled with the same classes, the
+    held-out videos themselves; never one of the same source or of the same `evaluation.group`.
+    """
+
+    def __init__(self, config: TrainConfig, trained: ShardDataset) -> None:
         """Raises InputError if evaluation.shards cannot be read."""
         self.config = config
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
-        self.data = replace(config.data, subset=min(MAX_VIDEOS, len(self.dataset.samples)), cached_batch=False)
+        self.bank = trained if has_same_classes(trained, self.dataset) else self.dataset
 
     def evaluate(self, model: EncoderModel, dist: Distributed) -> dict[str, float]:
-        """Return reconstruction loss (of an AdaMAE), k-NN top-1 accuracy (where there are labels) and RankMe."""
-        shape, config = self.config.model, self.config
+        """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
+        that of the most common class."""
+        samples, losses, features = self._encode(model, self.dataset, dist)
+        metrics = {"rankme": rankme(features)}
+        if isinstance(model, AdaMAE):
+            metrics["reconstruction_loss"] = losses.mean().item()
+        if not has_same_classes(self.dataset, self.dataset):
+            return metrics
+        voters, bank = samples, features
+        if self.bank is not self.dataset:
+            voters, _, bank = self._encode(model, self.bank, dist)
+        labels, of_bank = _read_labels(self.dataset, samples), _read_labels(self.bank, voters)
+        may_vote = find_voters(self.dataset, samples, self.bank, voters, self.config.evaluation.group)
+        if may_vote.any():
+            metrics["knn_top1"] = knn_top1(features, labels, bank, of_bank, may_vote)
+        return metrics | {"majority_top1": majority_top1(labels)}
+
+    def _encode(
+        self, model: EncoderModel, dataset: ShardDataset, dist: Distributed
+    ) -> tuple[list[int], Float[Tensor, " V"], Float[Tensor, "V D"]]:
+        """Return sample numbers, losses (of the held-out videos) and features."""
+        shape, config, is_held_out = self.config.model, self.config, dataset is self.dataset
+        most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
+        data = replace(config.data, subset=min(MAX_VIDEOS, most), cached_batch=False)
         plan = EvaluationPlan(
-            self.dataset, self.data, num_frames=shape.num_frames, image_size=shape.image_size,
+            dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
             batch_size=min(config.batch_size, 32), rank=dist.rank, world_size=dist.world_size,
         )  # fmt: skip
 
         def compute(batch: Batch) -> Float[Tensor, "B 1+D"]:
             losses = torch.zeros(len(batch.clip), device=dist.device)
             with torch.compiler.set_stance("force_eager"):
-                if isinstance(model, AdaMAE):
+                if isinstance(model, AdaMAE) and is_held_out:
                     losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1)
                 return torch.cat((losses[:, None], encode(model, batch.clip).pooled.float()), dim=1)
 
         assert isinstance(model, nn.Module)
         width = 1 + shape.dimensions.encoder_width
-        found = compute_per_clip(compute, width, model, plan, self.dataset, self.data, dist, config.precision)
-        losses, features = found[:, 0], found[:, 1:]
-        metrics = {"rankme": rankme(features)}
-        if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = losses.mean().item()
-        samples = [plan.row(position).sample for position in range(len(plan))]
-        labels = torch.from_numpy(self.dataset.column("label")[samples].astype(np.int64))
-        if len(self.dataset.info.classes) > 1 and bool((labels >= 0).all()):
-            metrics["knn_top1"] = knn_top1(features, labels)
-        return metrics
+        found = compute_per_clip(compute, width, model, plan, dataset, data, dist, config.precision)
+        return [plan.row(position).sample for position in range(len(plan))], found[:, 0], found[:, 1:]
 
 
-def knn_top1(features: Float[Tensor, "V D"], labels: Int[Tensor, " V"]) -> float:
-    """Compute leave-one-out 20-NN accuracy by cosine similarity of centered features."""
-    directions = F.normalize(features - features.mean(dim=0), dim=1)
-    similarity = (directions @ directions.T).fill_diagonal_(-torch.inf)  # a video is not its own neighbor
-    nearest = similarity.topk(min(NUM_NEIGHBORS, len(labels) - 1), dim=1)
-    votes = F.one_hot(labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
-    return float((votes.sum(dim=1).argmax(dim=1) == labels).float().mean())
+def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
+    """Whether every video of both has one label, of the same classes."""
+    infos = one.info, other.info
+    is_labeled = all(len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label for info in infos)
+    return is_labeled and one.info.classes == other.info.classes
+
+
+def _read_labels(dataset: ShardDataset, samples: Sequence[int]) -> Int[Tensor, " samples"]:
+    return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
+
+
+def find_voters(
+    dataset: ShardDataset, samples: Sequence[int], bank: ShardDataset, voters: Sequence[int], group: str
+) -> Bool[Tensor, "samples voters"]:
+    """Find which videos of the bank may be a sample's neighbors: not those of the same bytes, source or group."""
+
+    def identify(dataset: ShardDataset, samples: Sequence[int]) -> Shaped[np.ndarray, "3 samples"]:
+        videos = [dataset.samples[sample] for sample in samples]
+        return np.array([(v.sha256, v.source, v.fields.get(group, object())) for v in videos], dtype=object).T
+
+    pairs = zip(identify(dataset, samples), identify(bank, voters), strict=True)
+    return torch.from_numpy(np.logical_and.reduce([ours[:, None] != theirs for ours, theirs in pairs]).astype(bool))
+
+
+def knn_top1(
+    features: Float[Tensor, "V D"],
+    labels: Int[Tensor, " V"],
+    bank: Float[Tensor, "N D"],
+    bank_labels: Int[Tensor, " N"],
+    may_vote: Bool[Tensor, "V N"],
+) -> float:
+    """Compute 20-NN accuracy by cosine similarity of centered features, of those that have a neighbor in the bank."""
+    center = bank.mean(dim=0)
+    similarity = F.normalize(features - center, dim=1) @ F.normalize(bank - center, dim=1).T
+    nearest = similarity.masked_fill(~may_vote, -torch.inf).topk(min(NUM_NEIGHBORS, len(bank)), dim=1)
+    votes = F.one_hot(bank_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
+    is_right = votes.sum(dim=1).argmax(dim=1) == labels
+    return float(is_right[may_vote.any(dim=1)].float().mean())
+
+
+def majority_top1(labels: Int[Tensor, " V"]) -> float:
+    """Compute the accuracy of always predicting the most common class."""
+    return labels.bincount().max().item() / len(labels)
+
+
+def warn_of_majority(metrics: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each accuracy that is not above the majority class's."""
+    majority = metrics.get("majority_top1", -1.0)
+    return [
+        f"WARNING: {name} is {metrics[name]:.3f}, and always predicting the most common class gives {majority:.3f}"
+        for name in ("knn_top1", "top1")
+        if metrics.get(name, 1.0) <= majority
+    ]
 
 
 def rankme(features: Float[Tensor, "V D"]) -> float:

@@ -31,6 +31,7 @@ from figures.sheet import save_image
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
+from training.evaluation import warn_of_majority
 from training.failures import DivergedError
 from training.run_dir import RunDir
 from training.schedule import Schedule
@@ -124,6 +125,13 @@ class Logger:
         with name_disk_errors(self.run.path):
             for writer in self._writers:
                 writer.scalars(step, {**values, **ranks})
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of an evaluation; warn where a run ends with accuracies that say nothing."""
+        self.scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
+        if self.dist.is_main and step == self.schedule.total_steps:
+            for sentence in warn_of_majority(metrics):
+                self._bar.write(sentence, file=sys.stderr)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         """Write an image of one step; the newest of its name also lies in the run's figures/."""

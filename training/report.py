@@ -29,10 +29,11 @@ MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows of metrics.jsonl whose median is "current"
 BASELINE = 1.0  # the loss of predicting each patch's mean, with normalized targets
 WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, for any color vision
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # Okabe and Ito's, for any color vision
 CHARTS = (
     ("loss", ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll")),
-    ("accuracy", ("evaluation/knn_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP", "accuracy")),
+    ("accuracy", tuple(f"evaluation/{name}" for name in ("knn_top1", "majority_top1", "top1", "top5", "mAP"))),
+    ("accuracy in training", ("accuracy",)),
     ("RankMe", ("evaluation/rankme",)),
     ("clips/s", ("clips_per_second",)),
     ("data stall (%)", ("data_wait_fraction",)),

@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from made_videos import encode, write_shards
 from runs import read_rows
 from tiny import TINY
 
 from model.adamae import AdaMAE
+from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import HeldOut, knn_top1, rankme
+from training.evaluation import HeldOut, find_voters, knn_top1, majority_top1, rankme, warn_of_majority
 
 ALONE = Distributed("cpu")
 SMALL = [*TINY, "model.encoder_depth=1", "model.decoder_depth=1", "steps=2"]
@@ -20,11 +22,35 @@ def plain_kernels(monkeypatch):
     monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests: the interpreter is slow
 
 
-def test_neighbors_vote_and_nobody_for_itself():
-    directions = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
-    assert knn_top1(directions, torch.tensor([0, 0, 0, 1, 1, 1])) == 1.0
-    assert knn_top1(directions, torch.tensor([0, 0, 1, 1, 1, 0])) == 0.0  # the nearest is of the other class
-    assert knn_top1(torch.eye(2), torch.tensor([0, 1])) == 0.0  # each has only the other
+def test_neighbors_of_the_bank_vote_but_those_that_may_not():
+    bank = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    queries, theirs = torch.tensor([[1.0, 0.05], [-1.0, 0.05]]), torch.tensor([0, 1])
+    everybody = torch.ones(2, 6, dtype=torch.bool)
+    assert knn_top1(queries, theirs, bank, labels, everybody) == 1.0
+    assert knn_top1(queries, theirs.flip(0), bank, labels, everybody) == 0.0
+    assert knn_top1(queries, theirs, bank, labels, everybody & (labels != theirs[:, None])) == 0.0
+    nobody = torch.tensor([[True] * 6, [False] * 6])
+    assert knn_top1(queries, theirs, bank, labels, nobody) == 1.0, "who has no neighbor is not counted"
+    assert majority_top1(torch.tensor([0, 1, 1, 2])) == 0.5
+
+
+def test_an_accuracy_that_is_not_above_the_majority_class_is_said():
+    assert warn_of_majority({"knn_top1": 0.5, "majority_top1": 0.4}) == []
+    (said,) = warn_of_majority({"knn_top1": 0.4, "top1": 0.5, "majority_top1": 0.4})
+    assert said == "WARNING: knn_top1 is 0.400, and always predicting the most common class gives 0.400"
+    assert warn_of_majority({"mAP": 0.1}) == []
+
+
+def test_neighbors_are_of_other_sources_and_other_groups(tmp_path):
+    names = ["a", "b", "c", "d"]
+    videos = [(name, encode(4, first=5 * i)) for i, name in enumerate(names)]
+    fields = [{"group": "x"}, {"group": "x"}, {"group": "y"}, {}]
+    bank = ShardDataset.open(write_shards(tmp_path / "bank", videos, classes=2, fields=fields))
+    held_out = ShardDataset.open(write_shards(tmp_path / "held", [videos[0], ("e", encode(4, first=50))], classes=2,
+                                              fields=[{"group": "y"}, {}]))  # fmt: skip
+    found = find_voters(held_out, [0, 1], bank, range(4), "group")
+    assert found.tolist() == [[False, True, False, True], [True] * 4]
 
 
 def test_the_rank_of_features():
@@ -35,10 +61,10 @@ def test_the_rank_of_features():
 def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
     config = parse([*SMALL, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
     model = AdaMAE(config.model)
-    held_out = HeldOut(config)
+    held_out = HeldOut(config, ShardDataset.open(synthetic_shards))
     random = torch.get_rng_state()
     first = held_out.evaluate(model, ALONE)
-    assert set(first) == {"reconstruction_loss", "knn_top1", "rankme"}
+    assert set(first) == {"reconstruction_loss", "knn_top1", "majority_top1", "rankme"}
     assert held_out.evaluate(model, ALONE) == first
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)
@@ -47,7 +73,8 @@ def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
 
 def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
     config = parse([*SMALL, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
-    model, held_out, parts = AdaMAE(config.model), HeldOut(config), []
+    dataset = ShardDataset.open(synthetic_shards)
+    model, held_out, parts = AdaMAE(config.model), HeldOut(config, dataset), []
     rank = Distributed("cpu")
     rank.world_size = 2
     whole = held_out.evaluate(model, ALONE)

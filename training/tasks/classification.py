@@ -39,7 +39,7 @@ class Classification(Task):
             self.validation = ShardDataset.open(config.evaluation.shards, config.data)
             check_classes(self.classes, self.multi_label, self.validation)
             # The encoder of a probe is frozen: its features do not change.
-            self.held_out = HeldOut(config) if config.task == "finetune" else None
+            self.held_out = HeldOut(config, dataset) if config.task == "finetune" else None
         self.is_mixed = bool(config.finetune.mixup or config.finetune.cutmix)
         if self.is_mixed:
             self.clip_multiple = 2
@@ -151,5 +151,5 @@ class Classification(Task):
                 best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
             )
         if self.held_out is not None:
-            found |= self.held_out.evaluate(model, self.dist)
-        log.scalars(step, {f"evaluation/{name}": value for name, value in found.items()})
+            found = self.held_out.evaluate(model, self.dist) | found
+        log.evaluation(step, found)

@@ -27,12 +27,12 @@ PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
 
 
 class Pretraining(Task):
-    def __init__(self, config: TrainConfig, dataset: object, dist: Distributed) -> None:
+    def __init__(self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed) -> None:
         self.config, self.dist = config, dist
         self.model: AdaMAE = AdaMAE(config.model).to(dist.device)
         self.target_digest = self.model.target.digest if dist.device.type != "meta" else ""
         self.metadata = pretrained.make_metadata(config.model)
-        self.held_out = HeldOut(config) if config.evaluation.shards else None
+        self.held_out = HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -61,8 +61,7 @@ class Pretraining(Task):
 
     def evaluate(self, step: int, log: Logger) -> None:
         if self.held_out is not None:
-            found = self.held_out.evaluate(self.model, self.dist)
-            log.scalars(step, {f"evaluation/{name}": value for name, value in found.items()})
+            log.evaluation(step, self.held_out.evaluate(self.model, self.dist))
         if self.dist.is_main:
             if self.plotted is None:
                 dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
