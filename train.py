@@ -4,6 +4,7 @@ Re-running the same command resumes exactly from the newest checkpoint in the ru
 run is complete, 130 when a signal has stopped it after a checkpoint, 2 after an error.
 """
 
+import math
 import sys
 
 import common.openmp  # noqa: F401
@@ -44,6 +45,7 @@ from training.tasks import TASKS
 from training.tasks.task import Task
 
 STOPPED = 130  # the exit code, as after Ctrl-C
+SAVE, STOP = 1, 2  # what a rank may request for the end of a step
 
 
 def train(config: TrainConfig) -> bool:
@@ -79,18 +81,22 @@ def train(config: TrainConfig) -> bool:
             stop.is_deferred, stopping = True, False
             for step in range(state.step, schedule.total_steps):
                 seed_step(config.seed, step, dist.rank)
-                is_stopping = dist.start_any(lambda: stop.is_set or run.has_failed)  # a byte, reduced beside the step
+                request = dist.start_max(lambda: STOP if stop.is_set or run.has_failed else SAVE * run.is_save_due)
                 scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
                 log.step(step + 1, scalars)
                 profiler.step()
-                stopping = is_stopping()
+                requested = request()  # by any rank: a byte, reduced beside the step
+                stopping = requested == STOP
                 evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
-                if stopping or evaluating or is_due(step + 1, config.checkpoint_every, schedule):
+                if requested or evaluating or is_due(step + 1, config.checkpoint_every or math.inf, schedule):
                     log.flush(step + 1)
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
-                    if evaluating:
+                    if not stopping and config.evaluation.every is not None:
                         with stop.at_once(), log.paused():
-                            task.evaluate(step + 1, log)
+                            if dist.is_main:
+                                task.plot(step + 1, log)
+                            if evaluating:
+                                task.evaluate(step + 1, log)
                     run.in_background(lambda: write_report(run.path, config, schedule.total_steps))
                 if stopping:
                     break
@@ -134,7 +140,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
     return plan
 
 
-def is_due(step: int, every: int | None, schedule: Schedule) -> bool:
+def is_due(step: int, every: float | None, schedule: Schedule) -> bool:
     return every is not None and (step % every == 0 or step == schedule.total_steps)
 
 

@@ -88,7 +88,7 @@ class EvaluationConfig:
     shards: str = option("", free=True)
     """dataset folder; pretrain: loss with fixed masks, k-NN accuracy and RankMe; else accuracy; "": none"""
     every: int | None = option(1000, at_least=1, free=True)
-    """steps between evaluations, which keep checkpoints/best; pretrain also plots at checkpoints; null: neither"""
+    """steps between evaluations, which also keep checkpoints/best (not pretrain); null: never, and no plots either"""
     group: str = option("group", free=True)
     """field of the samples (recording, person, …); k-NN asks no neighbor with the same value"""
 
@@ -149,8 +149,10 @@ class TrainConfig:
     """profile three steps, then continue: trace and memory snapshot in the run's profile/"""
     log_every: int = option(10, at_least=1, free=True)
     """steps between log lines (each synchronizes the GPU)"""
-    checkpoint_every: int = option(1000, at_least=1, free=True)
-    """steps between checkpoints"""
+    checkpoint_minutes: float = option(5.0, above=0, free=True)
+    """minutes between checkpoints, with which the report and plots are renewed; the first comes after one"""
+    checkpoint_every: int | None = option(None, at_least=1, free=True)
+    """also a checkpoint every so many steps"""
     keep_checkpoints: int = option(3, at_least=1, free=True)
     """number of newest checkpoints to keep"""
     metrics: list[Literal["tensorboard", "wandb"]] = option(["tensorboard"], free=True)

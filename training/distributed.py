@@ -94,17 +94,17 @@ class Distributed:
         dist.all_gather_object(values, value, group=self._host_group)
         return values
 
-    def start_any(self, flag: Callable[[], bool]) -> Callable[[], bool]:
-        """Start reducing one byte beside other work; the function returned waits for it, and says whether `flag` held
-        in any rank. A single rank asks when the function is called."""
+    def start_max(self, number: Callable[[], int]) -> Callable[[], int]:
+        """Start reducing one byte beside other work; the function returned waits for it, and gives the highest of all
+        ranks. A single rank asks when the function is called."""
         if self._host_group is None:
-            return flag
-        value = torch.tensor([flag()], dtype=torch.uint8)
+            return number
+        value = torch.tensor([number()], dtype=torch.uint8)
         work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
 
-        def wait() -> bool:
+        def wait() -> int:
             work.wait()
-            return bool(value)
+            return int(value)
 
         return wait
 

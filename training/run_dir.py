@@ -6,10 +6,12 @@ copied to host memory at once, and hashed, written and uploaded by a thread besi
 """
 
 import fcntl
+import math
 import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -97,6 +99,7 @@ class RunDir:
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self.checkpoint: Path | None = None  # to start from
         self.is_resumed = False
+        self._next_save_s = math.inf  # by the monotonic clock
         self._writer = BackgroundWriter()
         self._memory = HostMemory()  # of the last snapshot
 
@@ -108,6 +111,11 @@ class RunDir:
     def has_failed(self) -> bool:
         """Whether a checkpoint could not be written; the next `save` says why."""
         return self._writer.has_failed
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether it is time for a checkpoint; the main rank knows."""
+        return self.dist.is_main and time.monotonic() >= self._next_save_s
 
     def __enter__(self) -> "RunDir":
         with ExitStack() as stack:
@@ -154,6 +162,7 @@ class RunDir:
             write_text(self.path / "config.yaml", to_yaml(self.config))
             if self.remote is not None:
                 self.remote.sync()  # storage that refuses to be written to says so now, not at the first checkpoint
+        self._next_save_s = time.monotonic() + 60 * min(1.0, self.config.checkpoint_minutes)
         return state
 
     def save(
@@ -167,6 +176,7 @@ class RunDir:
         if not self.dist.is_main:
             return
         self._writer.wait()
+        self._next_save_s = time.monotonic() + 60 * self.config.checkpoint_minutes
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
         snapshot = take_snapshot(modules, optimizer, metadata, self._memory)

@@ -73,9 +73,9 @@ def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: 
 
 
 def test_a_single_rank_answers_when_it_is_asked() -> None:
-    flag = False
+    number = 1
     with Distributed("cpu") as alone:
-        wait = alone.start_any(lambda: flag)
-        flag = True
-        assert wait()
+        wait = alone.start_max(lambda: number)
+        number = 2
+        assert wait() == 2
         assert alone.gather(3) == [3]

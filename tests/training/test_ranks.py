@@ -37,7 +37,8 @@ def wait_until(happens: Callable[[], bool], seconds: float) -> None:
 
 def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
     run = tmp_path / "run"
-    torchrun.run(arguments, log)
+    torchrun.run([*arguments, "checkpoint_minutes=1e-6", "keep_checkpoints=9"], log)
+    assert saved_steps(run) == [1, 2, 3, 4, 5, 6], "the clock of the main rank is the clock of both"
     whole = load_weights(run)
     shutil.rmtree(run)
     with torchrun.started([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:

@@ -10,7 +10,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from runs import is_same, load_weights, read_rows
+from runs import is_same, load_weights, read_rows, saved_steps
 from tiny import TINY
 
 from common.errors import InputError
@@ -53,6 +53,17 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny_run, argument
     before = (run / "checkpoints/step-00000006/optimizer.pt").stat().st_mtime_ns
     assert train(parse(arguments)), "it is complete"
     assert (run / "checkpoints/step-00000006/optimizer.pt").stat().st_mtime_ns == before
+
+
+def test_checkpoints_plots_and_report_come_by_time(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests: the interpreter is slow
+    run, arguments = tmp_path / "run", [*arguments, "checkpoint_every=null", "steps=2"]
+    assert train(parse([*arguments, "checkpoint_minutes=60"]))
+    assert saved_steps(run) == [2]
+    shutil.rmtree(run)
+    assert train(parse([*arguments, "checkpoint_minutes=1e-6", "evaluation.every=2"]))
+    assert saved_steps(run) == [1, 2]
+    assert (run / "report.html").read_text().count("<img") == len(list((run / "figures").glob("*.png"))) == 2
 
 
 def test_sigterm_saves_and_stops_with_exit_code_130(tiny_run, arguments, tmp_path):

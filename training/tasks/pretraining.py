@@ -62,13 +62,14 @@ class Pretraining(Task):
     def evaluate(self, step: int, log: Logger) -> None:
         if self.held_out is not None:
             log.evaluation(step, self.held_out.evaluate(self.model, self.dist))
-        if self.dist.is_main:
-            if self.plotted is None:
-                dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
-                shape = self.config.model.num_frames, self.config.model.image_size
-                self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
-            for clip in self.plotted:
-                with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
-                    maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
-                figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
-                log.image(step, clip.name, figure)
+
+    def plot(self, step: int, log: Logger) -> None:
+        if self.plotted is None:
+            dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
+            shape = self.config.model.num_frames, self.config.model.image_size
+            self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
+        for clip in self.plotted:
+            with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
+                maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
+            figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
+            log.image(step, clip.name, figure)

@@ -37,6 +37,9 @@ class Task(ABC):
     def after_update(self) -> None:  # noqa: B027  # most tasks have nothing to do
         """Do what follows every optimizer step."""
 
+    def plot(self, step: int, log: Logger) -> None:  # noqa: B027
+        """Log images of what the model of this step does, in the main rank; called at checkpoints."""
+
     @abstractmethod
     def evaluate(self, step: int, log: Logger) -> None:
         """Evaluate the model of this step, and log the results."""
