@@ -87,7 +87,7 @@ class Scaler:
     """Crops, flips and scales frames to `size`: the side of a square, or height and width."""
 
     def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
-        """crop: a box in upright frames of `stored` = (width, height) pixels."""
+        """crop: a box of whole chroma samples in upright frames of `stored` = (width, height) pixels."""
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
@@ -115,9 +115,8 @@ class Scaler:
         graph.threads = 1  # clips are decoded in parallel, one per thread
         turns = count_turns(frame)
         width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
-        across, down = width / self._stored[0], height / self._stored[1]
-        crop = self._crop
-        box = Crop(round(crop.x * across), round(crop.y * down), round(crop.width * across), round(crop.height * down))
+        sides = zip(self._crop, (width, height) * 2, self._stored * 2, strict=True)
+        box = Crop(*(length * side // stored // 2 for length, side, stored in sides)).doubled()
         steps = [
             declare_colors(matrix),
             *UPRIGHT[turns],
@@ -139,8 +138,7 @@ class Scaler:
         options = f"{self._size.width}:{self._size.height}:flags={flags}"
         if form.name not in EIGHT_BIT_420:
             return "scale", f"{options}:in_chroma_loc={siting}"
-        (across, down), (x, y, width, height) = CHROMA_PLACES[siting], box
-        across, down = across + round(256 * _chroma_shift(x, width)), down + round(256 * _chroma_shift(y, height))
+        across, down = CHROMA_PLACES[siting]
         return "scale", f"{options}:in_h_chr_pos={across}:in_v_chr_pos={down}"
 
 
@@ -162,10 +160,9 @@ def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]
 def crop_filters(form: VideoFormat, box: Crop, size: tuple[int, int], siting: str) -> list[tuple[str, str]]:
     """Return the filters that crop `box` out of upright frames of `size`.
 
-    FFmpeg's crop expects boxes of whole chroma samples: at odd offsets, formats of more than a byte per sample are read
-    from the middle of one, with wrong colors. So whole samples are cropped first and converted to 4:4:4 before the rest
-    is cropped. 8-bit 4:2:0, which nearly all videos have, is spared that: the scaler is told where its chroma lies.
-    Bayer patterns and formats below 8 bits, which FFmpeg expands in several ways, become RGB first.
+    FFmpeg's crop expects boxes of whole chroma samples, which are four pixels wide in 4:1:1 and 4:1:0: whole ones are
+    cropped first and converted to 4:4:4 before the rest is cropped. Bayer patterns and formats below 8 bits, which
+    FFmpeg expands in several ways, become RGB first.
     """
     if form.is_bayer or any(component.bits < 8 for component in form.components):
         return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), _crop(box)]
@@ -175,18 +172,11 @@ def crop_filters(form: VideoFormat, box: Crop, size: tuple[int, int], siting: st
         for start, length, end in zip(box[:2], box[2:], size, strict=True)
     )
     whole = Crop(left, top, right - left, bottom - top)
-    if form.name in EIGHT_BIT_420 or whole == box:
+    if whole == box:
         return [_crop(box)]
     scale = "scale", f"flags=bilinear:in_chroma_loc={siting}"
     rest = box._replace(x=box.x - left, y=box.y - top)
     return [_crop(whole), scale, ("format", "yuv444p|yuv444p16le"), _crop(rest)]
-
-
-def _chroma_shift(start: int, length: int) -> float:
-    """Return by how many pixels the chroma of 8-bit 4:2:0 is displaced along an axis that was cropped."""
-    # Crop includes the chroma sample that the first pixel shares. The scaler stretches chroma by half a sample over an
-    # odd length: half of that per side.
-    return length % 2 / 2 - start % 2
 
 
 def _crop(box: Crop) -> tuple[str, str]:

@@ -104,7 +104,7 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         codec = arrays.codec_name(channels) if container == "npy" else "ffv1"
         sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
 
-        row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(7, 5, 33, 31), True)
+        row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(6, 4, 32, 30), True)
         clip = np.zeros((4, 16, 16, channels if container == "npy" else 3), np.uint8)
 
         def store(view: int, time: int, write: Callable[[np.ndarray], object], clip: np.ndarray = clip) -> None:

@@ -62,8 +62,7 @@ USUAL = {
     "full range": encode(16, pattern=True, codec="mjpeg"),
     "odd sides": encode(16, pattern=True, width=63, height=47, codec="libvpx-vp9", container="webm"),
 }
-CROPS = [Crop(8, 4, 40, 40), Crop(5, 3, 40, 40), Crop(0, 0, 62, 46), Crop(20, 9, 16, 22), Crop(1, 2, 47, 45)]
-ALLOWED = [1, 1, 1, 1, 4]  # gray levels; over odd sides, FFmpeg stretches chroma by up to half a pixel at either end
+CROPS = [Crop(8, 4, 40, 40), Crop(6, 2, 40, 40), Crop(0, 0, 62, 46), Crop(20, 8, 16, 22)]
 
 
 @pytest.mark.parametrize("kind", USUAL)
@@ -75,8 +74,7 @@ def test_the_device_makes_what_ffmpeg_makes(kind: str, flip: bool) -> None:
     clips = make_on_device(USUAL[kind], rows, sample)
     off = (clips.int() - make_on_cpu(USUAL[kind], rows, sample).int()).abs()[:, :, 2:-2, 2:-2]
     assert off.float().mean() < 0.3
-    for clip, allowed in zip(off, ALLOWED, strict=True):
-        assert clip.max() <= allowed
+    assert off.max() <= 1
 
 
 def change_size_on_the_way() -> bytes:
