@@ -38,17 +38,14 @@ from typing import Any
 
 import jinja2
 import torch
-from torch import nn
 
 from common.atomic_io import atomic_write, hash_file, write_json, write_text
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights import pretrained
-from model.weights.layouts import to_external
-from model.weights.loading import StateDict, check_keys, shapes
+from model.weights.layouts import is_pretraining, to_external
+from model.weights.loading import StateDict
 from model.weights.weight_files import save_tensors
 from training.remote_run import local_run
 
@@ -59,10 +56,10 @@ def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
     state, config, classes, multi_label = weights
-    model: nn.Module
-    with torch.device("meta"):
-        model = VideoClassifier(config, len(state["head.weight"])) if "head.weight" in state else AdaMAE(config)
-    check_keys(shapes(model.state_dict()), shapes(state))
+    if config.target != "pixels" and options.command == "export":  # a decoder that others cannot use
+        state = {name: value for name, value in state.items() if not name.startswith(("decoder.", "token_sampler."))}
+    if "norm.running_mean" in state and (options.command == "import" or options.to != "encoder"):
+        raise InputError(f"{source} is a probe, for which no other project has a place: use export … --to encoder")
     if options.command == "import":
         if output.suffix != ".safetensors":
             raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
@@ -75,7 +72,7 @@ def main(options: argparse.Namespace) -> None:
     elif options.to == "encoder":
         export_encoder(state, config, source, output)
     elif options.to == "huggingface":
-        export_huggingface(weights, output)
+        export_huggingface(weights._replace(state=state), output)
     else:
         write_weights(output, to_external(state, options.to, config.tubelet_size, config.in_channels))
     log(f"wrote {output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters from {source}")
@@ -97,6 +94,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     """Write a folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`
     and, for RGB, `AutoImageProcessor`, which makes the same clips from raw frames.
 
+    An encoder without a decoder is a `VideoMAEModel`.
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says; ours and the authors' have 1e-6.
     """
     state, config, classes, multi_label = weights
@@ -104,10 +102,11 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
     size = config.dimensions
     is_classifier = "head.weight" in state
+    kind = "ForVideoClassification" if is_classifier else "ForPreTraining" if is_pretraining(state) else "Model"
     values = vars(config) | size._asdict()
     hf_config: dict[str, Any] = {
         "model_type": "videomae",
-        "architectures": ["VideoMAEForVideoClassification" if is_classifier else "VideoMAEForPreTraining"],
+        "architectures": [f"VideoMAE{kind}"],
         **{theirs: values[ours] for ours, theirs in pretrained.HUGGINGFACE_KEYS.items()},
         "intermediate_size": 4 * size.encoder_width,
         "decoder_intermediate_size": 4 * size.decoder_width,

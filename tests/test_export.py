@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from av import VideoFrame
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification
+from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
 
 import export
 from common.errors import InputError
@@ -19,6 +20,7 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
+from model.probe import Probe
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_external
 from pipeline.decoding.video_source import Scaler
@@ -106,6 +108,24 @@ def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(tmp_pat
     run_export("import", file, tmp_path / "b.safetensors")
     again = pretrained.load(tmp_path / "b.safetensors")
     assert (again.config, again.classes) == (CONFIG, ["up", "down"])
+
+
+def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
+    teacher, student = tmp_path / "teacher.safetensors", tmp_path / "student.safetensors"
+    pretrained.save(teacher, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
+    config = replace(CONFIG, target="teacher", teacher=str(teacher))
+    model = AdaMAE(config).eval()
+    pretrained.save(student, model.state_dict(), pretrained.make_metadata(config))
+    teacher.unlink()
+    for kind, name in (("encoder", "out"), ("adamae", "authors.pth"), ("huggingface", "hub")):
+        run_export("export", student, tmp_path / name, "--to", kind)
+    assert not [name for name in torch.load(tmp_path / "authors.pth")["model"] if name.startswith(("decoder", "token"))]
+    run_export("export", tmp_path / "out/encoder.safetensors", tmp_path / "again", "--to", "huggingface")
+    for folder in ("hub", "again"):  # their decoder predicts pixels: what predicts features is left out
+        theirs, report = VideoMAEModel.from_pretrained(tmp_path / folder, output_loading_info=True)
+        assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        features = theirs.eval()(pixel_values(CLIP)).last_hidden_state
+        torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("height", "width", "atol"), [(32, 32, 1e-5), (96, 192, 0.03)])
@@ -196,6 +216,7 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
         ("import half.safetensors x.safetensors", "missing keys: decoder.embed.weight"),
         ("import run x.bin", "x.bin is not a safetensors file"),
         ("export run x.bin --to adamae", "x.bin is not a file of weights"),
+        ("export probe.safetensors x.pth --to adamae", "probe.safetensors is a probe, for which no other project"),
     ],
 )
 def test_bad_input(run: Path, model: AdaMAE, monkeypatch, arguments: str, sentence: str) -> None:
@@ -206,6 +227,9 @@ def test_bad_input(run: Path, model: AdaMAE, monkeypatch, arguments: str, senten
     half = to_external(model.state_dict(), "adamae")
     del half["encoder_to_decoder.weight"]
     save_file(half, "half.safetensors")
+    pretrained.save(
+        Path("probe.safetensors"), Probe(CONFIG, 2, "linear").state_dict(), pretrained.make_metadata(CONFIG)
+    )
     before = set(Path().iterdir())
     with pytest.raises(InputError, match=sentence):
         run_export(*arguments.split())

@@ -18,6 +18,7 @@ from model.encoder import VideoEncoder
 from model.targets import make_target
 from model.targets.teacher import TeacherTarget, fit_to_grid
 from model.weights.pretrained import load, make_metadata, save
+from training.parallelize import compile_in_place
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 CLIP_VISION = {
@@ -165,6 +166,22 @@ def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Pa
     maps = model.reconstruct(clip)
     assert maps.reconstruction is None
     assert maps.error.isnan().sum() == 2 * config.num_visible
+
+
+@pytest.mark.slow  # inductor compiles for a minute
+def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
+    config = teach(own, encoder_depth=1, decoder_depth=1, visible_loss_weight=0.5)
+    model, clip = AdaMAE(config).eval(), random_clip(config)
+    plain = model(clip, 0, 0)
+    plain.loss.backward()
+    expected = {name: value.grad for name, value in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    compile_in_place(model)
+    output = model(clip, 0, 0)
+    output.loss.backward()
+    torch.testing.assert_close(output.loss, plain.loss)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.grad, expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_the_teacher_moves_with_the_model_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
