@@ -3,9 +3,11 @@
     python export.py import CHECKPOINT OUTPUT.safetensors     another project's checkpoint -> a file of ours
     python export.py export RUN OUTPUT --to adamae            the authors' layout, or videomae or huggingface
     python export.py export RUN OUTPUT --to encoder           tokenizer and encoder alone, with a model card
+    python export.py export RUN --push user/name              all of it to the Hugging Face Hub, with a model card
 
-RUN is whatever `from_pretrained` takes. OUTPUT is a folder for `huggingface` and `encoder`, else a file: safetensors,
-or PyTorch's format under the key `model` where its name ends in .pth or .pt, as the authors' scripts read it.
+RUN is whatever `from_pretrained` takes, or a URL: hf://user/name. OUTPUT is a folder for `huggingface` and `encoder`,
+else a file: safetensors, or PyTorch's format under the key `model` where its name ends in .pth or .pt, as the authors'
+scripts read it.
 """
 
 import argparse
@@ -20,13 +22,18 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     for name, source in (("import", "CHECKPOINT"), ("export", "RUN")):
         command = commands.add_parser(name)
         command.add_argument("source", metavar=source)
-        command.add_argument("output", type=Path, metavar="OUTPUT")
+        command.add_argument("output", type=Path, metavar="OUTPUT", nargs="?" if name == "export" else None)
         command.add_argument(
             "--num-frames", type=int, default=16, metavar="T", help="frames per clip, if the file does not say"
         )
         if name == "export":
             command.add_argument("--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder")
-    return parser.parse_args(arguments)
+            command.add_argument("--push", metavar="user/name", help="write to the Hugging Face Hub instead of OUTPUT")
+            command.add_argument("--license", default="other", help="in the model card, such as cc-by-4.0")
+    options = parser.parse_args(arguments)
+    if options.command == "export" and (options.output is None) == (options.push is None):
+        raise InputError("give OUTPUT or --push user/name, one of them")
+    return options
 
 
 if __name__ == "__main__":
@@ -34,22 +41,24 @@ if __name__ == "__main__":
 
 import json
 import sys
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import jinja2
 import torch
 
-from common.atomic_io import atomic_write, hash_file, write_json, write_text
+from common.atomic_io import atomic_write, write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.config import ModelConfig
+from model.tokenizer import position_table
 from model.weights import pretrained
-from model.weights.layouts import is_pretraining, to_external
+from model.weights.hub import TIMM_FILE, push_folder
+from model.weights.layouts import is_pretraining, to_external, to_timm
 from model.weights.loading import StateDict
 from model.weights.weight_files import save_tensors
+from training.model_card import write_card
 from training.remote_run import local_run
-
-MODEL_CARD = Path(pretrained.__file__).with_name("model_card.md.jinja")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -58,6 +67,7 @@ def main(options: argparse.Namespace) -> None:
     state, config, classes, multi_label = weights
     if config.target != "pixels" and options.command == "export":  # a decoder that others cannot use
         state = {name: value for name, value in state.items() if not name.startswith(("decoder.", "token_sampler."))}
+        weights = weights._replace(state=state, config=replace(config, target="pixels", teacher="", loss="mse"))
     if "norm.running_mean" in state and (options.command == "import" or options.to != "encoder"):
         raise InputError(f"{source} is a probe, for which no other project has a place: use export … --to encoder")
     if options.command == "import":
@@ -69,13 +79,16 @@ def main(options: argparse.Namespace) -> None:
             log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
         if "head.weight" not in state and config.masking != "adaptive":
             log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
+    elif options.push:
+        push(weights, source, options.push, options.license)
     elif options.to == "encoder":
-        export_encoder(state, config, source, output)
+        export_encoder(weights, source, output, options.license)
     elif options.to == "huggingface":
-        export_huggingface(weights._replace(state=state), output)
+        export_huggingface(weights, output)
     else:
         write_weights(output, to_external(state, options.to, config.tubelet_size, config.in_channels))
-    log(f"wrote {output}: {sum(value.numel() for value in state.values()) / 1e6:.1f} M parameters from {source}")
+    num_parameters = sum(value.numel() for value in state.values())
+    log(f"wrote {output or options.push}: {num_parameters / 1e6:.1f} M parameters from {source}")
 
 
 def write_weights(path: Path, state: StateDict) -> None:
@@ -144,27 +157,41 @@ def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def export_encoder(state: StateDict, config: ModelConfig, source: Path, folder: Path) -> None:
+def export_encoder(weights: pretrained.Weights, source: Path, folder: Path, license: str) -> None:
     """Write `encoder.safetensors` and a README.md on how to use it."""
-    encoder = {name: value for name, value in state.items() if name.startswith(("tokenizer.", "encoder."))}
+    encoder = {name: value for name, value in weights.state.items() if name.startswith(pretrained.ENCODER_PARTS)}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "encoder.safetensors"
-    pretrained.save(file, encoder, pretrained.make_metadata(config))
-    height, width = config.frame_size
-    card = jinja2.Template(
-        MODEL_CARD.read_text("utf-8"), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    ).render(
-        config=config,
-        configuration=json.dumps({name: value for name, value in vars(config).items() if value is not None}),
-        size=config.dimensions,
-        height=height,
-        width=width,
-        channels={3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels"),
-        num_parameters=sum(value.numel() for value in encoder.values()),
-        source=source.name,  # not where it lies on this machine
-        sha256=hash_file(file),
-    )
-    write_text(folder / "README.md", card)
+    pretrained.save(file, encoder, pretrained.make_metadata(weights.config))
+    write_card(file, weights, encoder, source, file.name, license)
+
+
+def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> None:
+    """Upload all weights, for `from_pretrained` here and, where their models can be made of them, for transformers and,
+    as an encoder of still images, timm.
+
+    transformers' layout has no place for the token sampler: it keeps our names, which transformers passes over.
+    """
+    state, config, classes, multi_label = weights
+    is_rgb = config.in_channels == 3
+    is_videomae = config.positions == "flat-1d" and "norm.running_mean" not in state
+    has_timm = is_rgb and "encoder.norm.weight" in state
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if is_videomae:
+            export_huggingface(weights, folder)
+            sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
+            state = to_external(state, "huggingface", config.tubelet_size, config.in_channels) | sampler
+        metadata = pretrained.make_metadata(config, classes, multi_label)
+        metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
+        pretrained.save(folder / "model.safetensors", state, metadata)
+        if has_timm:
+            positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
+            write_weights(folder / TIMM_FILE, to_timm(weights.state, positions, config.tubelet_size))
+        write_card(
+            folder / "model.safetensors", weights, state, source, repo, license, is_videomae and is_rgb, has_timm
+        )
+        push_folder(folder, repo)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", metavar="INPUT", help="shards, videos, or a list of videos")
     parser.add_argument("output", metavar="OUT", type=Path, help="folder for the features")
-    parser.add_argument("--model", required=True, type=Path, help="run, checkpoint, export or another project's file")
+    parser.add_argument(
+        "--model", required=True, help="run, checkpoint, export, another project's file, or hf://user/name"
+    )
     parser.add_argument("--window", type=int, metavar="T", help="frames per window; default: as trained")
     parser.add_argument("--stride", type=int, metavar="N", help="frames from window to window; default: a whole window")
     rate = parser.add_mutually_exclusive_group()
@@ -101,6 +103,7 @@ from shard_tools.encoding.source import assign_ticks, open_source, read_frames, 
 from shard_tools.inputs import Item, read_inputs
 from shard_tools.inputs.item import Segment
 from shard_tools.work import local_copy
+from training.remote_run import local_run
 
 PREFETCHED = 4  # batches that are decoded ahead
 DTYPES = {"features": np.float32, "tokens": np.float16, "times": np.float64}
@@ -169,12 +172,13 @@ def main(options: argparse.Namespace) -> int:
     device = choose_device(options.device)
     changes = {"num_frames": options.window, "image_size": options.image_size}
     changes = {name: value for name, value in changes.items() if value}
-    encoder = VideoEncoder.from_pretrained(options.model, **changes).to(device)
+    model = local_run(options.model)
+    encoder = VideoEncoder.from_pretrained(model, **changes).to(device)
     length = encoder.config.num_frames
     given = {name: getattr(options, name) for name in Rate._fields if getattr(options, name)}
-    rate = Rate(**(given or trained_rate(options.model)))
+    rate = Rate(**(given or trained_rate(model)))
     stride = options.stride or length
-    settings = {"model": str(find_file(options.model).resolve()), **rate._asdict(), "stride": stride}
+    settings = {"model": str(find_file(model).resolve()), **rate._asdict(), "stride": stride}
     write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
 
     first, step = options.part

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = [*sorted(ROOT.glob("*.py")), *(ROOT / f"shard_tools/{name}.py" for name in ("make_shards", "check_shards"))]
+COMMANDS = [
+    *sorted(file for file in ROOT.glob("*.py") if file.name != "hubconf.py"),
+    *(ROOT / f"shard_tools/{name}.py" for name in ("make_shards", "check_shards")),
+]
 HEAVY = {"torch", "timm", "torchvision", "torchao", "triton", "transformers", "matplotlib", "nvidia.dali"}
 
 HELP = """

@@ -16,6 +16,7 @@ from uuid import uuid4
 from common.atomic_io import atomic_folder
 from common.errors import InputError
 from common.logging import log
+from model.weights.hub import find_model
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore, is_remote
 from training.checkpoint import STATE_FILE, Manifest, complete_checkpoints, parse_step, verify_files
@@ -35,9 +36,12 @@ def staging(url: str) -> Path:
 
 
 def local_run(path: str) -> Path:
-    """Return what a command reads that is given a run: `path`, or a copy of what is at this URL now."""
+    """Return what a command reads that is given weights: `path`, or a copy of the run that is at this URL now, or of
+    the model hf://user/name."""
     if not is_remote(path):
         return Path(path)
+    if path.startswith("hf://") and path.count("/") == 3:
+        return find_model(path)
     copy = _copy_of(path)
     if (copy / "config.yaml").exists() and ObjectStore(path).read("config.yaml") != (copy / "config.yaml").read_bytes():
         shutil.rmtree(copy)

@@ -55,7 +55,7 @@ PERCENTAGES = ("data_wait_fraction", "skipped_updates")
 
 def write_report(run: Path, config: TrainConfig | dict[str, Any], total_steps: int | None = None) -> None:
     """Write RUN/report.html; reads all of metrics.jsonl: a second for 50,000 rows."""
-    rows = [_to_percent(row) for row in read_rows(run / "metrics.jsonl")]
+    rows = read_metrics(run)
     corrupt = JsonlFile(run / "quarantine.jsonl").read()
     images = [
         (printable(file.stem), "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode())
@@ -137,10 +137,16 @@ def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float
     return [(fmean(step for step, _ in group), fmean(value for _, value in group)) for group in groups]
 
 
-def _to_percent(row: dict[str, Any]) -> dict[str, float]:
-    """Keep a row's finite numbers, fractions as percentages."""
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and isfinite(value)}
-    return numbers | {name: 100 * numbers[name] for name in PERCENTAGES if name in numbers}
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """Read the finite numbers of a run's metrics.jsonl, fractions as percentages."""
+    return [
+        {name: value * (100 if name in PERCENTAGES else 1) for name, value in row.items() if _is_number(value)}
+        for row in read_rows(run / "metrics.jsonl")
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
 
 
 def _format(value: float) -> str:

@@ -31,7 +31,7 @@ class OwnEncoder(nn.Module):
         from model.encoder import VideoEncoder  # which imports this package
         from model.weights import pretrained
 
-        state, theirs, *_ = pretrained.load(config.teacher, config.num_frames)
+        state, theirs, *_ = pretrained.load(Path(config.teacher), config.num_frames)
         for name in ("num_frames", "frame_size", "in_channels"):
             wanted, given = getattr(config, name), getattr(theirs, name)
             if wanted != given:

@@ -10,6 +10,8 @@ import re
 from typing import Literal, NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from common.errors import InputError
 from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
@@ -133,6 +135,26 @@ def to_external(
                 state[theirs.replace("qkv", part)] = weight.clone()
         else:
             state[theirs] = value.contiguous()
+    return state
+
+
+def to_timm(
+    state_dict: StateDict, positions: Float[Tensor, "N D"], tubelet_size: int, in_channels: int = 3
+) -> StateDict:
+    """Convert tokenizer and encoder to timm's VisionTransformer, for still images: all frames of a tubelet are the same
+    image. positions: of the tokens of one tubelet."""
+    kernel = to_external({TOKENIZER: state_dict[TOKENIZER]}, "videomae", tubelet_size, in_channels)
+    state = {
+        "pos_embed": positions[None],
+        "patch_embed.proj.weight": kernel["patch_embed.proj.weight"].sum(2),
+        "patch_embed.proj.bias": state_dict["tokenizer.projection.bias"],
+    }
+    for name, value in state_dict.items():
+        if name.endswith("q_bias"):
+            biases = value, torch.zeros_like(value), state_dict[name.replace("q_bias", "v_bias")]
+            name, value = name.replace("q_bias", "qkv.bias"), torch.cat(biases)
+        if name.startswith("encoder.") and not name.endswith("v_bias"):
+            state[name.removeprefix("encoder.")] = value
     return state
 
 

@@ -17,6 +17,7 @@ from model.adamae import AdaMAE
 from model.config import Masking, ModelConfig
 from model.encoder import VideoEncoder
 from model.probe import make_classifier
+from model.weights.hub import find_model
 from model.weights.infer_config import infer_config
 from model.weights.layouts import from_external, is_pretraining
 from model.weights.loading import StateDict, check_keys, shapes
@@ -26,6 +27,7 @@ CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: Mo
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
 MULTI_LABEL_KEY = "multi_label"  # there too: whether it decides about each class by itself, as JSON
 SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
+RATE_KEY = "rate"  # and of what came to the Hub without its run: trained_rate, as JSON
 ENCODER_PARTS = ("tokenizer.", "encoder.")  # what the names of an encoder's weights start with
 HUGGINGFACE_KEYS = {  # ModelConfig's names -> those in the config.json of a VideoMAE
     "encoder_width": "hidden_size",
@@ -54,11 +56,11 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     """Load the weights at `path`, in our layout, and the configuration of their model, on the CPU.
 
     path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
-    authors, of VideoMAE or of Hugging Face. Where neither the file nor a config.yaml says what clips it is for, they
-    are those of `like`, if that has as many tokens, or of `num_frames` square frames. Raises InputError where there is
-    no such model.
+    authors, of VideoMAE or of Hugging Face; as a string, also a model `user/name` of the Hub (model.weights.hub). Where
+    neither the file nor a config.yaml says what clips it is for, they are those of `like`, if that has as many tokens,
+    or of `num_frames` square frames. Raises InputError where there is no such model.
     """
-    file = find_file(Path(path))
+    file = find_file(path)
     state, metadata = read_state_dict(file)
     if not any(name.startswith("tokenizer.") for name in state):
         state = from_external(state)
@@ -109,14 +111,15 @@ def make_metadata(config: ModelConfig, classes: Sequence[str] = (), multi_label:
     return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
 
 
-def find_file(path: Path) -> Path:
+def find_file(path: str | Path) -> Path:
     """Find the file of weights at `path`: of a run, the newest; averaged weights (EMA) where there are some."""
+    path = find_model(path)
     if path.is_file():
         return path
     if not path.is_dir():
         raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
     for place in ("", "checkpoints/step-*/"):
-        for name in ("average.safetensors", "model.safetensors", "pytorch_model.bin"):
+        for name in ("average.safetensors", "model.safetensors", "encoder.safetensors", "pytorch_model.bin"):
             if found := sorted(path.glob(place + name)):
                 return found[-1]
     raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
@@ -145,16 +148,19 @@ def config_of_run(run: Path) -> ModelConfig:
 
 
 def trained_rate(path: Path) -> dict[str, Any]:
-    """Read data.frame_stride or data.fps of a run or a checkpoint of one, by name; a stride of 4 of anything else."""
-    run = run_of(find_file(path))
+    """Read data.frame_stride or data.fps of a run or an export of one, by name; a stride of 4 of anything else."""
+    file = find_file(path)
+    run = run_of(file)
     if run is None:
-        return {"frame_stride": 4}
-    data = run_config(run).get("data")
+        known = read_metadata(file) if file.suffix == ".safetensors" else {}
+        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file)
+    else:
+        data = run_config(run).get("data")
     for name in ("frame_stride", "fps"):
         rate = data.get(name) if isinstance(data, dict) else None
         if isinstance(rate, int | float) and rate > 0:
             return {name: rate}
-    raise InputError(f"{run / 'config.yaml'} is damaged (it has no data.frame_stride above 0): put it back")
+    raise InputError(f"{run / 'config.yaml' if run else file} is damaged (no data.frame_stride above 0): put it back")
 
 
 def read_score(file: Path, name: str) -> float:

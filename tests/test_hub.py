@@ -1,0 +1,155 @@
+"""Weights go to the Hugging Face Hub, a stand-in on this machine, and come back, here, in transformers and in timm."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import HubServer
+from huggingface_hub import constants
+
+import export
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.classifier import VideoClassifier
+from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.weights import pretrained
+from training.remote_run import local_run
+
+CONFIG = ModelConfig(
+    size="tiny", encoder_depth=2, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
+)
+CLIP = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield server
+
+
+def push(source: Path, *arguments: str) -> None:
+    export.main(export.parse_arguments(["export", str(source), "--push", "user/name", *arguments]))
+
+
+@pytest.fixture
+def model() -> AdaMAE:
+    """Sampler and biases are not what a new model has."""
+    model = AdaMAE(CONFIG).eval()
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.05)
+    return model
+
+
+def test_a_run_goes_there_and_comes_back(
+    hub: HubServer, write_run: Callable[..., Path], model: AdaMAE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(model)
+    push(run, "--license", "cc-by-4.0")
+    monkeypatch.chdir(tmp_path)
+    again = AdaMAE.from_pretrained("user/name")
+    assert again.config == AdaMAE.from_pretrained(run).config
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
+    assert torch.equal(
+        VideoEncoder.from_pretrained("hf://user/name@main").encode(CLIP).tokens, model.encode(CLIP).tokens
+    )
+    assert pretrained.trained_rate(local_run("hf://user/name")) == pretrained.trained_rate(run)
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert AdaMAE.from_pretrained("user/name").config == again.config
+    assert not hub.requests
+
+
+def test_the_model_card_says_how_to_load_it(
+    hub: HubServer, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports transformers, which takes seconds."""
+    push(tiny_run, "--license", "cc-by-4.0")
+    monkeypatch.chdir(tmp_path)
+    card = hub.models["user/name"]["README.md"].decode()
+    assert card.startswith("---\nlicense: cc-by-4.0\n")
+    assert "| `steps` | 6 |" in card
+    assert "| `data.shards` | shards |" in card
+    assert "| reconstruction loss | " in card
+    assert str(tiny_run.parent) not in card, "nothing of the machine that it was made on"
+    assert hub.models["user/name"]["curves.png"].startswith(b"\x89PNG")
+    model = AdaMAE.from_pretrained(tiny_run)
+    frames, height, width = model.config.num_frames, *model.config.frame_size
+    image = torch.randint(0, 256, (1, 1, height, width, 3), dtype=torch.uint8)
+    clip = torch.randint(0, 256, (1, frames, height, width, 3), dtype=torch.uint8)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    given = {"clip": clip, "frames": list(clip[0].numpy()), "images": (image[:, 0].movedim(3, 1) / 255 - mean) / std}
+    ours, theirs, of_image = (run_code(code, given) for code in re.findall(r"^```python\n(.*?)^```", card, re.M | re.S))
+    torch.testing.assert_close(theirs, ours.tokens, atol=1e-4, rtol=1e-4)
+    tubelet = model.config.tubelet_size
+    encoder = VideoEncoder.from_pretrained(tiny_run, num_frames=tubelet)
+    torch.testing.assert_close(of_image, encoder.encode(image.repeat(1, tubelet, 1, 1, 1)).pooled, atol=1e-4, rtol=1e-4)
+
+
+def run_code(code: str, given: dict[str, object]):
+    values = dict(given)
+    with torch.no_grad():
+        exec(compile(code, "model card", "exec"), values)
+    return values["features"]
+
+
+def test_classifiers_and_what_transformers_has_no_place_for(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    classifier = VideoClassifier(CONFIG, num_classes=2).eval()
+    file = tmp_path / "classifier.safetensors"
+    pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
+    push(file)
+    state, config, classes, _ = pretrained.load("user/name")
+    assert (config, classes) == (CONFIG, ["up", "down"])
+    assert all(torch.equal(value, state[name]) for name, value in classifier.state_dict().items())
+    gray = ModelConfig(**{**vars(CONFIG), "positions": "separable-3d", "in_channels": 1})
+    other = AdaMAE(gray)
+    pretrained.save(file, other.state_dict(), pretrained.make_metadata(gray))
+    push(file)
+    again = AdaMAE.from_pretrained("user/name")
+    assert again.config == gray
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in again.state_dict().items())
+    assert "transformers" not in hub.models["user/name"]["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("user/nothing", "user/nothing is neither a path here nor a model on the Hugging Face Hub that you may read"),
+        ("user/empty@v2", "user/empty@v2 is neither a path here"),
+        ("user/empty", "user/empty on the Hugging Face Hub has no weights"),
+        ("user/--", "user/-- is neither a path here"),
+        ("runs/mine/checkpoints", "runs/mine/checkpoints does not exist"),
+        (Path("user/nothing"), "user/nothing does not exist"),
+    ],
+)
+def test_wrong_names_are_one_sentence(hub: HubServer, name: str | Path, says: str) -> None:
+    hub.models["user/empty"] = {"README.md": b"# nothing"}
+    with pytest.raises(InputError, match=says):
+        VideoEncoder.from_pretrained(name)
+
+
+def test_nobody_there(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="the Hugging Face Hub cannot be reached"):
+        AdaMAE.from_pretrained("user/name")
+    pretrained.save(tmp_path / "a.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
+    with pytest.raises(InputError, match=r"user/name cannot be written on the Hugging Face Hub .*offline"):
+        push(tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="give OUTPUT or --push"):
+        export.parse_arguments(["export", "run"])
+
+
+def test_torch_hub_loads_it(write_run: Callable[..., Path], model: AdaMAE) -> None:
+    encoder = torch.hub.load(str(Path(__file__).parents[1]), "video_encoder", write_run(model), source="local")
+    assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)

@@ -1,0 +1,83 @@
+"""Write the README.md of exported weights: how to load them, and what the run they are of says of its training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from common.atomic_io import hash_file, write_text
+from common.logging import printable
+from model.weights.loading import StateDict
+from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
+from training.config import changed_keys
+from training.report import CHARTS, average_points, current_metrics, read_metrics
+
+TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
+PATHS = ("data.shards", "evaluation.shards", "init_from", "model.teacher")  # of which the card has the names
+OF_THE_MACHINE = ("run", "data.cache_dir", "device")
+
+
+def write_card(
+    file: Path,
+    weights: Weights,
+    exported: StateDict,
+    source: Path,
+    where: str,
+    license: str = "other",
+    has_transformers: bool = False,
+    has_timm: bool = False,
+) -> None:
+    """Write a README.md beside `file`, which holds the tensors `exported`; `where`: what to load them by."""
+    config = weights.config
+    height, width = config.frame_size
+    run = run_of(find_file(source))
+    rows = read_metrics(run) if run else []
+    if rows:
+        plot_loss(rows, file.parent / "curves.png")
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
+    )
+    card = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        config=config,
+        configuration=json.dumps({name: value for name, value in vars(config).items() if value is not None}),
+        size=config.dimensions,
+        height=height,
+        width=width,
+        channels={3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels"),
+        rate="".join(f"{name} {value:g}" for name, value in trained_rate(source).items()),
+        num_parameters=sum(value.numel() for value in exported.values()),
+        source=source.name,  # not where it lies on this machine
+        title=where.rpartition("/")[2] if where != file.name else "AdaMAE encoder",
+        file=file,
+        sha256=hash_file(file),
+        where=where,
+        license=license,
+        has_transformers=has_transformers,
+        has_timm=has_timm,
+        recipe=describe_recipe(run_config(run)) if run else {},
+        results=current_metrics(rows),
+    )
+    write_text(file.parent / "README.md", card)
+
+
+def describe_recipe(values: dict[str, Any]) -> dict[str, str]:
+    """Return the options of a run that are not the defaults, without the places of the machine that it ran on."""
+    recipe = {key: value for key, value in changed_keys(values).items() if key not in OF_THE_MACHINE}
+    for key in recipe.keys() & PATHS:
+        places = recipe[key] if isinstance(recipe[key], list) else [recipe[key]]
+        recipe[key] = ", ".join(Path(str(place)).name for place in places)
+    return {key: printable(value) for key, value in recipe.items()}
+
+
+def plot_loss(rows: list[dict[str, float]], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    for name in CHARTS[0][1]:
+        if points := average_points([(row["step"], row[name]) for row in rows if name in row]):
+            axes.plot(*zip(*points, strict=True), label=name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    figure.savefig(file)
