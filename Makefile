@@ -8,11 +8,12 @@ BIN := .venv/bin
 # Videos -> shards -> pre-training -> figures -> report, on synthetic videos, or on yours: make demo VIDEOS=folder.
 DEMO := demo/$(if $(VIDEOS),own,synthetic)
 DEMO_VIDEOS := $(or $(VIDEOS),$(DEMO)/videos)
-DEMO_UNSEEN := $(or $(VIDEOS),$(DEMO)/unseen)
+DEMO_SHARDS := $(DEMO)/shards$(if $(VIDEOS),/train)
+DEMO_UNSEEN := $(if $(VIDEOS),$(DEMO)/shards/validation,$(DEMO)/unseen)
 
 demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.done $(DEMO)/unseen/.done)
-	$(BIN)/python shard_tools/make_shards.py "$(DEMO_VIDEOS)" $(DEMO)/shards --frame-stride 2 --max-rejects 0.5
-	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO)/shards run=$(DEMO)/run
+	$(BIN)/python shard_tools/make_shards.py "$(DEMO_VIDEOS)" $(DEMO)/shards --frame-stride 2 --max-rejects 0.5 $(if $(VIDEOS),--hold-out 0.2)
+	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO_SHARDS) $(if $(VIDEOS),evaluation.shards=$(DEMO_UNSEEN)) run=$(DEMO)/run
 	$(BIN)/python visualize.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)/figures
 	$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)"
 

@@ -10,25 +10,25 @@ cd "$(dirname "$0")/.."
 VIDEOS=$1 OUT=${2:-first_hour} PYTHON=${PYTHON:-python}
 STEPS=${STEPS:-300} SIZE=${SIZE:-tiny} IMAGE=${IMAGE:-64} FRAMES=${FRAMES:-8} BATCH=${BATCH:-16}
 model=(model.size="$SIZE" model.image_size="$IMAGE" model.num_frames="$FRAMES" model.patch_size=8)
-settings=(data.shards="$OUT/shards" evaluation.shards="$OUT/shards" data.frame_stride=2 steps="$STEPS"
+settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validation" data.frame_stride=2 steps="$STEPS"
   global_batch="$BATCH" batch_size="$BATCH" optimizer.base_lr=1.6e-2
   evaluation.every="$STEPS")
 
-# 1. Build shards, and check the environment and the loading speed.
-"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --frame-stride 2 --contact-sheet
-"$PYTHON" doctor.py "$OUT/shards" data.frame_stride=2 "${model[@]}"
+# 1. Build shards, a fifth of the videos apart, and check the environment and the loading speed.
+"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2 --contact-sheet
+"$PYTHON" doctor.py "$OUT/shards/train" data.frame_stride=2 "${model[@]}"
 
 # 2. Pre-train; OUT/pretrain/report.html tracks progress.
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" model.mask_ratio=0.85 run="$OUT/pretrain"
 "$PYTHON" -m training.compare "$OUT/pretrain"
-"$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards" --clips 2 --output "$OUT/figures"
+"$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards/validation" --clips 2 --output "$OUT/figures"
 
 # 3. Fine-tune and evaluate.
 "$PYTHON" train.py task=finetune "${model[@]}" "${settings[@]}" init_from="$OUT/pretrain" run="$OUT/finetune"
-"$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards" --clips 2
+"$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards/validation" --clips 2
 
 # 4. Extract features of every video; load the same model in plain Hugging Face code.
-"$PYTHON" extract_features.py "$OUT/shards" "$OUT/features" --model "$OUT/pretrain"
+"$PYTHON" extract_features.py "$OUT/shards/validation" "$OUT/features" --model "$OUT/pretrain"
 "$PYTHON" export.py export "$OUT/pretrain" "$OUT/huggingface" --to huggingface
 "$PYTHON" - "$OUT/huggingface" <<'CODE'
 import sys
@@ -45,4 +45,4 @@ CODE
 # 5. Continue pre-training from weights in Hugging Face's format, on larger frames, and extract features.
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" init_from="$OUT/huggingface" model.image_size=$((IMAGE + 16)) \
   model.mask_ratio=0.85 run="$OUT/larger"
-"$PYTHON" extract_features.py "$OUT/shards" "$OUT/larger_features" --model "$OUT/larger"
+"$PYTHON" extract_features.py "$OUT/shards/validation" "$OUT/larger_features" --model "$OUT/larger"

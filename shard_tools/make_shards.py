@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
+from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         type=_split,
         metavar="NAME=LIST",
         help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split",
+    )
+    what.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        help="create OUTPUT/train and OUTPUT/validation, with this share of the files (0.2), by a hash of their names",
     )
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
     what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
@@ -116,6 +123,8 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise InputError("--split names must differ")
     inputs, place = arguments.input, arguments.output
+    if arguments.hold_out is not None and (arguments.split or inputs == "-" or not 0 < arguments.hold_out < 1):
+        raise InputError("--hold-out is a share between 0 and 1 of a folder or a list, without --split")
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
@@ -237,18 +246,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
     lists = dict(parsed.split) or {"": parsed.input}
+    if parsed.hold_out is not None:
+        lists = {"train": parsed.input, "validation": parsed.input}
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
         splits: dict[str, Inputs] = {}
         for name, where in lists.items():
-            inputs = read_inputs(where, make_choices(parsed, root, name), skipped[name])
+            inputs = read_inputs(where, make_choices(parsed, root, name if parsed.split else ""), skipped[name])
+            if parsed.hold_out is not None:
+                inputs.hold_out(parsed.hold_out, name == "validation")
+                if not len(inputs):
+                    raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
             if label_map and not parsed.unlabeled:
                 inputs.apply_label_map(label_map)
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
             splits[name] = inputs
+        for (name, one), (other_name, other) in combinations(splits.items(), 2):
+            if shared := one.list_shared(other):
+                log(
+                    f"WARNING: {len(shared)} videos are in both {name} and {other_name} (the first:"
+                    f" {printable(shared[0])}): evaluations will be optimistically biased",
+                    sys.stderr,
+                )
         if parsed.dry_run:
             return 0
         if parsed.estimate:
@@ -262,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else LocalOutput(Path(parsed.output) / name)
             for name in splits
         }
-        if parsed.split and not classes:  # all splits have the same ones, which keep the ids that they were made with
+        if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
             folders = [output.folder for output in outputs.values() if is_described(output.folder)]
             known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)

@@ -278,11 +278,11 @@ def majority_top1(labels: Int[Tensor, " V"]) -> float:
 
 def warn_of_majority(metrics: Mapping[str, float]) -> list[str]:
     """Return a sentence for each accuracy that is not above the majority class's."""
-    majority = metrics.get("majority_top1", -1.0)
     return [
-        f"WARNING: {name} is {metrics[name]:.3f}, and always predicting the most common class gives {majority:.3f}"
+        f"WARNING: {name} is {metrics[name]:.3f}, and always predicting the most common class gives"
+        f" {metrics['majority_top1']:.3f}"
         for name in ("knn_top1", "top1")
-        if metrics.get(name, 1.0) <= majority
+        if name in metrics and metrics[name] <= metrics["majority_top1"]
     ]
 
 

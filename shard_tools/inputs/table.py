@@ -1,5 +1,6 @@
 """All that an input asks for, in a table on disk: there may be more of them than memory should hold."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -83,6 +84,24 @@ class Inputs:
         elif table.fetch_one("SELECT 1 FROM items WHERE labels IS NOT NULL LIMIT 1"):
             problem = "it has no label, others have one"
             table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
+
+    def hold_out(self, share: float, keep: bool) -> None:
+        """Keep the files that are held out, or drop them: those whose name has a hash in the first `share` of all, but
+        at least one. Whatever is added, they stay on their side."""
+        hashes = {
+            source: hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest() for source in self._list_sources()
+        }
+        limit = max(int(share * 2**64).to_bytes(8), min(hashes.values()))
+        for source, found in hashes.items():
+            if (found <= limit) != keep:
+                self._table.run("DELETE FROM items WHERE source = ?", source)
+
+    def list_shared(self, other: "Inputs") -> list[str]:
+        """List the files that `other` has too."""
+        return [source for source in self._list_sources() if other.location(source) is not None]
+
+    def _list_sources(self) -> list[str]:
+        return [source for (source,) in self._table.run("SELECT DISTINCT source FROM items ORDER BY source")]
 
     def __len__(self) -> int:
         return self._count("TRUE")

@@ -219,6 +219,36 @@ def test_splits_share_classes_which_keep_their_ids(videos: Path, tmp_path: Path)
         make(videos, tmp_path / "out", *splits, "--label-map", str(tmp_path / "map.txt"))
 
 
+def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: Path) -> None:
+    def sources(name: str) -> set[str]:
+        return {sample.source for _, sample in all_samples(tmp_path / "out" / name)}
+
+    few = tmp_path / "videos"
+    shutil.copytree(videos, few, ignore=lambda folder, names: [name for name in names if name.endswith("_000002.mp4")])
+    assert make(few, tmp_path / "out", "--hold-out", "0.4") == 0
+    first = sources("validation")
+    assert 0 < len(first) < len(first | sources("train")) == len(list(few.rglob("*.mp4")))
+    shutil.copytree(videos, few, dirs_exist_ok=True)
+    assert make(few, tmp_path / "out", "--hold-out", "0.4") == 0
+    assert len(sources("validation") | sources("train")) == NUM_VIDEOS
+    assert first <= sources("validation")
+    assert not sources("validation") & sources("train")
+    assert read_dataset_info(tmp_path / "out/train").classes == ["down", "left", "right"]
+    (alone,) = (few / source for source in sorted(first)[:1])
+    with pytest.raises(InputError, match=r"--hold-out leaves no video for train"):
+        make(alone, tmp_path / "none", "--hold-out", "0.1")
+    with pytest.raises(InputError, match="--hold-out is a share between 0 and 1"):
+        make(few, tmp_path / "none", "--hold-out", "20")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_video_of_two_splits_is_named(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("right/video_000000.mp4,right\nleft/video_000001.mp4,left\n")
+    (tmp_path / "b.csv").write_text("left/video_000001.mp4,left\n")
+    assert make(videos, tmp_path / "out", *(f"--split={name}={tmp_path}/{name}.csv" for name in "ab")) == 0
+    assert "WARNING: 1 videos are in both a and b (the first: left/video_000001.mp4)" in capsys.readouterr().err
+
+
 def test_pieces_of_long_videos_are_spread_over_all_shards_without_losing_a_frame(videos: Path, tmp_path: Path) -> None:
     options = ["--frame-stride", "2", "--clip-seconds", "0.28", "--samples-per-shard", "5"]
     make(videos, tmp_path / "out", *options)
