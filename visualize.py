@@ -93,7 +93,8 @@ def visualize(options: argparse.Namespace) -> None:
         if options.html:
             interactive.append((clip.name, rows_by_ratio(model, clip, options.seed)))
     if interactive:
-        write_text(output / "report.html", render_page(f"AdaMAE: {run}", interactive, explain_figure(config)))
+        page = render_page(f"AdaMAE: {run}", interactive, config.mask_ratio, explain_figure(config))
+        write_text(output / "report.html", page)
     log(f"wrote figures to {output}")
 
 

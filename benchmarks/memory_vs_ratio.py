@@ -21,13 +21,16 @@ from model.config import SIZES, ModelConfig
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=at_least(1), default=16, help="clips to predict memory for")
+    parser.add_argument(
+        "--batch-size", type=at_least(1), help="clips to predict memory for (default: the run's, or 16)"
+    )
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
     parser.add_argument(
         "--repetitions", type=at_least(1), help="timed steps per point; default: 20 on a GPU, 2 on a CPU"
     )
     options = parser.parse_args(arguments)
+    options.batch_size = options.batch_size or (16 if options.config is None else None)
     if options.overrides and options.config is None:
         raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
     return options
@@ -187,9 +190,10 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     return row
 
 
-def describe_run(file: Path, overrides: list[str], batch_size: int) -> str:
+def describe_run(file: Path, overrides: list[str], batch_size: int | None) -> str:
     """Predict a step of a run by part, and the largest batch for common GPUs."""
     run = parse(["--config", str(file), "data.shards=none", *overrides])
+    batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
     if run.task != "pretrain":
         raise InputError(f"{file} has task={run.task}; only pre-training is predicted")
     on_gpu = run.device != "cpu"

@@ -16,8 +16,9 @@ HEIGHT = 160  # pixels of a frame
 TEMPLATE = Path(__file__).with_name("interactive.html.jinja")
 
 
-def render_page(title: str, clips: Sequence[tuple[str, dict[float, list[Row]]]], note: str = "") -> str:
-    """Return the HTML. `clips`: name of each, and its rows by mask ratio, the same ratios for all, ascending."""
+def render_page(title: str, clips: Sequence[tuple[str, dict[float, list[Row]]]], shown: float, note: str = "") -> str:
+    """Return the HTML. `clips`: name of each, and its rows by mask ratio, the same ratios for all, ascending; it opens
+    at the ratio `shown`."""
     content = []
     for name, rows_by_ratio in clips:
         sheets = []
@@ -33,4 +34,5 @@ def render_page(title: str, clips: Sequence[tuple[str, dict[float, list[Row]]]],
         content.append({"name": printable(name), "num_frames": num_frames, "sheets": sheets})
     # Names are the users' own: the template escapes them all, and `tojson` what would end the script from within.
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE.read_text())
-    return page.render(title=printable(title), clips=content, width=width, height=HEIGHT, note=note)
+    start = [*clips[0][1]].index(shown)
+    return page.render(title=printable(title), clips=content, start=start, width=width, height=HEIGHT, note=note)

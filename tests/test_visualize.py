@@ -84,6 +84,7 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     clips = json.loads(re.search(r"const clips = (\[.*\]);", text)[1])
     assert [clip["name"] for clip in clips] == ["a", "b"]
     assert [sheet["mask_ratio"] for sheet in clips[0]["sheets"]] == ["0.5", "0.75", "0.85", "0.9", "0.95", "0.98"]
+    assert "ratio.value = 1;" in text, "it opens at the ratio of the run"
     assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
     assert len(clips[0]["sheets"][0]["labels"]) == 6
 

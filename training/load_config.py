@@ -1,4 +1,4 @@
-"""The configuration of a command line, on top of what the weights that a classifier or probe starts from say."""
+"""The configuration of a command line, on top of what the run that it resumes or the weights that it starts from say."""
 
 import sys
 from dataclasses import replace
@@ -15,14 +15,20 @@ SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "motion_channel", 
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
-    """Parse a command line; the model has the shape of init_from where the command line says nothing else.
+    """Parse a command line; the model has the shape of init_from where the command line says nothing else, and
+    `run=RUN` without a configuration resumes that run with its own.
 
     Raise InputError.
     """
+    from common.config_parser import option_names, split_overrides
+
+    options = dict(option.partition("=")[::2] for option in split_overrides(arguments))
+    run = options.get("--run", "")
+    if run and not {"--config", "--data.shards"} & options.keys() and (own := _find_config(run)):
+        arguments = ["--config", str(own / "config.yaml"), *arguments]
     config = parse(arguments)
     if not config.init_from or config.init_optimizer:
         return config
-    from common.config_parser import option_names, split_overrides
     from model.weights import pretrained
     from training.remote_run import local_run
 

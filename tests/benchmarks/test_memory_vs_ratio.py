@@ -74,7 +74,7 @@ def test_the_largest_batch_fits_with_what_dali_holds() -> None:
 
 
 def test_a_runs_step_is_predicted_by_part(capsys) -> None:
-    config = ["--config", str(memory_vs_ratio.ROOT / "configs/demo.yaml"), "--batch-size", "2", "device=cpu"]
+    config = ["--config", str(memory_vs_ratio.ROOT / "configs/demo.yaml"), "batch_size=2", "device=cpu"]
     torch.manual_seed(0)
     main(parse_arguments([*config, "model.encoder_depth=1", "model.decoder_depth=1"]))
     said = capsys.readouterr()

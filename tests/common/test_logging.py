@@ -93,8 +93,8 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_escapes_names(name: str) -> None:
     row = Row(f"label {name}", np.zeros((2, 32, 32, 3), np.uint8))
-    text = render_page(f"AdaMAE: {name}", [(name, {0.9: [row]})])
-    plain, hostile = Elements(render_page("AdaMAE", [("a", {0.9: [row._replace(label="b")]})])), Elements(text)
+    text = render_page(f"AdaMAE: {name}", [(name, {0.9: [row]})], 0.9)
+    plain, hostile = Elements(render_page("AdaMAE", [("a", {0.9: [row._replace(label="b")]})], 0.9)), Elements(text)
     assert hostile.names == plain.names
     assert hostile.texts["title"].strip() == hostile.texts["h1"].strip().split("\n")[0] == f"AdaMAE: {name}"
     script = re.search(r"<script>\n(.*?)</script", text, re.DOTALL)[1]

@@ -170,6 +170,15 @@ def test_an_average_continues_in_a_fork(new, tmp_path):
         assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "again", 2, name))
 
 
+def test_the_name_of_a_run_is_enough_to_resume_it(tiny_run, tmp_path):
+    run_dir = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    shutil.rmtree(run_dir / "checkpoints/step-00000006")
+    train(load_config([f"run={run_dir}", "keep_checkpoints=1"]))
+    assert is_same(load_weights(run_dir, 6), load_weights(tiny_run, 6))
+    with pytest.raises(InputError, match=r"data\.shards is empty"):
+        load_config([f"run={tmp_path / 'none'}"])
+
+
 def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
     """From weights of square ones."""
     wide = ["model.image_size=[16,48]", f"init_from={tiny_run}", "steps=2", "checkpoint_every=1"]
