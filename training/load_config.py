@@ -1,4 +1,4 @@
-"""The configuration of a command line, on top of what the run that it resumes or the weights that it starts from say."""
+"""The configuration of a command line, on top of what the run that it resumes or starts from says."""
 
 import sys
 from dataclasses import replace
