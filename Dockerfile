@@ -8,7 +8,7 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 adamae \
- && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /adamae/home /data
+ && install --directory --owner adamae --mode 1777 /adamae/runs /adamae/cache /data
 
 # This layer depends on the pins only, so that editing the code does not download 4 GB again. Secrets are the build
 # host's pip settings and certificates, if any; they are stored in no layer.
@@ -18,22 +18,17 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
     if [ -s /run/secrets/pip_settings ]; then export PIP_CONFIG_FILE=/run/secrets/pip_settings; fi \
  && if [ -s /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
  && python3 -m venv /opt/venv \
- && python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["s3"], sep="\n")' \
+ && python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum(map(p["optional-dependencies"].get, ("s3", "gcs", "wandb")), []), sep="\n")' \
   | /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement /dev/stdin
 
 COPY . /adamae/
 
 # video: NVDEC, without which DALI cannot decode on the GPU. PYTHONPATH instead of an editable install.
-# Home and caches are where any `--user` may write; USER is for users without a name (getpass).
+# USER is for users without a name (getpass); the entry point gives every user a HOME in /adamae/cache.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,video,utility \
     PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/adamae \
     PYTHONUNBUFFERED=1 \
-    USER=adamae \
-    HOME=/adamae/home \
-    XDG_CACHE_HOME=/adamae/cache \
-    TRITON_CACHE_DIR=/adamae/cache/triton \
-    TORCHINDUCTOR_CACHE_DIR=/adamae/cache/torchinductor \
-    MPLCONFIGDIR=/adamae/cache/matplotlib
+    USER=adamae
 ENTRYPOINT ["/adamae/launch/entrypoint.sh"]

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 def test_the_image_holds_every_package() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
-    assert {*packages, "configs", "*.py", "pyproject.toml", "constraints.txt", "launch/entrypoint.sh"} <= allowed
+    files = {"configs", "docs", "*.md", "*.py", "pyproject.toml", "constraints.txt", "launch/entrypoint.sh"}
+    assert {*packages, *files} <= allowed
 
 
 @pytest.fixture
@@ -52,3 +53,9 @@ def test_the_container_runs_as_the_owner_of_the_mounted_folder(started) -> None:
     several = ["torchrun", "--nproc-per-node", "2", "train.py"]
     assert started(several, {})[6:] == several
     assert started([], {})[6:] == ["python", "train.py", "--help"]
+
+
+def test_every_user_has_caches_of_their_own(started) -> None:
+    show = ["/bin/sh", "-c", "echo $HOME $TORCHINDUCTOR_CACHE_DIR"]
+    assert started(show, {}, user="1234") == ["/adamae/cache/1234", "/adamae/cache/1234/.cache/torchinductor"]
+    assert started(show, {"/adamae/runs": "0:0"})[0] == "/adamae/cache/0"
