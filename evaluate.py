@@ -4,7 +4,8 @@ Averages probabilities over --clips × --crops views of every video in SHARDS. E
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights: ours, the original or Hugging Face's. How clips are sampled is taken
 from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
-calibration.png and mistakes.png to --output; of a multi-label classifier, no plots.
+calibration.png and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where
+only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
 """
 
 import argparse
@@ -28,6 +29,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
     parser.add_argument("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
     parser.add_argument("--batch-size", type=int, default=8, help="views per rank and forward pass")
+    parser.add_argument(
+        "--keep", type=float, nargs="+", default=[], help="fractions of the tokens: 0.05 0.1 0.25 0.5 1"
+    )
+    parser.add_argument("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
     parser.add_argument("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_args(arguments)
     require_positive(options, "clips", "crops", "batch_size")
@@ -44,19 +49,23 @@ import csv
 import io
 import time
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import common.openmp  # noqa: F401
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
-from figures.classification import plot_calibration, plot_confusion, plot_mistakes, save_figure
-from model.probe import load_classifier
+from figures.classification import plot_calibration, plot_confusion, plot_kept, plot_mistakes, save_figure
+from model.classifier import VideoClassifier
+from model.encoder import SELECTIONS, Selection, VideoEncoder
+from model.probe import Probe, load_classifier
 from model.weights import pretrained
 from pipeline.decoding.sources import decode_frames
 from pipeline.reading.reader import Reader
@@ -100,8 +109,18 @@ def evaluate(options: argparse.Namespace) -> None:
         started = time.perf_counter()
         model, precision = model.to(dist.device), config.precision
         found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
+        kept = []
+        if options.keep:
+            encoder = VideoEncoder.from_pretrained(
+                options.sampler or weights, num_frames=shape.num_frames, image_size=shape.image_size
+            ).to(dist.device)
+            ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]
+            for by, keep in product(ways, sorted(set(options.keep))):
+                some = KeptTokens(model, encoder, keep, by)
+                part = predict(some, dataset, config.data, shape, views, dist, precision, multi_label)
+                kept.append({"by": by, "keep": keep, **part.scores()})
         if dist.is_main:
-            results = make_results(found, dataset, options)
+            results = make_results(found, dataset, options) | {"kept": kept}
             output = options.output or (run or weights.parent) / "evaluation"
             write_results(output, results, list_predictions(found, dataset), dataset)
             seconds = time.perf_counter() - started
@@ -110,6 +129,17 @@ def evaluate(options: argparse.Namespace) -> None:
             log(f"{scores} on {results['num_videos']} videos in {seconds:.0f} s")
             for sentence in warn_of_majority(results):
                 log(sentence, sys.stderr)
+
+
+class KeptTokens(nn.Module):
+    """A classifier that encodes only a fraction of the tokens."""
+
+    def __init__(self, model: VideoClassifier | Probe, encoder: VideoEncoder, keep: float, by: Selection) -> None:
+        super().__init__()
+        self.model, self.encoder, self.keep, self.by = model, encoder, keep, by
+
+    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
+        return self.model(clip, self.encoder.select_tokens(clip, self.keep, self.by))
 
 
 def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
@@ -189,6 +219,8 @@ def write_results(
     folder: Path, results: dict[str, Any], predictions: list[dict[str, Any]], dataset: ShardDataset
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if results["kept"]:
+        save_figure(plot_kept(results["kept"]), folder / "kept.png")
     if "confusion" in results:
         save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
         save_figure(plot_calibration(results), folder / "calibration.png")

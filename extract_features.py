@@ -36,6 +36,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained"
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="B", help="windows per forward pass (default 8)")
+    parser.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="encode only this share of the tokens")
+    parser.add_argument(
+        "--by", choices=("adaptive", "motion", "random"), default="adaptive",
+        help="with --keep: chosen by the run's token sampler, by frame differences, or at random (default adaptive)",
+    )  # fmt: skip
     parser.add_argument("--tokens", action="store_true", help="also the features of every token, in fp16")
     parser.add_argument("--format", choices=FORMATS, default="safetensors", help="of the files (default safetensors)")
     parser.add_argument(
@@ -46,6 +51,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
     if options.tokens and options.format == "npy":
         raise InputError("a .npy file holds one array: choose --format npz or safetensors with --tokens")
+    if options.tokens and options.keep != 1:
+        raise InputError("--tokens writes the whole grid of tokens, of which --keep encodes a share: leave out one")
     options.part = parse_part(options.part)
     return options
 
@@ -179,6 +186,10 @@ def main(options: argparse.Namespace) -> int:
     rate = Rate(**(given or trained_rate(model)))
     stride = options.stride or length
     settings = {"model": str(find_file(model).resolve()), **rate._asdict(), "stride": stride}
+    if options.keep != 1:
+        settings |= {"keep": options.keep, "by": options.by}
+        black = torch.zeros(1, length, *encoder.config.frame_size, encoder.config.in_channels, dtype=torch.uint8)
+        encoder.select_tokens(black.to(device), options.keep, options.by)  # raises here what would be raised later
     write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
 
     first, step = options.part
@@ -191,7 +202,7 @@ def main(options: argparse.Namespace) -> int:
         batches = iter(lambda: list(islice(windows, size)), [])
         for batch in prefetch(batches, PREFETCHED):
             if clips := [window.clip for window in batch if isinstance(window, Window)]:
-                found = encode(encoder, torch.from_numpy(np.stack(clips)).to(device), options.tokens)
+                found = encode(encoder, torch.from_numpy(np.stack(clips)).to(device), options)
             number = 0
             for item in batch:
                 if isinstance(item, Window):
@@ -326,12 +337,14 @@ def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:
 
 
 @torch.no_grad()
-def encode(encoder: VideoEncoder, clip: UInt8[Tensor, "B T H W C"], with_tokens: bool) -> dict[str, Tensor]:
+def encode(encoder: VideoEncoder, clip: UInt8[Tensor, "B T H W C"], options: argparse.Namespace) -> dict[str, Tensor]:
     device = clip.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        features = encoder.encode(clip)
+        features = encoder.encode(clip, options.keep, options.by)
     found = {"features": features.pooled.float().cpu()}
-    return found | ({"tokens": features.tokens.half().unflatten(1, encoder.config.grid).cpu()} if with_tokens else {})
+    if options.tokens:
+        found["tokens"] = features.tokens.half().unflatten(1, encoder.config.grid).cpu()
+    return found
 
 
 def file_of(options: argparse.Namespace, key: str) -> Path:

@@ -52,6 +52,19 @@ def plot_calibration(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def plot_kept(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Plot the score over the fraction of tokens that was encoded, a line for each way of choosing them."""
+    name = "top1" if "top1" in rows[0] else "mAP"
+    figure = Figure(figsize=(5, 4))
+    axes = figure.subplots()
+    for by in dict.fromkeys(row["by"] for row in rows):
+        points = [(row["keep"], row[name]) for row in rows if row["by"] == by]
+        axes.plot(*zip(*points, strict=True), marker="o", label=by)
+    axes.set(xlabel="fraction of the tokens encoded", ylabel=name, xscale="log")
+    axes.legend(title="tokens chosen")
+    return figure
+
+
 def plot_mistakes(mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> Figure:
     """Plot a strip of frames of each misclassified video."""
     figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")

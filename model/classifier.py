@@ -1,7 +1,7 @@
 """The encoder as a video classifier: all tokens, mean pooling, LayerNorm, Linear."""
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from model.blocks import LayerNorm, initialize
@@ -25,12 +25,15 @@ class VideoClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
-    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
-        return self.head(self.features(clip))
+    def forward(
+        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
+    ) -> Float[Tensor, "B classes"]:
+        """Classify clips, by all tokens or by those at `ids`."""
+        return self.head(self.features(clip, ids))
 
-    def features(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B D"]:
+    def features(self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
         """Compute the input of the last linear layer."""
-        return self.norm(encode(self, clip).pooled)
+        return self.norm(encode(self, clip, ids).pooled)
 
     def no_weight_decay(self) -> set[str]:
         return set()  # its positions are no parameters

@@ -2,22 +2,30 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from common.errors import InputError
+from kernels.gumbel_topk import as_scalar
+from kernels.noise import gumbel
 from model.blocks import Block, LayerNorm
 from model.channels import adapt_channels
 from model.config import ModelConfig
+from model.masking.adaptive import AdaptiveMasking
+from model.masking.motion import MotionMasking
 from model.tokenizer import Tokenizer, position_table
 from model.weights.loading import load_weights
+
+Selection = Literal["adaptive", "motion", "random"]
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 class Features(NamedTuple):
     pooled: Float[Tensor, "B D"]  # mean over tokens
-    tokens: Float[Tensor, "B N D"]
+    tokens: Float[Tensor, "B K D"]  # all N where none was left out
 
 
 class Encoder(nn.Module):
@@ -46,7 +54,7 @@ class Encoder(nn.Module):
 class VideoEncoder(nn.Module):
     """Tokenizer and encoder of a pre-trained or fine-tuned model, for features."""
 
-    def __init__(self, config: ModelConfig, has_norm: bool = True) -> None:
+    def __init__(self, config: ModelConfig, has_norm: bool = True, has_sampler: bool = False) -> None:
         """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
         super().__init__()
         self.config = config
@@ -54,15 +62,42 @@ class VideoEncoder(nn.Module):
         self.encoder = Encoder(config)
         if not has_norm:
             self.encoder.norm = nn.Identity()
+        self.token_sampler = AdaptiveMasking(config) if has_sampler else None
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
         """Encode whole clips, nothing masked; gradients reach all weights."""
         return encode(self, clip)
 
     @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
-        """Encode whole clips without gradients."""
-        return self(clip)
+    def encode(self, clip: UInt8[Tensor, "B T H W C"], keep: float = 1.0, by: Selection = "adaptive") -> Features:
+        """Encode clips without gradients: whole, or only the tokens that `select_tokens` chooses."""
+        return encode(self, clip, None if keep == 1 else self.select_tokens(clip, keep, by))
+
+    @torch.no_grad()
+    def select_tokens(self, clip: UInt8[Tensor, "B T H W C"], keep: float, by: Selection) -> Int[Tensor, "B K"]:
+        """Sample a fraction of the tokens, as pre-training does; return their ids, ascending.
+
+        by: the pre-trained sampler's probabilities, temporal difference, or none. All clips get the same noise, so that
+        what is chosen of one does not depend on its batch. Raises InputError where there is no sampler.
+        """
+        config = self.config
+        num_kept = round(keep * config.num_tokens)
+        if not 0 < num_kept <= config.num_tokens:
+            raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
+        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
+        if by == "adaptive" and self.token_sampler is None:
+            raise InputError(
+                "these weights have no token sampler to select tokens by: take those of a pre-training with"
+                " model.masking=adaptive, or choose random or motion"
+            )
+        if self.token_sampler is not None and by == "adaptive":
+            logits = self.token_sampler.predict(self.tokenizer(clip))
+        elif by == "motion":
+            logits = MotionMasking(config).logits(clip, None)
+        else:
+            logits = torch.zeros(len(clip), config.num_tokens, device=clip.device)
+        zero = as_scalar("seed", 0, logits)
+        return (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
@@ -75,9 +110,10 @@ class VideoEncoder(nn.Module):
         from model.weights.warm_start import adapt_weights
 
         state, config, *_ = load(path)
-        encoder = cls(replace(config, **changes), has_norm="encoder.norm.weight" in state)
-        state = adapt_weights(state, config, encoder.config)
-        load_weights(encoder, {k: v for k, v in state.items() if k.startswith(ENCODER_PARTS)})
+        state = {k: v for k, v in state.items() if k.startswith((*ENCODER_PARTS, "token_sampler."))}
+        has_sampler = any(name.startswith("token_sampler.") for name in state)
+        encoder = cls(replace(config, **changes), "encoder.norm.weight" in state, has_sampler)
+        load_weights(encoder, adapt_weights(state, config, encoder.config))
         return encoder.eval()
 
 
@@ -87,8 +123,9 @@ class EncoderModel(Protocol):
     encoder: Encoder
 
 
-def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"]) -> Features:
-    """Encode the whole clip, nothing masked."""
+def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Features:
+    """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
     clip = adapt_channels(clip, model.config.in_channels, model.config.motion_channel)
-    tokens = model.encoder(model.tokenizer(clip) + model.encoder.positions)
+    positions = model.encoder.positions
+    tokens = model.encoder(model.tokenizer(clip, ids) + (positions if ids is None else positions[ids]))
     return Features(tokens.mean(dim=1), tokens)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
@@ -62,9 +62,12 @@ class Probe(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
+    def forward(
+        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
+    ) -> Float[Tensor, "B classes"]:
+        """Classify clips, by all tokens or by those at `ids`."""
         with torch.no_grad():
-            features = encode(self, clip)
+            features = encode(self, clip, ids)
         return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:

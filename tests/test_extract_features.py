@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import extract_features
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.encoder import SELECTIONS, VideoEncoder
 from model.weights import pretrained
 from shard_tools.inputs.item import Item, Segment
 
@@ -142,6 +144,34 @@ def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[
     extract_features.main(extract_features.parse_arguments(arguments))
     assert json.loads((tmp_path / "out/features.json").read_text())["frame_stride"] == 3
     assert load_file(tmp_path / "out/a/v0.safetensors")["times"][0].tolist() == [0, 9 / 8]
+
+
+def test_a_share_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
+    encoder = VideoEncoder.from_pretrained(weights)
+    clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
+    clip[:, :, :16] = clip[:, :1, :16]  # only the lower half moves
+    for by in SELECTIONS:
+        ids = encoder.select_tokens(clip, 0.25, by)
+        assert ids.shape == (3, 8)
+        assert (ids.diff(dim=1) > 0).all()
+        assert torch.equal(encoder.select_tokens(clip[1:], 0.25, by), ids[1:]), "whatever the batch"
+        tokens = encoder.tokenizer(clip, ids) + encoder.encoder.positions[ids]
+        assert torch.equal(encoder.encode(clip, 0.25, by).pooled, encoder.encoder(tokens).mean(dim=1))
+    moves = encoder.select_tokens(clip, 0.25, "motion") % 16 >= 8
+    assert moves.float().mean() > 0.8
+    assert extract(shards, tmp_path / "out", weights, "--keep", "0.25", "--by", "motion") == 0
+    assert extract(shards, tmp_path / "all", weights) == 0
+    some, whole = (load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("out", "all"))
+    assert some.shape == whole.shape
+    assert not torch.equal(some, whole)
+    config = replace(CONFIG, masking="random")
+    pretrained.save(tmp_path / "r.safetensors", AdaMAE(config).state_dict(), pretrained.make_metadata(config))
+    with pytest.raises(InputError, match="no token sampler to select tokens by"):
+        extract(shards, tmp_path / "none", tmp_path / "r.safetensors", "--keep", "0.25")
+    with pytest.raises(InputError, match=r"keep is 0\.01, 0 of 32 tokens"):
+        extract(shards, tmp_path / "none", weights, "--keep", "0.01", "--by", "random")
+    with pytest.raises(InputError, match="--keep encodes a share: leave out one"):
+        extract(shards, tmp_path / "none", weights, "--keep", "0.5", "--tokens")
 
 
 def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) -> None:
