@@ -18,7 +18,7 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
     if [ -s /run/secrets/pip_settings ]; then export PIP_CONFIG_FILE=/run/secrets/pip_settings; fi \
  && if [ -s /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
  && python3 -m venv /opt/venv \
- && python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum(map(p["optional-dependencies"].get, ("s3", "gcs", "wandb")), []), sep="\n")' \
+ && python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum(map(p["optional-dependencies"].get, ("cuda13", "s3", "gcs", "wandb")), []), sep="\n")' \
   | /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement /dev/stdin
 
 COPY . /adamae/

@@ -1,13 +1,12 @@
 """Check the environment and benchmark data loading: `python doctor.py [SHARDS] [section.key=value ...]`.
 
 Prints versions and devices, how fast SHARDS are read and decoded, with one and two clips from every decoded video, and
-the speed of a training step (of --config, as train.py would run it), then says whether training would be data-bound,
-and how many clips per decoded video or cores would change that. A failed check is a line that begins with "!";
-the exit status is 1 then. Nothing is written, except for downloads of shards into their cache.
+the speed of a training step (of --config, as train.py would run it), then says whether training would be data-bound.
+A failed check is a line that begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of
+shards into their cache.
 """
 
 import argparse
-import math
 import os
 import platform
 import shutil
@@ -37,15 +36,6 @@ DOWNLOADED_BYTES = 2**25  # likewise, from object storage
 CPU_BATCH = 2  # clips of a step on a CPU, where a full batch takes minutes
 MIN_CLIPS = 8  # measured even if they take longer than --seconds
 DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
-MAX_REPEATS = 16  # clips per decoded video that are worth a recommendation
-# By compute capability, the last one not above the GPU's; AV1 as in the NVDEC application note (Video Codec SDK 13.0).
-BEST_CODECS = {
-    (0, 0): "h264; this generation decodes no av1",
-    (7, 5): "hevc, 1.7 to 1.9 times as fast as h264; this generation decodes no av1",
-    (8, 6): "hevc, at least as fast as h264; this generation decodes av1 too, which is smaller",
-    (9, 0): "hevc, 1.7 to 1.9 times as fast as h264; this generation decodes no av1",
-    (10, 0): "h264, about as fast as hevc; this generation decodes av1 too, which is smaller",
-}
 
 
 class PlannedRun:
@@ -109,12 +99,6 @@ def check_gpus(run: PlannedRun) -> Iterator[str]:
         command = ["nvidia-smi", f"--query-gpu={queries}", "--format=csv"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         yield from (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
-    if torch.cuda.is_available():
-        yield f"best codec for NVDEC (make_shards.py --encode): {name_best_codec(torch.cuda.get_device_capability())}"
-
-
-def name_best_codec(capability: tuple[int, int]) -> str:
-    return BEST_CODECS[max(known for known in BEST_CODECS if known <= capability)]
 
 
 def check_package(run: PlannedRun, module: str, if_missing: str = "") -> Iterator[str]:
@@ -233,15 +217,17 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
     """Compare what decodes with what the step takes; on a GPU, video engines and CPU work side by side."""
-    speeds, repeats = run.loader_speeds, run.config.data.repeats
-    if not speeds or not run.step_speed:
+    if not run.loader_speeds or not run.step_speed:
         return
-    dali = speeds.get(("dali", 1), 0.0)
-    pyav = predict_speed(speeds, repeats) if ("pyav", 2) in speeds else 0.0
-    speed, how = max((pyav, "data.decoder=pyav"), (dali, "data.decoder=dali"))
-    if run.device.type == "cuda" and pyav and dali:
-        speed, how = pyav + dali, f"data.dali_share={dali / (pyav + dali):.2f}"
-    yield f"fastest decoding: {how}, about {speed:.3g} clips/s with data.repeats={repeats}"
+    by_pyav = {count: speed for (decoder, count), speed in run.loader_speeds.items() if decoder == "pyav"}
+    dali, repeats = run.loader_speeds.get(("dali", 1), 0.0), min(run.config.data.repeats, len(by_pyav))
+    join = sum if run.device.type == "cuda" else max
+    pyav = by_pyav.get(repeats, 0.0)
+    speed = join((pyav, dali))
+    how = "data.decoder=dali" if dali > pyav else f"data.decoder=pyav data.repeats={repeats}"
+    if join is sum and pyav and dali:
+        how = f"data.dali_share={dali / speed:.2f}"
+    yield f"fastest decoding: {how}, about {speed:.3g} clips/s"
     ratio = speed / run.step_speed
     if ratio >= DATA_BOUND_BELOW:
         yield f"the loader is {ratio:.3g}× faster than the training step: not data-bound"
@@ -250,19 +236,9 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
         f"the loader reaches {ratio:.2f}× the speed of the training step: data-bound, stalled about"
         f" {1 - min(ratio, 1):.0%} of the time"
     )
-    if pyav:
-        missing = DATA_BOUND_BELOW * run.step_speed - (speed - pyav)  # what PyAV would have to decode
-        cores = math.ceil((missing / pyav - 1) * run.config.data.threads)
-        enough = [count for count in range(repeats, MAX_REPEATS + 1) if predict_speed(speeds, count) >= missing]
-        yield f"enough would be: {f'data.repeats={enough[0]}, or ' if enough else ''}{cores} more CPU cores"
-
-
-def predict_speed(speeds: "dict[tuple[Decoder, int], float]", repeats: int) -> float:
-    """Predict PyAV's clips/s with `repeats` clips per decoded video from those with one and two: they share the time of
-    decoding, and each has its own for crop and scale."""
-    one, two = 1 / speeds["pyav", 1], 1 / speeds["pyav", 2]
-    shared = min(max(0.0, 2 * (one - two)), one)
-    return 1 / max(one - shared + shared / repeats, 1e-9)
+    if repeats == 1 and 2 in by_pyav:
+        ratio = join((by_pyav[2], dali)) / run.step_speed
+        yield f"with data.repeats=2 it reaches {ratio:.2f}×; more CPU cores help too"
 
 
 CHECKS: dict[str, dict[str, Callable[[PlannedRun], Iterator[str]]]] = {

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from common.errors import InputError
 Precision = Literal["bf16", "fp32"]
 
 MIN_CAPABILITY = (8, 0)  # for bf16
+DRIVERS = "PyTorch for CUDA 13 needs driver 580 or newer, PyTorch for CUDA 12 driver 525 or newer (docs/clusters.md)"
 # PyTorch's reasons for which there is no GPU to be used, rather than one that is out of order.
 HAS_NO_GPU = ("no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA")
 
@@ -42,18 +44,21 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     """
     if kind == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with warnings.catch_warnings(action="ignore"):  # of what is said here in one sentence
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        reason = "" if count else explain_missing_gpu()
+        if index < count:
+            check_capability(index)
     if not count:
-        reason = explain_missing_gpu()
         if kind == "auto" and any(words in reason for words in HAS_NO_GPU):
             return torch.device("cpu")
+        advice = DRIVERS if "too old" in reason else "see what nvidia-smi says"
         raise InputError(
-            f"device is {kind}, but PyTorch {torch.__version__} can use no GPU here ({reason}): see what nvidia-smi"
-            " says, or set device to cpu"
+            f"device is {kind}, but PyTorch {torch.__version__} can use no GPU here ({reason}): {advice}, or set device"
+            " to cpu"
         )
     if index >= count:
         raise InputError(f"PyTorch finds {count} GPUs on this node, none for local rank {index}: start fewer processes")
-    check_capability(index)
     return torch.device("cuda", index)
 
 

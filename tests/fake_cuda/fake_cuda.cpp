@@ -1,11 +1,14 @@
 // A CUDA runtime and driver, cuBLAS and NCCL for a machine without a GPU: memory is the host's and copies are made, but
 // kernels compute nothing. Everything is counted: launches, copies, waits of the host, contexts, what is illegal.
 // Preloaded, it comes before the libraries that PyTorch links. gpu.py builds it and adds functions that do nothing.
+// What it is, the environment says: FAKE_GPUS (1), FAKE_CAPABILITY (90), FAKE_DRIVER (13000: of CUDA 13.0), FAKE_BUSY
+// (somebody has the GPUs for himself), FAKE_USED (bytes that others have of each), FAKE_US (microseconds of a kernel).
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,8 +23,8 @@
 namespace {
 enum Kind { DEVICE, PINNED };
 struct Block { size_t size; int device; Kind kind; };
-struct Stream { int device; bool capturing; };
-struct Event { int device; };
+struct Stream { int device; bool capturing; double done = 0; };  // done: when its kernels are, in seconds
+struct Event { int device; double done = 0; };
 struct State {
   std::recursive_mutex mutex;
   std::map<std::string, long> counts;
@@ -33,7 +36,13 @@ struct State {
 State& state() { static auto* s = new State; return *s; }  // outlives what runs at exit
 using Lock = std::lock_guard<std::recursive_mutex>;
 const size_t TOTAL = 85017493504;  // bytes of an H100
-int num_devices() { static int n = getenv("FAKE_GPUS") ? atoi(getenv("FAKE_GPUS")) : 1; return n; }
+long setting(const char* name, long otherwise) { return getenv(name) ? atol(getenv(name)) : otherwise; }
+int num_devices() { static int n = setting("FAKE_GPUS", 1); return n; }
+int driver() { static int n = setting("FAKE_DRIVER", 13000); return n; }
+int capability() { static int n = setting("FAKE_CAPABILITY", 90); return n; }
+size_t used_by_others() { static size_t n = setting("FAKE_USED", 600000000); return n; }
+double kernel_seconds() { static double s = setting("FAKE_US", 0) * 1e-6; return s; }
+const int MOST_QUEUED = 1024;  // kernels; a launch beyond waits for one to end
 thread_local int current = 0, captures = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 bool tells_waits = false;
@@ -42,7 +51,25 @@ void count(const std::string& what, long n = 1) { Lock lock(state().mutex); stat
 void touch() { state().context[current] = true; }
 void forbid(const std::string& what) { count("ILLEGAL " + what); }
 void forbid_in_capture(const std::string& what) { if (captures) forbid(what + " while a stream is captured"); }
-void wait(const std::string& what) {  // count a wait of the host, and tell where it was if asked to
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+void sleep_until(double when) {
+  double left = when - now();
+  if (left > 0) usleep(left * 1e6);
+}
+Stream& stream_of(cudaStream_t s) {  // a device's own where there is none
+  static Stream own[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+  return (uintptr_t)s < 16 ? own[current] : *(Stream*)s;
+}
+double& all_done() { static double done[8]; return done[current]; }
+void queue(cudaStream_t s, int kernels) {
+  if (!kernel_seconds() || stream_of(s).capturing) return;
+  double& done = stream_of(s).done;
+  done = std::max(done, now()) + kernels * kernel_seconds();
+  all_done() = std::max(all_done(), done);
+  sleep_until(done - MOST_QUEUED * kernel_seconds());
+}
+void wait(const std::string& what, double until) {  // count a wait of the host, and tell where it was if asked to
+  sleep_until(until);
   count("WAIT " + what);
   forbid_in_capture(what);
   if (!tells_waits) return;
@@ -64,12 +91,13 @@ void* map_memory(size_t n, int protection) {
 }
 bool take(int device, size_t n) {
   size_t &used = state().used[device], &most = state().most_used[device];
-  if (used + n > TOTAL) return false;
+  if (used + n > TOTAL - used_by_others()) return false;
   used += n;
   if (used > most) most = used;
   return true;
 }
 cudaError_t allocate(void** p, size_t n, Kind kind, const char* name) {
+  if (getenv("FAKE_BUSY")) return last_error = cudaErrorDevicesUnavailable;
   touch();
   forbid_in_capture(name);
   count(name);
@@ -93,6 +121,7 @@ cudaError_t release(void* p, const char* name) {
 }
 cudaError_t launch(const void* f, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
   touch();
+  queue(stream, 1);
   bool fits = grid.x && grid.y && grid.z && grid.y < 65536 && grid.z < 65536 && grid.x < 1u << 31;
   fits = fits && block.x && block.x * block.y * block.z <= 1024 && shared <= 232448;
   if (!fits) forbid("launch of an impossible size");
@@ -103,7 +132,7 @@ cudaError_t launch(const void* f, dim3 grid, dim3 block, size_t shared, cudaStre
   count("launches");
   return cudaSuccess;
 }
-cudaError_t copy(void* to, const void* from, size_t n, bool async) {
+cudaError_t copy(void* to, const void* from, size_t n, cudaStream_t stream, bool async) {
   touch();
   auto name = [](const void* p) {
     Lock lock(state().mutex);
@@ -114,7 +143,7 @@ cudaError_t copy(void* to, const void* from, size_t n, bool async) {
   count("COPY " + what);
   count("BYTES " + what, n);
   bool pageable = source == "pageable" || target == "pageable";
-  if ((source == "device" || target == "device") && (!async || pageable)) wait("copy " + what);
+  if ((source == "device" || target == "device") && (!async || pageable)) wait("copy " + what, stream_of(stream).done);
   memcpy(to, from, n);
   return cudaSuccess;
 }
@@ -201,8 +230,10 @@ DR(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* n, CUfunction, int, size_t)
 
 // Devices: H100s
 RT(cudaGetDeviceCount, int* n) {
-  *n = num_devices();
-  return *n ? cudaSuccess : last_error = cudaErrorNoDevice;
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");  // a list, of which the length counts
+  int shown = !visible ? num_devices() : *visible ? 1 + std::count(visible, visible + strlen(visible), ',') : 0;
+  *n = driver() < 13000 ? 0 : std::min(shown, num_devices());
+  return *n ? cudaSuccess : last_error = driver() < 13000 ? cudaErrorInsufficientDriver : cudaErrorNoDevice;
 }
 RT(cudaGetDevice, int* d) { *d = current; return cudaSuccess; }
 RT(cudaSetDevice, int d) {
@@ -219,7 +250,8 @@ RT(cudaDeviceGetAttribute, int* value, cudaDeviceAttr a, int) {
       {cudaDevAttrMaxSharedMemoryPerBlockOptin, 232448}, {cudaDevAttrMaxSharedMemoryPerMultiprocessor, 233472},
       {cudaDevAttrWarpSize, 32}, {cudaDevAttrMaxRegistersPerBlock, 65536}, {cudaDevAttrMultiProcessorCount, 132},
       {cudaDevAttrMaxRegistersPerMultiprocessor, 65536}, {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
-      {cudaDevAttrMaxBlocksPerMultiprocessor, 32}, {cudaDevAttrComputeCapabilityMajor, 9},
+      {cudaDevAttrMaxBlocksPerMultiprocessor, 32}, {cudaDevAttrComputeCapabilityMajor, capability() / 10},
+      {cudaDevAttrComputeCapabilityMinor, capability() % 10},
       {cudaDevAttrL2CacheSize, 52428800}, {cudaDevAttrUnifiedAddressing, 1}, {cudaDevAttrClockRate, 1980000},
       {cudaDevAttrMemoryClockRate, 2619000}, {cudaDevAttrGlobalMemoryBusWidth, 5120},
       {cudaDevAttrConcurrentKernels, 1}, {cudaDevAttrAsyncEngineCount, 3}, {cudaDevAttrMemoryPoolsSupported, 1},
@@ -235,7 +267,7 @@ DR(cuDeviceGetAttribute, int* value, CUdevice_attribute a, CUdevice) {
 RT(cudaGetDeviceProperties, cudaDeviceProp* p, int d) {
   *p = {};
   strcpy(p->name, "NVIDIA H100 80GB HBM3");
-  p->totalGlobalMem = TOTAL, p->major = 9, p->multiProcessorCount = 132, p->l2CacheSize = 52428800;
+  p->totalGlobalMem = TOTAL, p->major = capability() / 10, p->minor = capability() % 10, p->multiProcessorCount = 132, p->l2CacheSize = 52428800;
   p->regsPerBlock = p->regsPerMultiprocessor = 65536, p->warpSize = 32, p->memoryBusWidth = 5120;
   p->sharedMemPerBlock = 49152, p->sharedMemPerBlockOptin = 232448, p->sharedMemPerMultiprocessor = 233472;
   p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
@@ -246,7 +278,7 @@ RT(cudaGetDeviceProperties, cudaDeviceProp* p, int d) {
   p->pciBusID = 10 + d, p->uuid.bytes[0] = d;
   return cudaSuccess;
 }
-RT(cudaDriverGetVersion, int* v) { *v = 13000; return cudaSuccess; }
+RT(cudaDriverGetVersion, int* v) { *v = driver(); return cudaSuccess; }
 RT(cudaRuntimeGetVersion, int* v) { *v = 13000; return cudaSuccess; }
 RT(cudaDeviceCanAccessPeer, int* v, int, int) { *v = 1; return cudaSuccess; }
 RT(cudaDeviceGetDefaultMemPool, cudaMemPool_t* p, int) { *p = (cudaMemPool_t)64; return cudaSuccess; }
@@ -254,10 +286,13 @@ RT(cudaDeviceGetPCIBusId, char* s, int n, int d) { snprintf(s, n, "00000000:%02x
 RT(cudaDeviceGetStreamPriorityRange, int* least, int* most) { *least = 0; *most = -5; return cudaSuccess; }
 RT(cudaGetLastError) { auto error = last_error; last_error = cudaSuccess; return error; }
 RT(cudaPeekAtLastError) { return last_error; }
-extern "C" const char* cudaGetErrorString(cudaError_t) { return "an error of the CUDA that is not there"; }
+extern "C" const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorDevicesUnavailable ? "CUDA-capable device(s) is/are busy or unavailable"
+         : error == cudaErrorMemoryAllocation ? "out of memory" : "an error of the CUDA that is not there";
+}
 extern "C" const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
-DR(cuGetErrorString, CUresult, const char** s) { *s = cudaGetErrorString(cudaSuccess); return CUDA_SUCCESS; }
-DR(cuDriverGetVersion, int* v) { *v = 13000; return CUDA_SUCCESS; }
+DR(cuGetErrorString, CUresult error, const char** s) { *s = cudaGetErrorString((cudaError_t)error); return CUDA_SUCCESS; }
+DR(cuDriverGetVersion, int* v) { *v = driver(); return CUDA_SUCCESS; }
 DR(cuDeviceGet, CUdevice* d, int n) { *d = n; return CUDA_SUCCESS; }
 DR(cuDeviceGetCount, int* n) { *n = num_devices(); return CUDA_SUCCESS; }
 static CUcontext context_of(int device) { return (CUcontext)(uintptr_t)(1000 + device); }
@@ -276,8 +311,8 @@ DR(cuDevicePrimaryCtxGetState, CUdevice d, unsigned* flags, int* active) {
   return CUDA_SUCCESS;
 }
 
-// Streams, events and graphs: everything is done when the call returns
-RT(cudaDeviceSynchronize) { touch(); wait("cudaDeviceSynchronize"); return cudaSuccess; }
+// Streams, events and graphs: everything is done when the call returns, or after FAKE_US microseconds a kernel
+RT(cudaDeviceSynchronize) { touch(); wait("cudaDeviceSynchronize", all_done()); return cudaSuccess; }
 RT(cudaEventCreateWithFlags, cudaEvent_t* e, unsigned) {
   touch();
   *e = (cudaEvent_t) new Event{current};
@@ -287,12 +322,23 @@ RT(cudaEventCreate, cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
 RT(cudaEventDestroy, cudaEvent_t e) { delete (Event*)e; return cudaSuccess; }
 RT(cudaEventRecordWithFlags, cudaEvent_t e, cudaStream_t s, unsigned) {
   if (((Event*)e)->device != (real(s) ? real(s)->device : current)) forbid("event of another device than its stream's");
+  ((Event*)e)->done = std::max(stream_of(s).done, kernel_seconds() ? now() : 0);
   return cudaSuccess;
 }
 RT(cudaEventRecord, cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
-RT(cudaEventQuery, cudaEvent_t) { forbid_in_capture("cudaEventQuery"); return cudaSuccess; }
-RT(cudaEventSynchronize, cudaEvent_t) { wait("cudaEventSynchronize"); return cudaSuccess; }
-RT(cudaEventElapsedTime, float* ms, cudaEvent_t, cudaEvent_t) { *ms = 1; return cudaSuccess; }
+RT(cudaEventQuery, cudaEvent_t e) {
+  forbid_in_capture("cudaEventQuery");
+  return kernel_seconds() && ((Event*)e)->done > now() ? cudaErrorNotReady : cudaSuccess;
+}
+RT(cudaEventSynchronize, cudaEvent_t e) { wait("cudaEventSynchronize", ((Event*)e)->done); return cudaSuccess; }
+RT(cudaEventElapsedTime, float* ms, cudaEvent_t start, cudaEvent_t end) {
+  *ms = kernel_seconds() ? (((Event*)end)->done - ((Event*)start)->done) * 1e3 : 1;
+  return cudaSuccess;
+}
+RT(cudaStreamWaitEvent, cudaStream_t s, cudaEvent_t e, unsigned) {
+  stream_of(s).done = std::max(stream_of(s).done, ((Event*)e)->done);
+  return cudaSuccess;
+}
 RT(cudaStreamCreateWithPriority, cudaStream_t* s, unsigned, int) {
   touch();
   *s = (cudaStream_t) new Stream{current, false};
@@ -300,7 +346,7 @@ RT(cudaStreamCreateWithPriority, cudaStream_t* s, unsigned, int) {
 }
 RT(cudaStreamCreateWithFlags, cudaStream_t* s, unsigned) { return cudaStreamCreateWithPriority(s, 0, 0); }
 RT(cudaStreamGetPriority, cudaStream_t, int* p) { *p = 0; return cudaSuccess; }
-RT(cudaStreamSynchronize, cudaStream_t) { wait("cudaStreamSynchronize"); return cudaSuccess; }
+RT(cudaStreamSynchronize, cudaStream_t s) { wait("cudaStreamSynchronize", stream_of(s).done); return cudaSuccess; }
 RT(cudaLaunchHostFunc, cudaStream_t, cudaHostFn_t f, void* data) { f(data); return cudaSuccess; }
 RT(cudaStreamBeginCapture, cudaStream_t s, cudaStreamCaptureMode) {
   real(s)->capturing = true, captures++;
@@ -332,7 +378,7 @@ RT(cudaGraphInstantiateWithFlags, cudaGraphExec_t* e, cudaGraph_t, unsigned long
 RT(cudaGraphInstantiate, cudaGraphExec_t* e, cudaGraph_t, unsigned long long) {
   return cudaGraphInstantiateWithFlags(e, nullptr, 0);
 }
-RT(cudaGraphLaunch, cudaGraphExec_t, cudaStream_t) { count("graph launches"); return cudaSuccess; }
+RT(cudaGraphLaunch, cudaGraphExec_t, cudaStream_t s) { queue(s, 1); count("graph launches"); return cudaSuccess; }
 RT(cudaGraphGetNodes, cudaGraph_t, cudaGraphNode_t*, size_t* n) { *n = 1; return cudaSuccess; }
 
 // Memory
@@ -351,15 +397,15 @@ RT(cudaHostRegister, void* p, size_t n, unsigned) {
 RT(cudaHostUnregister, void* p) { Lock lock(state().mutex); state().blocks.erase((uintptr_t)p); return cudaSuccess; }
 RT(cudaMemGetInfo, size_t* free, size_t* total) {
   touch();
-  *total = TOTAL, *free = TOTAL - 600000000 - state().used[current];
+  *total = TOTAL, *free = TOTAL - used_by_others() - state().used[current];
   return cudaSuccess;
 }
-RT(cudaMemcpy, void* to, const void* from, size_t n, cudaMemcpyKind) { return copy(to, from, n, false); }
-RT(cudaMemcpyAsync, void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
-  return copy(to, from, n, true);
+RT(cudaMemcpy, void* to, const void* from, size_t n, cudaMemcpyKind) { return copy(to, from, n, 0, false); }
+RT(cudaMemcpyAsync, void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t s) {
+  return copy(to, from, n, s, true);
 }
-RT(cudaMemcpyPeerAsync, void* to, int, const void* from, int, size_t n, cudaStream_t) {
-  return copy(to, from, n, true);
+RT(cudaMemcpyPeerAsync, void* to, int, const void* from, int, size_t n, cudaStream_t s) {
+  return copy(to, from, n, s, true);
 }
 RT(cudaMemcpy2DAsync, void* to, size_t step, const void* from, size_t from_step, size_t width, size_t height,
    cudaMemcpyKind, cudaStream_t) {
@@ -395,7 +441,7 @@ RT(cudaGetDriverEntryPointByVersion, const char* name, void** f, unsigned, unsig
 }
 
 // cuBLAS
-#define GEMM(name) extern "C" int name() { count("LAUNCH " #name); count("launches"); return 0; }
+#define GEMM(name) extern "C" int name() { queue(0, 1); count("LAUNCH " #name); count("launches"); return 0; }
 GEMM(cublasGemmEx) GEMM(cublasGemmStridedBatchedEx) GEMM(cublasSgemm_v2) GEMM(cublasSgemmStridedBatched)
 GEMM(cublasSgemv_v2) GEMM(cublasSgemmEx) GEMM(cublasLtMatmul)
 static int make(void** p) { *p = calloc(1, 512); return 0; }

@@ -16,7 +16,7 @@ ROOT = SOURCE.parents[2]
 # Of the functions that PyTorch and Triton call and SOURCE has not, these do nothing; others are "not supported" (801).
 SUCCEED = re.compile(
     r"__cuda|cublas|nccl(Group|Comm)|nvrtc|cuInit|cuCtx|cuFuncSet|cuModuleUnload|cuDevicePrimaryCtxRelease|cudaFuncSet"
-    r"|cudaStream(Destroy|Query|WaitEvent)|cudaThreadExchange|cudaGraph(Exec)?Destroy|cudaMemPool|cudaDeviceEnablePeer"
+    r"|cudaStream(Destroy|Query)|cudaThreadExchange|cudaGraph(Exec)?Destroy|cudaMemPool|cudaDeviceEnablePeer"
 )
 
 
@@ -66,14 +66,17 @@ def build(folder: Path) -> Path:
     return library
 
 
-def run(library: Path, script: str, arguments: Sequence[object], gpus: int = 1) -> "subprocess.CompletedProcess[str]":
-    """Run a script in the project's root, with more than one GPU by torchrun."""
+def run(
+    library: Path, script: str, arguments: Sequence[object], gpus: int = 1, **settings: object
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script in the project's root, with more than one GPU by torchrun; settings: of the environment."""
     folder = library.parent
     env = {**os.environ, "LD_PRELOAD": str(library), "TRITON_LIBCUDA_PATH": str(folder), "PYTHONPATH": str(ROOT)}
     env |= {"TRITON_CACHE_DIR": str(folder / "triton"), "FAKE_NCCL": str(folder), "FAKE_GPUS": str(gpus)}
     env |= {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", "OMP_NUM_THREADS": "1"}  # cuDNN looks for the GPU by itself
     env["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"  # they need NVML
     env.pop("TRITON_INTERPRET", None)
+    env |= {name: str(value) for name, value in settings.items()}
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if gpus > 1 else []
     command = [sys.executable, *launcher, script, *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -6,9 +6,6 @@ from pathlib import Path
 import gpu
 import pytest
 
-if REASON := gpu.why_not():
-    pytest.skip(f"{REASON}: no GPU can be pretended", allow_module_level=True)
-
 STEPS = """
 import json, os
 os.environ.pop("PYTORCH_ALLOC_CONF")  # there is no NVML here: segments that expand would end the process
@@ -33,11 +30,6 @@ from benchmarks import kernel_speed
 kernel_speed.check = lambda case, name: None  # kernels compute nothing here
 kernel_speed.main(["--batch-size", "2", "--mask-ratio", "0.9", "--repetitions", "2", *sys.argv[1:]])
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu.build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.mark.slow  # it compiles the GPU, and PyTorch starts

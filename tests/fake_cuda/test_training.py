@@ -15,17 +15,9 @@ from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import parse
 
-if REASON := gpu.why_not():
-    pytest.skip(f"{REASON}: no GPU can be pretended", allow_module_level=True)
-
 FIRST, LAST = 13, 16  # steps that are counted: DDP measures, and waits, in its first ten
 SETTINGS = [*TINY, "device=cuda", "precision=bf16", "steps=17", "log_every=100", "checkpoint_every=100"]
 SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu.build(tmp_path_factory.mktemp("cuda"))
 
 
 def count_steps(library: Path, runs: list[list[str]], gpus: int = 1) -> list[dict[str, Any]]:

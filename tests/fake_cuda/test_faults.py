@@ -1,0 +1,53 @@
+"""GPUs that cannot be used, each said in one sentence, before anything is written."""
+
+from pathlib import Path
+from typing import Any
+
+import gpu
+import pytest
+from tiny import TINY
+
+PROGRAM = """
+import os
+import common.errors
+
+def main():
+    import torch
+    from common.devices import choose_device
+    torch.zeros(2**24, device=choose_device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
+
+common.errors.run_command(main)
+"""
+FAULTS = {
+    "no driver": ({"LD_PRELOAD": ""}, "(Found no NVIDIA driver on your system): see what nvidia-smi says"),
+    "an old driver": (
+        {"FAKE_DRIVER": 12040},
+        "(The NVIDIA driver on your system is too old (found version 12040)): PyTorch for CUDA 13 needs driver 580",
+    ),
+    "an old GPU": ({"FAKE_CAPABILITY": 75}, "has compute capability 7.5: the kernels here need 8.0 or more"),
+    "a GPU newer than PyTorch": ({"FAKE_CAPABILITY": 130}, "has compute capability 13.0: the kernels here need"),
+    "somebody else's GPU": ({"FAKE_BUSY": 1}, "busy or unavailable: another process has this GPU for itself"),
+    "a full GPU": ({"FAKE_USED": 85_000_000_000}, "CUDA out of memory: lower the batch size, or end what else runs"),
+    "none visible": ({"CUDA_VISIBLE_DEVICES": ""}, "No CUDA GPUs are available; CUDA_VISIBLE_DEVICES is ''"),
+    "a second process": ({"LOCAL_RANK": 1}, "PyTorch finds 1 GPUs on this node, none for local rank 1: start fewer"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_gpu_that_cannot_be_used_is_one_sentence(fault: str, library: Path, tmp_path: Path) -> None:
+    settings, says = FAULTS[fault]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = gpu.run(library, str(tmp_path / "program.py"), [], **settings)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: ")
+    assert says in said
+
+
+@pytest.mark.slow  # train.py starts
+def test_a_full_gpu_ends_a_run_without_a_checkpoint(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+    arguments: list[Any] = [*TINY, "device=cuda", "data.decoder=pyav", f"data.shards={synthetic_shards}"]
+    done = gpu.run(library, "train.py", [*arguments, f"run={tmp_path / 'run'}"], FAKE_USED=84_995_000_000)
+    assert done.returncode == 2
+    assert "error: CUDA out of memory" in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
