@@ -7,7 +7,7 @@ import argparse
 import difflib
 import re
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -44,8 +44,6 @@ class _Formatter(DefaultHelpFormatter):
 class ConfigParser(ArgumentParser):
     """Takes options (`--config FILE`) and overrides (`section.key=value`), which stand above files."""
 
-    former_keys: Mapping[str, str] = {}  # renamed keys that are not spelled alike, and their names
-
     def __init__(self, prog: str, usage: str, description: str) -> None:
         super().__init__(
             prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
@@ -77,7 +75,7 @@ class ConfigParser(ArgumentParser):
         known = [action.dest for action in self._actions if action.dest not in ("help", SUPPRESS)]
         for key in keys:
             if key.replace("-", "_") not in known:
-                similar = self.former_keys.get(key) or " or ".join(_similar_keys(key, known))
+                similar = " or ".join(_similar_keys(key, known))
                 suggestion = f"did you mean {similar}? " if similar else ""
                 raise InputError(f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key")
 

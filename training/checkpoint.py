@@ -204,7 +204,7 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
         raise InputError(
             f"{run} was trained with {found.global_batch} clips per step, and this command gives"
             f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks,"
-            f" and remove accumulate, {other}"
+            f" {other}"
         )
     if found.dataset != expected.dataset:
         raise InputError(

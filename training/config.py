@@ -1,7 +1,7 @@
 """The configuration of a run: YAML files, then `section.key=value` overrides; unknown keys are refused.
 
 Each field's type, default, range, "free on resume" and help text stand together (common.config_fields). Of how a step's
-clips are split, batch_size and accumulate are free although they change which random numbers dropout and mixup draw;
+clips are split, batch_size is free although it changes which random numbers dropout and mixup draw;
 that a step has as many clips as before, and that shards, which may have moved, are the same, is read from the
 checkpoint, and so is that a deterministic run is executed as before.
 """
@@ -26,17 +26,6 @@ Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 Compile = bool | Literal["reduce-overhead"]
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 DETERMINISTIC_ATTENTION = ("flash", "efficient", "math")  # cuDNN's backward pass accumulates in any order
-
-FORMER_KEYS = {
-    "objective": "task",
-    "figure_every": "evaluation.every",
-    "finetune.validate_every": "evaluation.every",
-    "finetune.validation_shards": "evaluation.shards",
-    "finetune.checkpoint": "init_from",
-    "model.init": "init_from",
-    "branch": "init_from",
-    "data.lanes": "data.canonical_nodes",
-}
 
 
 @dataclass
@@ -119,11 +108,9 @@ class TrainConfig:
     steps: int | None = option(None, at_least=1)
     """optimizer steps, instead of epochs"""
     global_batch: int | None = option(None, at_least=1, free=True)
-    """clips per optimizer step, at any number of ranks; null: batch_size × accumulate × ranks"""
+    """clips per optimizer step, at any number of ranks, in as many passes as it takes; null: batch_size × ranks"""
     batch_size: int = option(32, at_least=1, free=True)
-    """micro-batch size per rank; with global_batch, the maximum"""
-    accumulate: int = option(1, at_least=1, free=True)
-    """forward passes per optimizer step, without global_batch"""
+    """the most clips of a rank's forward pass"""
     seed: int = option(0, at_least=0)
     """seed of weights, sample order, crops and masks"""
 
@@ -133,8 +120,6 @@ class TrainConfig:
     """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
     init_optimizer: bool = False
     """fork: init_from also gives optimizer state, step and data position; use it with --config RUN/config.yaml"""
-    resume: Literal["auto", "never"] = option("auto", free=True)
-    """auto: resume the run in the directory; never: refuse a directory that holds one"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -162,8 +147,6 @@ class TrainConfig:
         check_ranges(self)
         if not self.data.shards:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
-        if self.global_batch is not None and self.accumulate != 1:
-            raise InputError("accumulate follows from global_batch and batch_size: remove it, or global_batch")
         if self.init_optimizer and not self.init_from:
             raise InputError("init_optimizer=true forks the run that init_from names: set init_from=RUN")
         if self.model.activation_checkpointing and self.task != "pretrain":
@@ -188,7 +171,7 @@ class TrainConfig:
 
     def clips_per_step(self, world_size: int) -> int:
         """Return the clips per optimizer step, over all ranks."""
-        return self.global_batch or self.batch_size * self.accumulate * world_size
+        return self.global_batch or self.batch_size * world_size
 
 
 @cache
@@ -202,7 +185,6 @@ def _parser() -> "ConfigParser":
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below; later files override")
     parser.add_settings(TrainConfig)
-    parser.former_keys = FORMER_KEYS
     return parser
 
 

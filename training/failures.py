@@ -20,7 +20,7 @@ def explain_failures(config: TrainConfig) -> Iterator[None]:
     """Raise InputError where a GPU's memory does not suffice, DivergedError where a run diverges."""
     checkpointing = "" if config.task != "pretrain" else " or set model.activation_checkpointing=true"
     with explain_out_of_memory(
-        f"lower batch_size (and, without global_batch, raise accumulate by as much){checkpointing};"
+        f"set global_batch to the clips of a step, and lower batch_size{checkpointing};"
         f" `python benchmarks/memory_vs_ratio.py --config {config.run}/config.yaml` predicts what a step needs"
     ):
         try:

@@ -76,7 +76,6 @@ def determinism_fingerprint(config: TrainConfig, dist: Distributed) -> str:
         "compile": config.compile,
         "attention": config.attention,
         "batch_size": config.batch_size,
-        "accumulate": config.accumulate,
         "activation_checkpointing": config.model.activation_checkpointing,
         "decoder": config.data.decoder,
     }

@@ -214,8 +214,6 @@ class RunDir:
             self.checkpoint = find_checkpoint(self.config.init_from) if self.config.init_optimizer else None
             return
         self.is_resumed, self.checkpoint = True, own[-1]
-        if self.config.resume == "never":
-            raise InputError(f"{self.path} already holds a run, and resume is never: set another run=")
         known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
         if changed := differences(self.config, known):
             raise InputError(

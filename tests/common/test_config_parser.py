@@ -35,7 +35,6 @@ class Wall:
 @pytest.fixture
 def parser() -> ConfigParser:
     parser = ConfigParser("paint.py", "paint.py [key=value ...]", "Paint.")
-    parser.former_keys = {"hue": "color.shade"}
     parser.add_argument("--config", action="config")
     parser.add_settings(Wall)
     return parser
@@ -50,7 +49,7 @@ def test_help_is_the_text_below_the_field(parser: ConfigParser) -> None:
 
 @pytest.mark.parametrize(
     ("key", "suggestion"),
-    [("shade", "color.shade"), ("colour.shade", "color.shade"), ("color.coat", "color.coats"), ("hue", "color.shade")],
+    [("shade", "color.shade"), ("colour.shade", "color.shade"), ("color.coat", "color.coats")],
 )
 def test_an_unknown_key_gets_a_suggestion(parser: ConfigParser, key: str, suggestion: str) -> None:
     with pytest.raises(InputError, match=rf"^there is no key {key}: did you mean {suggestion}\? `paint.py --help`"):

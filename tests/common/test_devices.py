@@ -119,7 +119,7 @@ def test_full_memory_is_one_sentence_with_advice() -> None:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (torch.OutOfMemoryError(FULL), "raise accumulate by as much"),
+        (torch.OutOfMemoryError(FULL), "set global_batch to the clips of a step, and lower batch_size"),
         (RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_…"), "the lines above"),
         (RuntimeError("gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"), "the run has diverged"),
     ],

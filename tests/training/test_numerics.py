@@ -65,7 +65,7 @@ def test_the_choices_are_logged() -> None:
 def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
     ranks = Distributed("cpu")
     assert determinism_fingerprint(config(), ranks) == ""
-    keys = ("compile=true", "batch_size=2", "accumulate=2", "model.activation_checkpointing=true", "attention=math")
+    keys = ("compile=true", "batch_size=2", "model.activation_checkpointing=true", "attention=math")
     ways = {determinism_fingerprint(config("deterministic=true", key), ranks) for key in (*keys, "seed=0")}
     assert len(ways) == 1 + len(keys)
 

@@ -3,7 +3,6 @@ import json
 
 import pytest
 import torch
-from PIL import Image
 
 from training.profiling import ACTIVE, WARMUP, StepProfiler
 
@@ -18,15 +17,13 @@ def run(profiler: StepProfiler, steps: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_few_steps_after_warm_up_are_traced_and_their_memory_plotted(tmp_path, device) -> None:
+def test_a_few_steps_after_warm_up_are_traced(tmp_path, device) -> None:
     folder = tmp_path / "profile"
     run(StepProfiler(folder, torch.device(device)), WARMUP + ACTIVE + 4, device)
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{WARMUP + i}" for i in range(ACTIVE)}
     assert len([event for event in events if event["name"] == "aten::mm"]) == ACTIVE
-    with Image.open(folder / "memory.png") as picture:
-        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
     assert (folder / "memory.pickle").exists() == (device == "cuda")
 
 
