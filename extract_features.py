@@ -106,7 +106,14 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
 from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import Pose, UnusableError
-from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, subsample
+from shard_tools.encoding.source import (
+    assign_ticks,
+    open_source,
+    read_frames,
+    read_timing,
+    require_complete,
+    subsample,
+)
 from shard_tools.inputs import Item, read_inputs
 from shard_tools.inputs.item import Segment
 from shard_tools.work import local_copy
@@ -268,6 +275,7 @@ def read_item(item: Item, size: FrameSize, rate: Rate) -> Iterator[Shown]:
             return
         with open_source(path) as (container, stream):
             timing = read_timing(container, stream)
+            require_complete(path, container, stream, timing.num_packets)
         step = rate.step(timing.rate)
         with open_source(path) as (container, stream):
             frames = subsample(assign_ticks(read_frames(container, stream), timing), step)

@@ -15,7 +15,7 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
   evaluation.every="$STEPS")
 
 # 1. Build shards, a fifth of the videos apart, and check the environment and the loading speed.
-"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2 --contact-sheet
+"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2
 "$PYTHON" doctor.py "$OUT/shards/train" data.frame_stride=2 "${model[@]}"
 
 # 2. Pre-train; OUT/pretrain/report.html tracks progress.

@@ -25,11 +25,11 @@ from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
 from shard_tools.card import write_card
 from shard_tools.inputs import Inputs, assign_class_ids
+from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
 from shard_tools.plan import (
     Plan,
     assign_shards,
-    estimate_seconds,
     make_key,
     save_plan,
     shard_number,
@@ -42,6 +42,7 @@ from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, publish_tables, write_shard
 
 CHANGED = "it was changed while it was read"
+PARTLY = "; its other parts are stored"  # for good: only another output folder can have all of it
 
 
 class Build:
@@ -133,59 +134,31 @@ class Build:
             yield from read_samples(self.folder, shard)
 
     def run(
-        self,
-        plan: Plan,
-        inputs: Inputs,
-        run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]],
-        progress: Callable[[Outcome], None],
-    ) -> None:
-        """Process this part's videos, and write each shard as soon as it can be. Raise OSError when the disk fails."""
+        self, plan: Plan, inputs: Inputs, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
+    ) -> Iterator[Outcome]:
+        """Process this part's videos, and write each shard as soon as it can be; yield what became of each entry. Raise
+        OSError when the disk fails."""
         left: dict[str, int] = {}  # entries without an outcome, of shards that are begun
-
-        def finish(outcome: Outcome, shard: str) -> None:
-            progress(outcome)
-            if plan.splits:
-                return
-            left[shard] = left.get(shard, len(plan.entries(shard))) - 1
-            if not left[shard]:
-                self._finish_shard(plan, shard)
-
-        def reject(stem: Path, entry: Entry, reason: str) -> None:
-            outcome = Outcome(entry.name, [], reason)
-            outcome.save(stem)
-            finish(outcome, get_shard(stem))
-
-        def jobs() -> Iterator[Job]:
-            for source, entries in self.list_pending(plan):
-                missing = []
-                for shard, entry in entries:
-                    stem = self._stem(shard, entry)
-                    stem.parent.mkdir(exist_ok=True)
-                    if staged := load_outcome(stem):
-                        finish(staged, shard)
-                    else:
-                        missing.append((stem, entry))
-                if not missing:
-                    continue
-                if (location := inputs.location(source)) is not None:
-                    seconds = estimate_seconds([entry for _, entry in missing], location, self.settings.clip_seconds)
-                    yield Job(source, location, missing, self.settings, seconds)
-                for stem, entry in missing if location is None else []:
-                    reject(stem, entry, "it was there when the run began, and is gone now")
-
-        for job, result in run_jobs(jobs()):
+        jobs = (
+            Job(source, inputs.location(source), [(self._stem(*place), place[1]) for place in places], self.settings)
+            for source, places in self.list_pending(plan)
+        )
+        for job, result in run_jobs(jobs):
             if isinstance(result, OSError):
                 raise result
             for stem, entry in job.entries:
-                if outcome := load_outcome(stem):  # what was finished before a failure is kept
-                    finish(outcome, get_shard(stem))
-                elif isinstance(result, Failed):
-                    # Of a video that is cut, what is stored stands: a second try would store it twice.
-                    where = " in another output folder" if self.settings.clip_seconds and not entry.segment else ""
-                    advice = f": raise --timeout{where}" if result.is_late else ""
-                    reject(stem, entry, result.reason + advice)
-                else:
-                    reject(stem, entry, CHANGED)
+                outcome = load_outcome(stem)  # what was finished before a failure is kept
+                if outcome is None:
+                    advice = ": raise --timeout" if isinstance(result, Failed) and result.is_late else ""
+                    reason = result.reason + advice if isinstance(result, Failed) else CHANGED
+                    outcome = Outcome(entry.name, [], reason)
+                    outcome.save(stem)
+                yield outcome
+                shard = f"{stem.parent.name}.tar"
+                if not plan.splits:
+                    left[shard] = left.get(shard, len(plan.entries(shard))) - 1
+                    if not left[shard]:
+                        self._finish_shard(plan, shard)
 
     def _missing(self, plan: Plan) -> list[str]:
         """List the shards that are not whole yet."""
@@ -261,13 +234,13 @@ class Build:
         rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
-        lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
-        write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
         if shards:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
-            info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
+            info = describe_samples(mark_parts(samples, rejected), shards, plan.classes, plan.settings, len(rejected))
             self.done = publish_tables(self.folder, info)
             write_card(self.folder, self.done)
+        lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
+        write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
         self.output.publish(self.done if shards else None)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
@@ -275,9 +248,13 @@ class Build:
         shutil.rmtree(self.work_folder)
 
 
-def get_shard(stem: Path) -> str:
-    """Return the shard that a staged result is for."""
-    return f"{stem.parent.name}.tar"
+def mark_parts(samples: Iterator[Sample], rejected: dict[str, str]) -> Iterator[Sample]:
+    """Pass on samples, and say in `rejected` where other parts of a video are stored: it is not tried again."""
+    for sample in samples:
+        name = join_name(sample.source, sample.segment)
+        if name in rejected and not rejected[name].endswith(PARTLY):
+            rejected[name] += PARTLY
+        yield sample
 
 
 def name_labels(sample: Sample, classes: list[str]) -> tuple[str, ...] | None:

@@ -3,8 +3,7 @@
     python shard_tools/check_shards.py FOLDER
 
 compares sizes and hashes of all files, the tables with what the shards say, the tars with their tables, and decodes
-every video. Third-party WebDatasets, with videos but without our dataset.json, are checked as far as possible. Exits
-with 1 if anything is wrong.
+every video. Exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -29,19 +28,17 @@ from pipeline.shards.format import (
     DatasetInfo,
     Sample,
     ShardInfo,
-    is_described,
     read_dataset_info,
     read_samples,
 )
 from shard_tools.build import lock_folder
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs import TarMember
 from shard_tools.report import describe_samples
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
-from shard_tools.workers import ENGINES, NUM_CPUS, Failed, ignore_running
+from shard_tools.workers import ENGINES, NUM_CPUS, Failed
 from shard_tools.write import (
     ChangedError,
     Members,
@@ -59,10 +56,10 @@ FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
 class CheckedVideo(NamedTuple):
-    """A video inside a tar; `sample` is what it should decode to, None if unknown."""
+    """A video inside a tar, and what it should decode to."""
 
     place: TarMember
-    sample: Sample | None
+    sample: Sample
 
     def complain(self, problem: str) -> str:
         return f"{Path(self.place.archive).name}: {self.place.name}: {problem}"
@@ -148,31 +145,13 @@ def check_sample(tar: mmap.mmap, sample: Sample, members: Members, num_classes: 
         yield ": its metadata in the tar is not that in samples.jsonl"
 
 
-def check_foreign_shard(path: Path) -> Found:
-    """Check a tar of a WebDataset that is not ours."""
-    try:
-        members = list_members(path)
-    except tarfile.TarError as error:
-        return [f"{path.name} is not a complete tar file ({error})"], []
-    videos = [
-        CheckedVideo(TarMember(str(path), offset, size, name), None)
-        for name, (offset, size) in members.items()
-        if name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS
-    ]
-    problems = [] if videos else [f"{path.name} holds no video"]
-    index = path.with_suffix(".idx")
-    if index.is_file() and index.read_bytes().split(b"\n")[1:] != format_index(members).split(b"\n")[1:]:
-        problems.append(f"{index.name} does not match its tar")
-    return problems, videos
-
-
 def check_video(video: CheckedVideo) -> str | None:
     """Decode a video; return what is wrong with it, or None."""
     av.logging.set_level(None)
     try:
         with local_copy(video.place) as path:
-            (decoded,) = store_video(path, path, Settings(encode=COPY, check="full"))
-        wrong = "; ".join(_find_differences(decoded, video.sample)) if video.sample else ""
+            (decoded,) = store_video(path, path, Settings(encode=COPY))
+        wrong = "; ".join(_find_differences(decoded, video.sample))
     except (UnusableError, av.error.FFmpegError) as error:
         wrong = explain(error)
     return video.complain(wrong) if wrong else None
@@ -205,23 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.rewrite_tables:
         with lock_folder(folder):
             publish_tables(folder, read_dataset_info(folder))
-    if is_described(folder):
-        info = read_dataset_info(folder)
-        problems = list(check_tables(folder, info))
-        found = [check_shard(folder, shard, len(info.classes)) for shard in progress_bar(info.shards, unit="shard")]
-    else:
-        problems = [
-            f"{DATASET_FILE} is missing, but {table.name} was written with one: restore it, or create the shards again"
-            for table in sorted([*folder.glob("*.samples.jsonl"), *folder.glob("samples-*.npy")])[:1]
-        ]
-        found = [check_foreign_shard(path) for path in progress_bar(sorted(folder.glob("*.tar")), unit="shard")]
-    if not found:
-        raise InputError(f"no shards in {folder}")
+    info = read_dataset_info(folder)
+    problems = list(check_tables(folder, info))
+    found = [check_shard(folder, shard, len(info.classes)) for shard in progress_bar(info.shards, unit="shard")]
     problems += [problem for of_shard, _ in found for problem in of_shard]
     videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
-    results = ENGINES["processes"](check_video, videos, parsed.workers, lambda video: DECODE_TIMEOUT_S, ignore_running)
+    results = ENGINES["processes"](check_video, videos, parsed.workers, DECODE_TIMEOUT_S)
     for video, problem in progress_bar(results, unit="video", total=len(videos)):
         if isinstance(problem, Failed):
             problem = video.complain(problem.reason)

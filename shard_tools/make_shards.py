@@ -11,11 +11,10 @@ or to add new videos of INPUT.
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import combinations
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,12 @@ from shard_tools.build import Build, read_rejects
 from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
-from shard_tools.report import estimate_dataset, write_contact_sheet
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import Job, Outcome, process_job, read_progress
-from shard_tools.workers import ENGINES, NUM_CPUS, Watch
+from shard_tools.work import Job, process_job, read_progress
+from shard_tools.workers import ENGINES, NUM_CPUS
 
 NUM_SHOWN = 10  # rejects that are printed
-SECONDS_PER_TIMEOUT = 600  # of a video: for each, --timeout is allowed once
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -71,19 +68,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
     for option in fields(Settings):
         argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
-        how.add_argument(f"--{option.name.replace('_', '-')}", **argument)
+        how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **argument)
     run = parser.add_argument_group("how to run")
     run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
-    run.add_argument(
-        "--timeout", type=float, default=900, help="seconds allowed per ten minutes of a video (default 900)"
-    )
+    run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
-    run.add_argument("--estimate", action="store_true", help="only estimate time and size, from a few videos")
-    run.add_argument("--contact-sheet", action="store_true", help="write OUTPUT/contact_sheet.png with random samples")
     return parser.parse_args(arguments)
 
 
@@ -133,8 +126,6 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     if is_remote(place):
         if f"{place}/".startswith(f"{inputs.rstrip('/')}/"):
             raise InputError(f"{place} lies inside the input {inputs}: give a URL outside of it")
-        if arguments.contact_sheet:
-            raise InputError("--contact-sheet needs local shards: remove it where OUTPUT is a URL")
         if arguments.staging is None and (arguments.part[1] > 1 or arguments.engine == "ray"):
             raise InputError("several nodes that create one dataset need a shared --staging folder")
         return
@@ -167,13 +158,6 @@ def make_dataset(
     """Create, resume or extend one dataset; return the exit code."""
     part, num_parts = arguments.part
     build = Build(output, choose_settings(arguments), (part - 1, num_parts))
-
-    def run_jobs(jobs: Iterator[Job], watch: Watch) -> Iterator[tuple[Job, Any]]:
-        def limit(job: Job) -> float:
-            return float(arguments.timeout * max(1.0, job.seconds / SECONDS_PER_TIMEOUT))
-
-        return ENGINES[arguments.engine](process_job, jobs, arguments.workers, limit, watch)
-
     retry_rejects = arguments.retry_rejects
     with output, build.lock():
         # When an interrupted run is complete, what has come into the input since then is next.
@@ -181,21 +165,19 @@ def make_dataset(
             retry_rejects = retry_rejects and not plan.retries
             total = sum(len(entries) for _, entries in build.list_pending(plan))
             with progress_bar(unit="sample", total=total) as bar:
+                run_jobs = partial(
+                    ENGINES[arguments.engine],
+                    process_job,
+                    num_workers=arguments.workers,
+                    timeout=arguments.timeout,
+                    watch=partial(show_progress, bar),
+                )
                 totals = Counter(frames=0, rejected=0)
-
-                def show_progress(jobs: list[Job], bar: Any = bar, totals: Counter[str] = totals) -> None:
-                    shares = {job.source: share for job in jobs if (share := read_progress(job)) is not None}
-                    if shares:
-                        source, share = min(shares.items(), key=itemgetter(1))
-                        bar.set_postfix({**totals, printable(source)[-40:]: f"{share:.0%}"})
-
-                def count(outcome: Outcome, bar: Any = bar, totals: Counter[str] = totals) -> None:
+                for outcome in build.run(plan, inputs, run_jobs):
                     frames = sum(sample.num_frames for sample, _ in outcome.samples)
                     totals.update(frames=frames, rejected=outcome.reason is not None)
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
-
-                build.run(plan, inputs, partial(run_jobs, watch=show_progress), count)
             late = build.finish(plan)
             if late is not None:
                 log(
@@ -205,10 +187,20 @@ def make_dataset(
                 return 0
             if build.done is None:
                 break
-        return conclude(build, arguments, skipped)
+        return conclude(build, arguments.max_rejects, skipped)
 
 
-def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> int:
+def show_progress(bar: Any, jobs: list[Job]) -> list[float | None]:
+    """Return the share of each job that is done, and show the smallest."""
+    shares = [read_progress(job) for job in jobs]
+    known = [(share, job.source) for share, job in zip(shares, jobs, strict=True) if share is not None]
+    if known:
+        share, source = min(known)
+        bar.set_postfix_str(f"{printable(source)[-40:]}: {share:.0%}")
+    return shares
+
+
+def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     """Print the results; return the exit code."""
     rejects = read_rejects(build.folder)
     for source, reason in list(rejects.items())[:NUM_SHOWN]:
@@ -225,23 +217,21 @@ def conclude(build: Build, arguments: argparse.Namespace, skipped: Skipped) -> i
         if groups:
             names = ", ".join(map(printable, groups[0][:3]))
             log(f"{len(groups)} files are there {what}, all of which are kept (the first: {names})", sys.stderr)
-    if arguments.contact_sheet:
-        write_contact_sheet(build.folder, info)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
     )
     total = len(rejects) + info.report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
-    if len(rejects) > arguments.max_rejects * total:
+    if len(rejects) > max_rejects * total:
         share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
-        log(f"error: {share}, limit is {arguments.max_rejects:.0%}", sys.stderr)
+        log(f"error: {share}, limit is {max_rejects:.0%}", sys.stderr)
         return 3
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
-    settings = choose_settings(parsed)
+    choose_settings(parsed)  # a contradiction is said before anything is read
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
@@ -272,11 +262,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     sys.stderr,
                 )
         if parsed.dry_run:
-            return 0
-        if parsed.estimate:
-            for of_split in skipped.values():
-                of_split.log()
-            estimate_dataset(list(splits.values()), settings, parsed.workers)
             return 0
         outputs: dict[str, LocalOutput] = {
             name: RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)

@@ -7,12 +7,11 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
 from operator import itemgetter
@@ -28,7 +27,7 @@ from pipeline.decoding.containers import open_video
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
-from shard_tools.inputs import Item, Segment, TarMember
+from shard_tools.inputs import Item, TarMember
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
@@ -36,8 +35,6 @@ from shard_tools.work import Entry, local_copy
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 PROBED_AT_ONCE = 4096
-LARGE_BYTES = 32_000_000  # a smaller file is not worth a look at how long its video is
-USUAL_FPS = 25
 PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
@@ -135,11 +132,13 @@ def assign_shards(
     ids = {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[Any, ...]]:
-        for item, piece, is_last in items:
-            key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, settings.seed)
-            labels = None if item.labels is None else [ids[label] for label in item.labels]
-            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
-            yield key, item.size, json.dumps(entry)
+        for _, group in groupby(items, lambda item: item[0].source):
+            cuts = list(group)
+            for item, piece, is_last in cuts:
+                key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, settings.seed)
+                labels = None if item.labels is None else [ids[label] for label in item.labels]
+                entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
+                yield key, item.size // len(cuts), json.dumps(entry)
 
     table.insert("items", rows(), 3)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
@@ -190,26 +189,7 @@ def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iter
     with ThreadPoolExecutor(PROBING_THREADS) as threads:
         while some := list(islice(items, PROBED_AT_ONCE)):
             for item, count in zip(some, threads.map(count_pieces, some), strict=True):
-                one = replace(item, size=item.size // count)
-                yield from ((one, piece, piece == count - 1) for piece in range(count))
-
-
-def estimate_seconds(entries: list[Entry], location: str | TarMember, clip_seconds: float | None) -> float:
-    """Return how many seconds of a video are to be decoded, about; 0 if few, or unknown."""
-    segments = [Segment.parse(entry.segment) for entry in entries if entry.segment]
-    if segments:
-        seconds = max(segment.end / (USUAL_FPS if segment.in_frames else 1) for segment in segments)
-        if seconds < math.inf:
-            return seconds
-    elif clip_seconds:
-        return clip_seconds * (1 + max(entry.piece for entry in entries))
-    if isinstance(location, str) and (is_remote(location) or not is_large(location)):
-        return 0.0
-    return probe_duration(location)
-
-
-def is_large(path: str) -> bool:
-    return os.path.isfile(path) and os.path.getsize(path) > LARGE_BYTES
+                yield from ((item, piece, piece == count - 1) for piece in range(count))
 
 
 def probe_duration(location: str | TarMember) -> float:

@@ -7,11 +7,10 @@ from common.errors import InputError
 from shard_tools.encoding.codecs import CODECS, TUNES
 
 COPY = "copy"
-CHECKS = ("sample", "full")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 # No effect on copied bytes.
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds", "salvage")
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -30,7 +29,9 @@ class Settings:
     encode: str = _option("h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY])
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
     fps: float | None = _option(
-        None, "target frame rate, by the nearest stride per video; of folders of frames, their rate", type=float
+        None,
+        "frames per second to keep, by the largest stride per video; of folders of frames, their rate",
+        type=float,
     )
     short_side: int | None = _count(256, "maximum short side in pixels (default 256)", 16, "PIXELS")
     gop: int = _count(8, "frames per group of pictures (default 8)")
@@ -40,7 +41,9 @@ class Settings:
     clip_seconds: float | None = _option(
         None, "cut videos into samples of this length; segments of a list stay as they are", type=float
     )
-    check: str | None = _option(None, "how much of copied videos to decode (default sample)", choices=CHECKS)
+    salvage: bool | None = _option(
+        None, "of a damaged video, store what decodes before and after the damage", action="store_true"
+    )
     seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
     shard_mb: float | None = _option(None, "target megabytes of source video per shard, instead of a count", type=float)
@@ -57,18 +60,15 @@ class Settings:
                     raise InputError(f"{name} must be at least {minimum}, not {value}")
         if self.quality is not None and self.quality > 63:
             raise InputError(f"--quality must be between 0 (best) and 63, not {self.quality}")
-        if self.check is not None and self.encode != COPY:
-            raise InputError("--check is for --encode copy: what is encoded is always decoded completely, remove it")
 
     def to_json(self) -> dict[str, Any]:
         """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
             kept = ("encode", "seed", "samples_per_shard", "shard_mb", "min_shards")
-            return {name: values[name] for name in kept} | {"check": self.check or "sample", "frame_stride": 1}
+            return {name: values[name] for name in kept} | {"frame_stride": 1}
         codec = CODECS[self.encode]
         values["quality"] = codec.choose_quality(self.tune) if self.quality is None else self.quality
-        del values["check"]
         if not codec.decode_options:
             del values["tune"]
         return values

@@ -58,10 +58,9 @@ class Job:
     the name of that."""
 
     source: str
-    location: str | TarMember
+    location: str | TarMember | None  # None: it was there when the run began, and is gone now
     entries: list[tuple[Path, Entry]]
     settings: Settings
-    seconds: float = 0.0  # of the video, about; 0 where unknown
 
     @property
     def progress_file(self) -> Path:
@@ -72,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an entry: samples with the paths of their videos, or the reason why there are none."""
+    """What became of an entry: samples with the paths of their videos, and the reason why some or all are missing."""
 
     name: str
     samples: list[tuple[Sample, Path]]
@@ -102,33 +101,34 @@ class DiskFullError(OSError):
     """The disk with the staged results is full."""
 
 
-def process_job(job: Job) -> list[Outcome] | OSError:
-    """Do the job and leave each result at its stem as soon as it is whole; an OSError is about the disk and must end
-    the whole run."""
+def process_job(job: Job) -> OSError | None:
+    """Do what is not done of the job, and leave each result at its stem as soon as it is whole; return an OSError if
+    the disk fails, which must end the whole run."""
     av.logging.set_level(None)
     folder = job.progress_file.parent
-    outcomes: dict[Path, Outcome] = {}
+    missing = {stem: entry for stem, entry in job.entries if not load_outcome(stem)}
 
     def keep(stem: Path, outcome: Outcome) -> None:
         if outcome.reason is not None and shutil.disk_usage(folder).free < MIN_FREE_BYTES:
             raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        outcomes[stem] = outcome
+        del missing[stem]
         outcome.save(stem)
 
     try:
+        for stem in missing:
+            stem.parent.mkdir(exist_ok=True)
         try:
-            for stem, outcome in _make_outcomes(job):
+            for stem, outcome in _make_outcomes(job, list(missing.items())) if missing else ():
                 keep(stem, outcome)
         except DiskFullError:
             raise
         except Exception as error:  # whatever it is costs what is not done of this video, and says why
-            for stem, entry in job.entries:
-                if stem not in outcomes:
-                    keep(stem, Outcome(entry.name, [], explain(error)))
+            for stem, entry in list(missing.items()):
+                keep(stem, Outcome(entry.name, [], explain(error)))
         job.progress_file.unlink(missing_ok=True)
     except OSError as error:
         return error
-    return list(outcomes.values())
+    return None
 
 
 def explain(error: Exception) -> str:
@@ -147,7 +147,9 @@ def explain(error: Exception) -> str:
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_outcomes(job: Job) -> Iterator[tuple[Path, Outcome]]:
+def _make_outcomes(job: Job, missing: list[tuple[Path, Entry]]) -> Iterator[tuple[Path, Outcome]]:
+    if job.location is None:
+        raise UnusableError("it was there when the run began, and is gone now")
     with local_copy(job.location, job.progress_file.parent) as path:
         source_hash, source_size = hash_source(path)
 
@@ -171,19 +173,16 @@ def _make_outcomes(job: Job) -> Iterator[tuple[Path, Outcome]]:
             ), kept
 
         entries = {}
-        for stem, entry in job.entries:
+        for stem, entry in missing:
             # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
             aside = stem.with_name(f"{stem.name}-{os.getpid()}")
             segment = Segment.parse(entry.segment) if entry.segment else None
             entries[Cut(aside, segment, entry.piece, entry.is_last)] = stem, entry
-        for cut, result in store_cuts(path, list(entries), job.settings, ProgressFile(job.progress_file).write):
+        for cut, files, problem in store_cuts(path, list(entries), job.settings, ProgressFile(job.progress_file).write):
             stem, entry = entries[cut]
-            if isinstance(result, UnusableError):
-                yield stem, Outcome(entry.name, [], explain(result))
-                continue
-            keys = [stem.name, *(f"{stem.name}-{number:04d}" for number in range(1, len(result)))]
-            samples = [make_sample(key, entry, video) for key, video in zip(keys, result, strict=True)]
-            yield stem, Outcome(entry.name, samples)
+            keys = [stem.name, *(f"{stem.name}-{number:04d}" for number in range(1, len(files)))]
+            samples = [make_sample(key, entry, video) for key, video in zip(keys, files, strict=False)]
+            yield stem, Outcome(entry.name, samples, explain(problem) if problem else None)
 
 
 def hash_source(path: Path) -> tuple[str, int]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_connection
 from typing import Any
@@ -22,12 +22,10 @@ START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not
 NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 
-
-# (function, jobs, number of workers, seconds for a job, what is told every second which jobs run) -> (job, result) as
-# they come
-Limit = Callable[[Any], float]
-Watch = Callable[[list[Any]], None]
-RunJobs = Callable[[Callable[[Any], Any], Iterable[Any], int, Limit, Watch], Iterator[tuple[Any, Any]]]
+# (function, jobs, number of workers, seconds that a job may take without progress, what is told every second which jobs
+# run, and returns how far each of them is) -> (job, result) as they come
+Watch = Callable[[list[Any]], list[float | None]]
+RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,65 +36,53 @@ class Failed:
     is_late: bool = False
 
 
-def ignore_running(jobs: list[Any]) -> None: ...
+@dataclass(slots=True)
+class Task:
+    """A job that runs."""
+
+    job: Any
+    attempt: int = 1
+    share: float | None = None  # that is done
+    since: float = field(default_factory=time.monotonic)
 
 
-def run_in_processes(
-    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, limit: Limit, watch: Watch = ignore_running
-) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` in `num_workers` processes, for at most `limit(job)` seconds per job."""
-    waiting = ((job, 1) for job in jobs)
-    retries: list[tuple[Any, int]] = []
-    running: dict[Future[Any], tuple[Any, int]] = {}
-    pool = _start_pool(num_workers)
-    try:
-        while True:
-            if not pool.active:  # a worker was killed while none had a job: pebble gives the pool up
-                retries += running.values()
-                running.clear()
-                _stop(pool)
-                pool = _start_pool(num_workers)
-            # One more than there are workers, so that none waits for its next job.
-            while len(running) <= num_workers and (task := retries.pop() if retries else next(waiting, None)):
-                running[pool.schedule(function, [task[0]], timeout=limit(task[0]))] = task
-            if not running:
-                return
-            done = wait(running, timeout=1, return_when=FIRST_COMPLETED).done
-            watch([job for job, _ in running.values()])
-            for future in done:
-                job, attempt = running.pop(future)
-                error = future.exception()
-                if error is None:
-                    yield job, future.result()
-                elif isinstance(error, TimeoutError):
-                    yield job, Failed(f"it took longer than {limit(job):g} seconds", is_late=True)
-                elif not isinstance(error, (ProcessExpired, BrokenProcessPool)):
-                    raise error
-                elif attempt < ATTEMPTS:
-                    retries.append((job, attempt + 1))
-                else:
-                    code = error.exitcode if isinstance(error, ProcessExpired) else 1
-                    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                    yield job, Failed(f"the process that worked on it died ({cause})")
-    finally:
-        _stop(pool)
+class Processes:
+    """Processes of this machine."""
 
+    crashes = (ProcessExpired, BrokenProcessPool)
 
-def _start_pool(num_workers: int) -> ProcessPool:
-    pool = ProcessPool(num_workers, initializer=end_with_parent, context=multiprocessing.get_context(START_METHOD))
-    # Ctrl-C is the parent's to handle: threads and processes started under the block inherit it.
-    resource_tracker.ensure_running()  # whose start would lift the block
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        pool.schedule(os.getpid)  # the first job starts it
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    return pool
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        self.capacity, self._function = num_workers, function
+        self.start()
 
+    def start(self) -> None:
+        context = multiprocessing.get_context(START_METHOD)
+        self._pool = ProcessPool(self.capacity, initializer=end_with_parent, context=context)
+        # Ctrl-C is the parent's to handle: threads and processes started under the block inherit it.
+        resource_tracker.ensure_running()  # whose start would lift the block
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._pool.schedule(os.getpid)  # the first job starts it
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-def _stop(pool: ProcessPool) -> None:
-    pool.stop()
-    pool.join()
+    def stop(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether all running jobs are lost: pebble gives up if a worker is killed while none has a job."""
+        return not self._pool.active
+
+    def submit(self, job: Any) -> Future[Any]:
+        return self._pool.schedule(self._function, [job])
+
+    def is_started(self, future: Future[Any]) -> bool:
+        return future.running()  # a new process takes seconds
+
+    def cancel(self, future: Future[Any]) -> None:
+        future.cancel()
 
 
 def end_with_parent() -> None:
@@ -111,49 +97,97 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run_on_ray(
-    function: Callable[[Any], Any], jobs: Iterable[Any], num_workers: int, limit: Limit, watch: Watch = ignore_running
+class RayCluster:
+    """The cluster at $RAY_ADDRESS, whose nodes see all files, or one of `num_workers` processes."""
+
+    is_broken = False
+
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise InputError("--engine ray needs Ray: pip install ray") from error
+        address = os.environ.get("RAY_ADDRESS")
+        # By default a cluster of our own: one that happens to run here ends when its owner says so.
+        own: dict[str, Any] = {} if address else {"num_cpus": num_workers, "include_dashboard": False}
+        try:
+            ray.init(address or "local", log_to_driver=False, **own)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
+        self._ray, self._task = ray, ray.remote(max_retries=0)(function)
+        self.crashes = (ray.exceptions.WorkerCrashedError,)
+        self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._references: dict[Future[Any], Any] = {}
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        self._ray.shutdown()
+
+    def submit(self, job: Any) -> Future[Any]:
+        reference = self._task.remote(job)
+        future: Future[Any] = reference.future()
+        self._references[future] = reference
+        future.add_done_callback(self._references.pop)
+        return future
+
+    def is_started(self, future: Future[Any]) -> bool:
+        return True
+
+    def cancel(self, future: Future[Any]) -> None:
+        self._ray.cancel(self._references[future], force=True)
+
+
+def run_jobs(
+    make_engine: Callable[..., Processes | RayCluster],
+    function: Callable[[Any], Any],
+    jobs: Iterable[Any],
+    num_workers: int,
+    timeout: float,
+    watch: Watch = lambda jobs: [None] * len(jobs),
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` on the cluster at $RAY_ADDRESS, whose nodes see all files, or in `num_workers` processes."""
+    """Apply `function`; see RunJobs."""
+    waiting = map(Task, jobs)
+    retries: list[Task] = []
+    running: dict[Future[Any], Task] = {}
+    engine = make_engine(function, num_workers)
     try:
-        import ray
-    except ImportError as error:
-        raise InputError("--engine ray needs Ray: pip install ray") from error
-    address = os.environ.get("RAY_ADDRESS")
-    # By default a cluster of our own: one that happens to run here ends when its owner says so.
-    own: dict[str, Any] = {} if address else {"num_cpus": num_workers, "include_dashboard": False}
-    try:
-        ray.init(address or "local", log_to_driver=False, **own)
-    except (ConnectionError, ValueError) as error:
-        raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
-    try:
-        task = ray.remote(max_retries=ATTEMPTS - 1)(function)
-        # No more tasks than CPUs: each starts at once, so its time limit counts from here.
-        capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        waiting = iter(jobs)
-        running: dict[Any, tuple[Any, float]] = {}
         while True:
-            for job in islice(waiting, capacity - len(running)):
-                running[task.remote(job)] = job, time.monotonic() + limit(job)
+            if engine.is_broken:
+                retries += running.values()
+                running.clear()
+                engine.stop()
+                engine.start()
+            # No more than there are workers: each starts at once.
+            while len(running) < engine.capacity and (task := retries.pop() if retries else next(waiting, None)):
+                running[engine.submit(task.job)] = task
             if not running:
                 return
-            next_deadline = min(deadline for _, deadline in running.values())
-            patience = min(max(0.0, next_deadline - time.monotonic()), 1.0)
-            done, _ = ray.wait(list(running), num_returns=1, timeout=patience)
-            watch([job for job, _ in running.values()])
-            late = [ref for ref, (_, deadline) in running.items() if ref not in done and deadline < time.monotonic()]
-            for reference in done:
-                job, _ = running.pop(reference)
-                try:
-                    yield job, ray.get(reference)
-                except ray.exceptions.WorkerCrashedError:
-                    yield job, Failed("the process that worked on it died")
-            for reference in late:
-                job, _ = running.pop(reference)
-                ray.cancel(reference, force=True)
-                yield job, Failed(f"it took longer than {limit(job):g} seconds", is_late=True)
+            done = wait(running, timeout=1, return_when=FIRST_COMPLETED).done
+            now = time.monotonic()
+            shares = watch([task.job for task in running.values()])
+            for (future, task), share in zip(running.items(), shares, strict=True):
+                if share != task.share or not engine.is_started(future):
+                    task.share, task.since = share, now
+            for future in [future for future, task in running.items() if future in done or now > task.since + timeout]:
+                task = running.pop(future)
+                if future not in done:
+                    engine.cancel(future)
+                    yield task.job, Failed(f"it made no progress for {timeout:g} seconds", is_late=True)
+                elif (error := future.exception()) is None:
+                    yield task.job, future.result()
+                elif not isinstance(error, engine.crashes):
+                    raise error
+                elif task.attempt < ATTEMPTS:
+                    retries.append(Task(task.job, task.attempt + 1))
+                else:
+                    code = error.exitcode if isinstance(error, ProcessExpired) else 1
+                    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                    yield task.job, Failed(f"the process that worked on it died ({cause})")
     finally:
-        ray.shutdown()
+        engine.stop()
 
 
-ENGINES: dict[str, RunJobs] = {"processes": run_in_processes, "ray": run_on_ray}
+run_in_processes: RunJobs = partial(run_jobs, Processes)
+run_on_ray: RunJobs = partial(run_jobs, RayCluster)
+ENGINES = {"processes": run_in_processes, "ray": run_on_ray}

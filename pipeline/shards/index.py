@@ -154,6 +154,8 @@ class Tables:
         digest = hashlib.sha256(self._hash_rows())
         for shard in self.info.shards:
             digest.update(f"{shard.name} {shard.num_samples} {shard.sha256}\n".encode())
+        if self.info.multi_label:  # where there are several labels, that table has them
+            digest.update(self.info.tables["names"].sha256.encode())
         return digest.hexdigest()
 
     def _hash_rows(self) -> bytes:

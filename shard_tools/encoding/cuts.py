@@ -15,7 +15,7 @@ from av.video.stream import VideoStream
 
 from shard_tools.encoding.codecs import CODECS, CONTAINER, Codec, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, UnusableError
-from shard_tools.encoding.source import Timing, check_frames, open_source, show_frames
+from shard_tools.encoding.source import START, SeekPoint, Timing, check_frames, open_source, show_frames
 from shard_tools.inputs.item import Segment
 from shard_tools.settings import Settings
 
@@ -24,6 +24,8 @@ from shard_tools.settings import Settings
 FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 MAX_OPEN = 16  # segments that overlap are encoded at a time, some 20 MiB each; the others wait for another pass
 MAX_EXCESS_S = 0.5  # of a segment beyond the video's end: annotations round
+FPS_TOLERANCE = Fraction("1.01")  # 59.94 fps are 60
+NEIGHBORS = 2  # frames before a cut that are decoded too: a deinterlacer looks at them
 EARLY_FRAMES = 0.05  # by so much a frame may be shown before a segment's start: times are rounded to milliseconds
 
 
@@ -50,7 +52,19 @@ class Cut(NamedTuple):
     is_last: bool = True  # of the pieces: it stands for all that follows
 
 
-Result = tuple[Cut, list[StoredVideo] | UnusableError]
+class Result(NamedTuple):
+    """The files of a cut, and why some or all of it is missing."""
+
+    cut: Cut
+    files: list[StoredVideo]
+    problem: UnusableError | None = None
+
+
+class Damage(NamedTuple):
+    """Why a video cannot be decoded, and from which tick on."""
+
+    reason: UnusableError
+    tick: int
 
 
 class VideoWriter:
@@ -88,21 +102,32 @@ class Part:
     """Encodes what is shown in a cut, from tick `first` on and before `end`, and decodes what was stored: the number of
     frames is the one that comes out again."""
 
-    def __init__(self, cut: Cut, timing: Timing, settings: Settings, pixel_aspect: Fraction | None) -> None:
+    def __init__(
+        self,
+        cut: Cut,
+        timing: Timing,
+        settings: Settings,
+        pixel_aspect: Fraction | None,
+        missing: UnusableError | None = None,
+    ) -> None:
+        """missing: why the video's end is."""
         self.cut, self.settings, self.codec = cut, settings, CODECS[settings.encode]
-        stride = max(1, round(timing.rate / Fraction(settings.fps))) if settings.fps else settings.frame_stride
+        stride = settings.frame_stride
+        if settings.fps:
+            stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
         self.stride, self.source_rate = stride, timing.rate
         seconds = settings.clip_seconds if cut.segment is None else None
         self.max_frames = max(1, round(seconds * timing.rate / stride)) if seconds else math.inf  # of a file
         if cut.segment:
-            self.first, self.end = find_ticks(cut.segment, timing)
+            self.wanted, self.end = find_ticks(cut.segment, timing)
         else:
             ticks = self.max_frames * stride
-            self.first = cut.piece * int(ticks) if cut.piece else 0
-            self.end = math.inf if cut.is_last else self.first + ticks
+            self.wanted = cut.piece * int(ticks) if cut.piece else 0
+            self.end = math.inf if cut.is_last else self.wanted + ticks
         self.convert = FrameConverter(self.codec, settings.short_side, pixel_aspect)
-        self.wanted = self.first  # next tick to store
+        self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from; `wanted` is the next one to store
         self.files: list[StoredVideo] = []
+        self.damage = missing if self.end == math.inf else None  # that is left out
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame, end: int) -> Result | None:
@@ -110,7 +135,7 @@ class Part:
         try:
             self._encode(frame, end)
         except UnusableError as error:
-            return self.cut, error
+            return Result(self.cut, [], error)
         return self.finish() if self.end <= end else None
 
     def _encode(self, frame: VideoFrame, end: int) -> None:
@@ -137,7 +162,7 @@ class Part:
         self._writer.close()
         with open_source(self._path) as (container, stream):
             size = stream.width, stream.height
-            num_frames = check_frames(container, stream).num_frames
+            num_frames = check_frames(container, stream, lambda _: None).num_frames
         if num_frames != self._writer.num_frames:
             raise UnusableError(f"{self._writer.num_frames} frames were encoded, but {num_frames} decode")
         fps = float(self.source_rate / self.stride)
@@ -145,14 +170,23 @@ class Part:
         self.files.append(StoredVideo(self._path, CONTAINER, codec, num_frames, fps, self.stride, *size, self._start))
         self._writer = None
 
-    def finish(self) -> Result:
+    def skip_to(self, tick: int, damage: UnusableError) -> None:
+        """Leave out what cannot be decoded before `tick`."""
+        self.end_file()
+        self.damage = self.damage or damage
+        self.wanted = max(self.wanted, tick)
+        self.first = max(self.first, tick)
+
+    def finish(self, damage: UnusableError | None = None) -> Result:
+        """Return what is stored; of a cut with damage, only to salvage it."""
         try:
             self.end_file()
         except UnusableError as error:
-            return self.cut, error
+            return Result(self.cut, [], error)
+        damage = self.damage or damage
         if self.cut.segment and not self.files:
-            return self.cut, UnusableError("no frame is shown in its segment")
-        return self.cut, self.files
+            damage = damage or UnusableError("no frame is shown in its segment")
+        return Result(self.cut, self.files if self.settings.salvage or not damage else [], damage)
 
 
 def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
@@ -178,14 +212,22 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
 
 
 def encode_parts(
-    frames: Iterator[tuple[int, VideoFrame]], waiting: list[Part], progress: Callable[[int], None]
+    frames: Iterator[tuple[int, VideoFrame]],
+    waiting: list[Part],
+    timing: Timing,
+    start: SeekPoint,
+    damage: list[Damage],
+    progress: Callable[[int], None],
 ) -> Iterator[Result]:
-    """Encode what is `waiting`, last part first, from `frames` as (tick, frame); stop when no other frame is wanted.
+    """Encode what is `waiting`, last part first, from `frames` as (tick, frame); stop when no other frame is wanted, or
+    none before another key frame.
 
-    `progress` is told the tick. What would be too much at a time is left in `waiting`.
+    What cannot be encoded in this pass is left in `waiting`. `damage` says why frames end early. `progress` is told the
+    tick.
     """
     encoding: list[Part] = []
     postponed: list[Part] = []
+    end = start.tick
     for end, frame in show_frames(frames):
         while waiting and waiting[-1].first < end:
             (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
@@ -193,8 +235,21 @@ def encode_parts(
             if result := part.add(frame, end):
                 encoding.remove(part)
                 yield result
-        if not encoding and not waiting:
-            break
         progress(end)
-    yield from (part.finish() for part in [*encoding, *reversed(waiting)])
-    waiting[:] = reversed(postponed)
+        if not encoding and not (waiting and timing.find_seek_point(waiting[-1].first).tick <= end):
+            break
+    else:
+        reason = damage[0].reason if damage else None
+        if damage and start != START and damage[0].tick == start.tick and not any(part.damage for part in waiting):
+            del timing.seek_points[1:]  # they do not lead anywhere: all is decoded from the start
+            return
+        resume = timing.next_seek_point(max(damage[0].tick, start.tick + 1)) if damage else None
+        behind = [part for part in waiting if resume and timing.find_seek_point(part.first).tick >= resume.tick]
+        for part in [*encoding, *(part for part in reversed(waiting) if part not in behind)]:
+            if reason and resume and part.settings.salvage and resume.tick < part.end:
+                part.skip_to(resume.tick, reason)
+                postponed.append(part)
+            else:
+                yield part.finish(reason)
+        waiting[:] = behind
+    waiting += postponed

@@ -3,22 +3,24 @@
 A video is decoded once, whatever is cut out of it. Memory does not grow with its length.
 """
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 from av.container import InputContainer
+from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.video import UPRIGHT, count_turns
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.cuts import Cut, Part, Result, StoredVideo, encode_parts
+from shard_tools.encoding.cuts import Cut, Damage, Part, Result, StoredVideo, encode_parts
 from shard_tools.encoding.frames import open_frames, require_one_size
 from shard_tools.encoding.picture import Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
+    ENCODE,
     Timing,
     assign_ticks,
     check_frames,
@@ -30,17 +32,16 @@ from shard_tools.encoding.source import (
 )
 from shard_tools.settings import COPY, Settings
 
+MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
 Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
-ENCODE = "leave out --encode copy"
-SAMPLED_FRACTION = 0.25  # of a copied video's frames, where only a sample of them is decoded
 
 
 def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
     """Store all of a video in one file, or several with `clip_seconds`. Raise UnusableError."""
-    ((_, result),) = store_cuts(source, [Cut(stem)], settings)
-    if isinstance(result, UnusableError):
-        raise result
-    return result
+    ((_, files, problem),) = store_cuts(source, [Cut(stem)], settings)
+    if problem:
+        raise problem
+    return files
 
 
 def store_cuts(
@@ -70,7 +71,8 @@ def _make_results(
         codec = arrays.codec_name(channels)
         kept = StoredVideo(source, arrays.CONTAINER, codec, num_frames, arrays.FPS, 1, width, height)
         for cut in cuts:
-            yield cut, UnusableError("segments are cut out of videos, not out of arrays") if cut.segment else [kept]
+            problem = UnusableError("segments are cut out of videos, not out of arrays") if cut.segment else None
+            yield Result(cut, [] if problem else [kept], problem)
         return
     if source.is_dir() and settings.encode == COPY:
         raise UnusableError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
@@ -81,56 +83,75 @@ def _make_results(
             raise UnusableError("it holds no frame")
         if container.format.name == "mjpeg" and timing.num_packets == 1:
             raise UnusableError("it is a still image")
-        require_complete(source, container, stream, timing.num_packets)
+        missing = None
+        try:
+            if not source.is_dir():
+                require_complete(source, container, stream, timing.num_packets)
+        except UnusableError as error:
+            if not settings.salvage:
+                raise
+            missing = error
     if settings.encode == COPY:
-        yield cuts[0], [_copy(source, timing, settings.check != "full")]
+        yield Result(cuts[0], [_copy(source, timing, progress)])
     else:
-        yield from _transcode(open_here, cuts, settings, timing, progress)
+        yield from _transcode(open_here, cuts, settings, timing, missing, progress)
 
 
 def _transcode(
-    open_here: Open, cuts: Sequence[Cut], settings: Settings, timing: Timing, progress: Callable[[float], None]
+    open_here: Open,
+    cuts: Sequence[Cut],
+    settings: Settings,
+    timing: Timing,
+    missing: UnusableError | None,
+    progress: Callable[[float], None],
 ) -> Iterator[Result]:
+    """Encode cuts; `missing`: why the video's end is."""
     num_ticks = timing.tick(None, timing.num_packets - 1) + 1
     with open_here() as (_, stream):
         pixel_aspect = stream.sample_aspect_ratio
     waiting: list[Part] = []
     for cut in cuts:
         try:
-            waiting.append(Part(cut, timing, settings, pixel_aspect))
+            waiting.append(Part(cut, timing, settings, pixel_aspect, missing))
         except UnusableError as error:
-            yield cut, error
-    waiting.sort(key=lambda part: part.first, reverse=True)
+            yield Result(cut, [], error)
     while waiting:
+        waiting.sort(key=lambda part: part.first, reverse=True)
+        start, damage = timing.find_seek_point(waiting[-1].first), list[Damage]()
         with open_here() as (container, stream):
-            decoded = read_frames(container, stream)
+            decoded = read_frames(container, stream, start)
             if container.format.name == "image2":
                 decoded = require_one_size(decoded)
-            frames = deinterlace(assign_ticks(decoded, timing))
-            yield from encode_parts(frames, waiting, lambda tick: progress(tick / num_ticks))
+            keeps_parts = settings.salvage or settings.clip_seconds or cuts[0].segment
+            num_held = MAX_REORDERED if keeps_parts and stream.codec_context.has_b_frames else 0
+            intact = _stop_before_damage(decoded, num_held, start.number, timing, damage)
+            frames = deinterlace(assign_ticks(intact, timing, start.number))
+            yield from encode_parts(frames, waiting, timing, start, damage, lambda tick: progress(tick / num_ticks))
 
 
-def _copy(source: Path, timing: Timing, sample_only: bool) -> StoredVideo:
-    """Decode `source` to see that it is intact: all of it, or the first frames of every group of pictures.
+def _stop_before_damage(
+    frames: Iterator[VideoFrame], num_held: int, number: int, timing: Timing, damage: list[Damage]
+) -> Iterator[VideoFrame]:
+    """Yield frames from `number` on up to `num_held` before the first that is not intact; put that into `damage`."""
+    held: deque[VideoFrame] = deque()
+    try:
+        for frame in frames:
+            number += 1
+            held.append(frame)
+            if len(held) > num_held:
+                yield held.popleft()
+        yield from held
+    except UnusableError as error:
+        damage.append(Damage(error, timing.tick(None, number)))
 
-    Decoding everything takes a fifth of the time of encoding. A sample, SAMPLED_FRACTION of the frames with all key
-    frames, speaks for the others only if as many as expected come out. Raise UnusableError too where clips would show
-    other pictures than those that are meant: a copy has no place for what only its encoding could mend.
-    """
-    run = max(2, round(SAMPLED_FRACTION * timing.num_packets / len(timing.gops))) if sample_only else math.inf
+
+def _copy(source: Path, timing: Timing, progress: Callable[[float], None]) -> StoredVideo:
+    """Decode `source` to see that it is intact, which takes a fifth of the time of encoding. Raise UnusableError too
+    where clips would show other pictures than those that are meant: a copy has no place for what only its encoding
+    could mend."""
     with open_source(source) as (container, stream):
-        try:
-            checked = check_frames(container, stream, run)
-            as_expected = checked.num_frames == sum(min(size, run) for size in timing.gops) and checked.is_ordered
-        except UnusableError:
-            if not sample_only:
-                raise
-            as_expected = False
-        if sample_only and (not as_expected or timing.times is None or timing.hides_frames):
-            # Two pictures in a packet, or hidden ones, as where a video was trimmed without being encoded again. Only
-            # decoding everything tells how many there are.
-            return _copy(source, timing, sample_only=False)
-        first, num_frames = checked.first, timing.num_packets if sample_only else checked.num_frames
+        checked = check_frames(container, stream, lambda count: progress(count / timing.num_packets))
+        first, num_frames = checked.first, checked.num_frames
         if timing.times is not None and not checked.is_ordered and num_frames == len(timing.times):
             raise UnusableError(f"its times do not tell in which order its frames are shown: {ENCODE}")
         pose = Pose.read(first, stream.sample_aspect_ratio)

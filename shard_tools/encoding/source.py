@@ -4,16 +4,15 @@ Anything that does not decode cleanly makes the whole video unusable: training m
 had to guess.
 """
 
-import math
 import mimetypes
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -26,7 +25,7 @@ from av.video.stream import VideoStream
 from pipeline.decoding.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
-from shard_tools.encoding.picture import MAX_SHAPE_CHANGE, UnusableError
+from shard_tools.encoding.picture import UnusableError
 
 # In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
 # a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
@@ -44,6 +43,7 @@ PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not 
 
 ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
 TS_PACKET = 188  # bytes; M2TS and AVCHD have four more before each
+ENCODE = "leave out --encode copy"
 
 
 def choose_extension(path: Path, container: InputContainer) -> str:
@@ -68,8 +68,6 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
     except av.error.FFmpegError as error:
         raise UnusableError(_explain_open_error(path, error)) from error
     with container:
-        if _is_cut_off(path):
-            raise UnusableError("the file is cut off: it is shorter than it says itself")
         stream = main_stream(container)
         if stream is None:
             raise UnusableError("it holds no video" + (", only sound" if container.streams.audio else ""))
@@ -150,19 +148,32 @@ def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
     return "it is in no video format that FFmpeg knows, or its beginning is missing"
 
 
-def read_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Iterator[VideoFrame]:
-    """Yield the frames in display order; raise UnusableError at the first that is not intact.
+class SeekPoint(NamedTuple):
+    """A key frame from which a video can be decoded, with its number and tick."""
 
-    With `run`, only that many packets of every group of pictures are decoded; the others are still inspected.
-    """
-    count = 0
-    left = run
+    number: int
+    tick: int
+    pts: int
+    dts: int
+
+
+START = SeekPoint(0, 0, 0, 0)
+
+
+def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint = START) -> Iterator[VideoFrame]:
+    """Yield the frames in display order, from `start` on; raise UnusableError at the first that is not intact."""
+    count, is_there = start.number, start == START
     decoder = stream.codec_context
     never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
     length_size = _read_length_size(decoder.codec.canonical_name, decoder.extradata or b"")
     unsure: list[av.Packet] = []  # the packet after which some may be lost, and those that follow
     try:
+        if not is_there:
+            container.seek(start.dts, stream=stream)
         for packet in container.demux(stream):
+            is_there = is_there or packet.pts == start.pts  # seeking may lead to an earlier one
+            if not is_there:
+                continue
             if packet.is_corrupt:
                 unsure = [packet]
             elif unsure and packet.is_keyframe and _begins_segment(container, unsure[-1]):
@@ -173,16 +184,18 @@ def read_frames(container: InputContainer, stream: VideoStream, run: float = mat
                 raise UnusableError(f"the file is cut off or damaged after frame {count}")
             if never_zeros and packet.size and _has_hole(packet, length_size):
                 raise UnusableError(f"the file has a hole, filled with zeros, after frame {count}")
-            left = run if packet.is_keyframe else left - 1
-            decoder.skip_frame = "DEFAULT" if left > 0 else "NONKEY"
             for frame in packet.decode():
+                if start != START and count == start.number and frame.pts != start.pts:
+                    if frame.pts is not None and frame.pts < start.pts:  # it needs what was before the key frame
+                        continue
+                    raise UnusableError(f"it cannot be decoded from frame {count} on")
                 if frame.is_corrupt:
                     raise UnusableError(f"frame {count} is damaged")
                 yield frame
                 count += 1
     except av.error.FFmpegError as error:
         raise UnusableError(f"frame {count} cannot be decoded ({error.strerror})") from error
-    if not count:
+    if count == start.number:
         raise UnusableError("it holds no frame that can be decoded")
 
 
@@ -231,25 +244,31 @@ class Checked(NamedTuple):
     is_ordered: bool  # whether the frames' times ascend
 
 
-def check_frames(container: InputContainer, stream: VideoStream, run: float = math.inf) -> Checked:
-    """Decode all frames. `run` and errors as in `read_frames`; UnusableError too if the picture turns, or changes its
-    shape, on the way."""
+def check_frames(container: InputContainer, stream: VideoStream, progress: Callable[[int], None]) -> Checked:
+    """Decode all frames; `progress` is told their number. Raise UnusableError as `read_frames` does, and where a copy
+    would show something else than what is meant: its picture turns, changes its size or is interlaced."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
-    frames = read_frames(container, stream, run)
+    frames = read_frames(container, stream)
     first = next(frames)
-    times, shape = [first.pts], first.width / first.height
-    for frame in frames:
+    times: list[int | None] = []
+    form = first.rotation, first.width, first.height
+    for frame in chain([first], frames):
+        if (frame.rotation, frame.width, frame.height) != form:
+            raise UnusableError("its picture turns or changes size in the middle, which copies cannot show")
+        if frame.interlaced_frame:
+            raise UnusableError(f"it is interlaced, which copies stay: {ENCODE}")
         times.append(frame.pts)
-        if frame.rotation != first.rotation or abs(frame.width / frame.height / shape - 1) > MAX_SHAPE_CHANGE:
-            raise UnusableError("its picture turns or changes shape in the middle")
+        progress(len(times))
     is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
     return Checked(first, len(times), is_ordered)
 
 
 def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
-    """Raise UnusableError if an MP4 or AVI file, of which `num_packets` were read, lacks some that it promises."""
+    """Raise UnusableError if a file, of which `num_packets` were read, lacks bytes or packets that it promises."""
     num_bytes, num_promised = path.stat().st_size, stream.frames
+    if _is_cut_off(path):
+        raise UnusableError("the file is cut off: it is shorter than it says itself")
     if container.format.name == "avi":
         with path.open("rb") as file:  # the number is often wrong, and the size sometimes
             if num_packets < num_promised and 8 + int.from_bytes(file.read(8)[4:], "little") > num_bytes:
@@ -272,15 +291,19 @@ class Timing:
     """`rate` in frames per second. Without `ticks` frames are evenly spaced and are simply counted."""
 
     rate: Fraction
-    gops: list[int]  # packets from each key frame to the next
-    hides_frames: bool  # whether an edit list does
+    num_packets: int
     # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
     times: Sequence[int] | None
     ticks: Sequence[int] | None = None  # of the frames, from 0 at `rate`
+    seek_points: list[SeekPoint] = field(default_factory=lambda: [START])  # ascending
 
-    @property
-    def num_packets(self) -> int:
-        return sum(self.gops)
+    def find_seek_point(self, tick: int) -> SeekPoint:
+        """Return the last one that is shown at `tick` or before."""
+        return self.seek_points[max(0, bisect_right(self.seek_points, tick, key=lambda point: point.tick) - 1)]
+
+    def next_seek_point(self, tick: int) -> SeekPoint | None:
+        """Return the first one that is shown at `tick` or later."""
+        return next(iter(self.seek_points[bisect_left(self.seek_points, tick, key=lambda point: point.tick) :]), None)
 
     def tick(self, time: int | None, count: int) -> int:
         """Return the tick of frame number `count`, shown at `time`."""
@@ -299,15 +322,14 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     """
     stored: list[int | None] = []  # times of presentation, as they are stored
     times: list[int] = []
-    gops: list[int] = []
+    keys: list[tuple[int, int]] = []  # times of display and of decoding of key frames
+    num_packets = 0
     is_usable = True
     last_decode_time = None
     for packet in container.demux(stream):
         if not packet.size:
             continue
-        if packet.is_keyframe or not gops:
-            gops.append(0)
-        gops[-1] += 1
+        num_packets += 1
         if packet.dts is None:
             is_usable = is_usable and packet.pts is not None and last_decode_time is None
         else:
@@ -316,17 +338,23 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
         if not packet.is_discard:
             stored.append(packet.pts)
             times.append((packet.dts if packet.pts is None else packet.pts) or 0)
-    hides_frames = len(times) < sum(gops)
+            if packet.is_keyframe and packet.pts is not None:
+                keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
     times.sort()
     known = times if times_tell_frames(stream, stored) else None
     if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
-        return Timing(_first_plausible(stream.guessed_rate), gops, hides_frames, known)
+        return Timing(_first_plausible(stream.guessed_rate), num_packets, known)
     declared = _first_plausible(stream.average_rate, stream.guessed_rate)
     if is_usable and len(times) > 1 and stream.time_base is not None:
         rate, ticks = _fit_clock(times, stream.time_base, declared)
     else:
         rate, ticks = declared, None
-    return Timing(rate, gops, hides_frames, known, ticks)
+    timing = Timing(rate, num_packets, known, ticks)
+    if not (is_usable and known and keys and keys[0][0] == known[0]):
+        return timing
+    numbers = (bisect_left(known, pts) for pts, _ in keys)
+    points = [SeekPoint(number, timing.tick(None, number), *key) for number, key in zip(numbers, keys, strict=True)]
+    return replace(timing, seek_points=[START, *sorted(points)[1:]])
 
 
 def _fit_clock(times: list[int], unit: Fraction, declared: Fraction) -> tuple[Fraction, list[int] | None]:
@@ -359,13 +387,15 @@ def _round_rate(rate: float, declared: Fraction, error: float = 0) -> Fraction:
     return Fraction(rate).limit_denominator(1000)
 
 
-def assign_ticks(frames: Iterator[VideoFrame], timing: Timing) -> Iterator[tuple[int, VideoFrame]]:
+def assign_ticks(
+    frames: Iterator[VideoFrame], timing: Timing, first_number: int = 0
+) -> Iterator[tuple[int, VideoFrame]]:
     """Yield (tick, frame), from tick 0 on, also where a decoder had to wait for a key frame; ticks never decrease."""
-    first = last = 0
-    for count, frame in enumerate(frames):
-        tick = timing.tick(frame.pts, count)
-        first = first if count else tick
-        last = max(last, tick - first)
+    offset = last = 0
+    for number, frame in enumerate(frames, first_number):
+        tick = timing.tick(frame.pts, number)
+        offset = offset if number else tick
+        last = max(last, tick - offset)
         yield last, frame
 
 

@@ -1,6 +1,5 @@
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,20 +48,8 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     assert "dataset.json has changed since it was written\n" in said
 
 
-def test_a_foreign_webdataset_is_checked(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, cut = sorted(videos.rglob("*.mp4"))[:2]
-    (tmp_path / "cut.mp4").write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    with tarfile.open(tmp_path / "foreign.tar", "w") as tar:
-        tar.add(whole, "one.mp4")
-        tar.add(tmp_path / "cut.mp4", "two.mp4")
-    code, said = check(tmp_path, capsys)
-    assert code == 1
-    assert "foreign.tar: two.mp4: the file is cut off" in said
-    assert "1 problems" in said
-
-
 def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no shards in"):
+    with pytest.raises(InputError, match=r"no dataset\.json in"):
         check_shards.main([str(tmp_path)])
 
 

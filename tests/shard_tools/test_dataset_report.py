@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
 import pytest
 from shard_making import NUM_VIDEOS, all_samples, make
 
@@ -63,19 +62,6 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 100_000  # bytes; the samples alone are 10 MB
-
-
-def test_a_contact_sheet_shows_the_samples(dataset: Path, videos: Path, tmp_path: Path) -> None:
-    shutil.copytree(dataset, tmp_path / "out")
-    make(videos, tmp_path / "out", "--samples-per-shard", "3", "--contact-sheet")
-    with av.open(str(tmp_path / "out" / "contact_sheet.png")) as container:
-        sheet = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    assert sheet.shape == (24 + 2 * 232, 5 * 250, 3)
-    assert sheet[:24].min() < 100, "no title"
-    cells = sheet[24:].reshape(2, 232, 5, 250, 3).transpose(0, 2, 1, 3, 4).reshape(10, 232, 250, 3)
-    spread = cells[:, 5:69, 5:69].reshape(10, -1).std(axis=1)
-    assert (spread[:NUM_VIDEOS] > 10).all()
-    assert spread[NUM_VIDEOS] == 0
 
 
 def test_equal_files_with_other_labels_are_said(

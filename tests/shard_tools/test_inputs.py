@@ -16,7 +16,7 @@ from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs import Choices, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, process_job
+from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
 
 
 @pytest.fixture
@@ -226,11 +226,15 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(videos.rglob("*.mp4")), path)
     for number, item in enumerate(read_inputs(str(tmp_path / "in"), Choices(unlabeled=True))):
-        job = Job(item.source, item.location, [(tmp_path / str(number), Entry(item.source))], Settings(encode="copy"))
-        (outcome,) = process_job(job)
+        stem = tmp_path / str(number)
+        job = Job(item.source, item.location, [(stem, Entry(item.source))], Settings(encode="copy"))
+        assert process_job(job) is None
+        outcome = load_outcome(stem)
+        assert outcome is not None
         assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
         (tmp_path / "in" / item.source).unlink()
-        assert process_job(job) == [Outcome(item.source, [], "there is no such file")]
+        assert process_job(job) is None
+        assert load_outcome(stem) == Outcome(item.source, [], "there is no such file")
 
 
 def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:

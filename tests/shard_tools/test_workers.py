@@ -32,7 +32,7 @@ def act(job: str) -> str:
 
 def test_a_crash_costs_its_own_job_only(tmp_path: Path) -> None:
     jobs = ["a", "crash", "b", "exit", "c", f"crash-once {tmp_path}/seen", "d"]
-    results = dict(run_in_processes(act, jobs, 2, lambda job: 60))
+    results = dict(run_in_processes(act, jobs, 2, 60))
     assert results.keys() == set(jobs)
     assert results["crash"] == Failed("the process that worked on it died (SIGSEGV)")
     assert results["exit"] == Failed("the process that worked on it died (exit code 7)")
@@ -40,12 +40,12 @@ def test_a_crash_costs_its_own_job_only(tmp_path: Path) -> None:
 
 
 def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
-    assert dict(run_in_processes(act, ["hang", "a", "b"], 2, lambda job: 2)) == {
-        "hang": Failed("it took longer than 2 seconds", is_late=True),
+    assert dict(run_in_processes(act, ["hang", "a", "b"], 2, 2)) == {
+        "hang": Failed("it made no progress for 2 seconds", is_late=True),
         "a": "A",
         "b": "B",
     }
-    results = run_in_processes(act, ["a", "hang", "hang"], 2, lambda job: 60)
+    results = run_in_processes(act, ["a", "hang", "hang"], 2, 60)
     assert next(results)[1] == "A"
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
@@ -54,7 +54,7 @@ def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
 RUN = """
 from shard_tools.workers import run_in_processes
 print("ready", flush=True)
-for job, result in run_in_processes(len, ["a"] * 100_000, 2, lambda job: 60):
+for job, result in run_in_processes(len, ["a"] * 100_000, 2, 60):
     print(result, flush=True)
 """
 
@@ -76,7 +76,7 @@ def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="pip install ray"):
-        next(run_on_ray(len, [], 1, lambda job: 60))
+        next(run_on_ray(len, [], 1, 60))
 
 
 @pytest.mark.slow  # 30 s: two clusters start; run_in_processes and Ray share all else
@@ -94,8 +94,8 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
             time.sleep(1000)
         return job.upper()
 
-    results = dict(run_on_ray(act_there, ["a", "crash", "b"], 2, lambda job: 60))
-    results |= dict(run_on_ray(act_there, ["hang"], 2, lambda job: 5))
-    assert results["crash"] == Failed("the process that worked on it died")
-    assert results["hang"] == Failed("it took longer than 5 seconds", is_late=True)
+    results = dict(run_on_ray(act_there, ["a", "crash", "b"], 2, 60))
+    results |= dict(run_on_ray(act_there, ["hang"], 2, 5))
+    assert results["crash"] == Failed("the process that worked on it died (exit code 1)")
+    assert results["hang"] == Failed("it made no progress for 5 seconds", is_late=True)
     assert (results["a"], results["b"]) == ("A", "B")

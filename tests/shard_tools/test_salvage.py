@@ -1,0 +1,126 @@
+"""Damage and long ways: what decodes before and after is kept if asked for, and far segments are found by seeking."""
+
+import tempfile
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from shard_making import all_samples, decode, make
+
+from shard_tools.build import read_rejects
+from shard_tools.encoding import encode
+from shard_tools.encoding.cuts import Cut, Result
+from shard_tools.inputs import Segment
+from shard_tools.settings import Settings
+from shard_tools.synthetic_videos import draw_frame_number, read_frame_number
+
+NUM_FRAMES, GROUP = 150, 30
+CONTAINERS = ["mp4", "matroska", "mpegts", "avi", "flv"]
+
+
+def write(container: str, b_frames: int, flags: str = "faststart") -> bytes:
+    """Moving noise with the number of each frame: damage hits pictures, and is seen."""
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    options = {"movflags": flags} if container == "mp4" else {}
+    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format=container, options=options) as output:
+        settings = {"g": str(GROUP), "sc_threshold": "0", "bf": str(b_frames), "preset": "ultrafast"}
+        stream = output.add_stream("libx264", rate=30, options=settings)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(NUM_FRAMES):
+            picture = np.roll(noise, (3 * number, 5 * number), (0, 1))
+            draw_frame_number(picture, number)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        output.mux(stream.encode(None))
+        output.close()
+        return Path(file.name).read_bytes()
+
+
+def store(path: Path, *segments: Segment, **settings: Any) -> dict[str, Result]:
+    """What becomes of segments, or of the whole."""
+    cuts = [Cut(path.with_name(f"part{number}"), segment) for number, segment in enumerate(segments or [None])]
+    results = encode.store_cuts(path, cuts, Settings(frame_stride=1, quality=4, short_side=64, **settings))
+    return {str(result.cut.segment or ""): result for result in results}
+
+
+def numbers(result: Result) -> list[list[int]]:
+    """The frame numbers in each file."""
+    return [[read_frame_number(frame) for frame in decode(file.path)] for file in result.files]
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_far_segments_are_sought_and_hold_exactly_their_frames(
+    container: str, b_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "video").write_bytes(write(container, b_frames))
+    decoded = 0
+    read_frames = encode.read_frames
+
+    def count(*arguments: Any) -> Iterator[Any]:
+        nonlocal decoded
+        for frame in read_frames(*arguments):
+            decoded += 1
+            yield frame
+
+    monkeypatch.setattr(encode, "read_frames", count)
+    wanted = [range(133, 138), range(2, 7), range(65, 70), range(67, 72)]
+    found = store(path, *(Segment(frames.start, frames.stop, in_frames=True) for frames in wanted))
+    assert [numbers(found[f"frames={frames.start},{frames.stop}"]) for frames in wanted] == [[[*it]] for it in wanted]
+    # AVI stores no times of display: what has B-frames is decoded from the start.
+    assert decoded <= (150 if container == "avi" and b_frames else 90)
+
+
+def damage_packet(path: Path) -> None:
+    """Damage the largest of packets 72 to 77."""
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    place = max(places[72:78], key=itemgetter(1))
+    data, start = bytearray(path.read_bytes()), place[0] or 0
+    if data[:1] == b"G":  # a transport stream: a packet of it is lost
+        del data[start // 188 * 188 + 376 :][:188]
+    for at in range(start + min(40, place[1] // 2), start + place[1], 3):
+        data[at] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_what_decodes_before_and_after_a_bad_packet_is_salvaged(container: str, b_frames: int, tmp_path: Path) -> None:
+    (path := tmp_path / "video").write_bytes(write(container, b_frames))
+    damage_packet(path)
+    assert store(path)[""].files == []
+    salvaged = store(path, salvage=True)[""]
+    assert "damaged" in str(salvaged.problem)
+    parts = numbers(salvaged)
+    last = parts[0][-1]
+    assert 71 <= last + 16 * bool(b_frames) <= 76
+    after = [] if container == "avi" and b_frames else [[*range(90, 150)]]  # without times, nothing leads there
+    assert parts == [[*range(last + 1)], *after]
+    assert [round(file.start * 30) for file in salvaged.files] == [0, 90][: len(parts)]
+    if parts[1:]:  # segments beside the damage are not touched by it
+        found = store(path, Segment(0, 1.3), Segment(2.3, 3.3), Segment(3.1, 3.2))
+        assert numbers(found["t=0,1.3"]) == [[*range(39)]]
+        assert numbers(found["t=3.1,3.2"]) == [[93, 94, 95]]
+        assert found["t=2.3,3.3"].files == []
+
+
+# A transport stream does not say how much there should be.
+@pytest.mark.parametrize("container", ["mp4", "mp4 in fragments", "matroska", "avi", "flv"])
+def test_what_was_recorded_before_a_cut_end_is_salvaged(container: str, tmp_path: Path) -> None:
+    data = write(container.split()[0], 2, "empty_moov+frag_keyframe" if "fragments" in container else "faststart")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/cut.mp4").write_bytes(data[: len(data) * 6 // 10])
+    (tmp_path / "in/whole.mp4").write_bytes(data)
+    options = ["--frame-stride", "1", "--salvage", "--short-side", "64"]
+    assert make(tmp_path / "in", tmp_path / "out", *options) == 0
+    found = {sample.source: sample.num_frames for _, sample in all_samples(tmp_path / "out")}
+    assert 60 <= found["cut.mp4"] <= 95
+    assert found["whole.mp4"] == NUM_FRAMES
+    (reason,) = read_rejects(tmp_path / "out").values()
+    assert "cut off" in reason or "damaged" in reason or "decoded" in reason
+    assert reason.endswith("; its other parts are stored")
+    assert make(tmp_path / "in", tmp_path / "out", *options) == 0, "nothing is new"
