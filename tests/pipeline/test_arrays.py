@@ -45,7 +45,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "in" / kind).mkdir(parents=True)
         for number in range(3):
             np.save(folder / "in" / kind / f"{number}.npy", smooth(5, 10 * number))
-    assert make_shards.main([str(folder / "in"), str(folder / "out"), "--contact-sheet"]) == 0
+    assert make_shards.main([str(folder / "in"), str(folder / "out")]) == 0
     return folder / "out"
 
 
