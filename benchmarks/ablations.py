@@ -33,7 +33,6 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
-from figures.clips import read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.config import TrainConfig, parse, to_yaml
@@ -44,8 +43,8 @@ NOTES = [
     "`paper_*`: SSv2 after fine-tuning, ViT-Base, 800 epochs; memory at batch 16.",
     "`predicted_peak_gib`: counted byte by byte (benchmarks/accounting.py), without the CUDA context and the"
     f" allocator's fragmentation. `cpu_ms_per_clip`: over all threads, {CPU_BATCH} clips per step.",
-    "`trained_*`: reconstruction losses compare only between rows that mask the same tokens and measure the same error;"
-    " correlation is of the sampling probability with motion, see benchmarks/motion_report.py.",
+    "`trained_*`: see benchmarks/motion_report.py; reconstruction losses compare only between rows that mask the same"
+    " tokens and measure the same error.",
 ]
 
 
@@ -130,9 +129,7 @@ def train_and_evaluate(config: TrainConfig, videos: Path) -> Row:
     recipe.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(to_yaml(config), encoding="utf-8")
     run_training(recipe)
-    shape = config.model.num_frames, config.model.image_size
-    clips = list(read_clips([videos], *shape, config.data, limit=10**9))
-    report = motion_report.measure(AdaMAE.from_pretrained(run), clips)
+    report = motion_report.measure(AdaMAE.from_pretrained(run), videos, config.data)
     return {f"trained_{name}": round(value, 3) for name, value in report.items() if isinstance(value, float)}
 
 

@@ -1,36 +1,33 @@
-"""Compare masking strategies: pre-train, probe and fine-tune every strategy, ratio and seed with equal compute.
+"""Compare masking strategies and other objectives: pre-train, judge, probe and fine-tune every one with each seed.
 
     python benchmarks/masking_study.py --preset cpu
     python benchmarks/masking_study.py --preset gpu --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
---shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training. Without --shards, synthetic labeled videos are generated whose class is defined by motion only
-(synthetic_videos.py --dataset motion). Reconstruction errors of moving and of static tokens are measured under random
-masks, the same for all models. Re-running the command with the same --output resumes; further strategies, ratios or
-seeds are added to the tables. Points run in parallel on all GPUs. `section.key=value` applies to all runs.
+Each point is pre-trained on the same number of clips, and judged without labels by benchmarks/motion_report.py. Then
+an attentive probe and a fine-tuning run with the labels of --shards are evaluated on --validation by evaluate.py, with
+their last weights. `scratch` is fine-tuned without pre-training. Without --shards, synthetic labeled videos are
+generated whose class is defined by motion only (synthetic_videos.py --dataset motion). Re-running the command with the
+same --output resumes; further strategies, ratios or seeds are added to the tables, by several commands at the same time
+too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies to all runs.
 
-A strategy is a masking, optionally with model settings: `adaptive`, `adaptive:sampler_depth=2,decoder_share=0.5`. With
---label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos; differences to
---baseline are paired by seed and label set. The presets are in benchmarks/masking_study.yaml.
+A strategy is a masking, optionally with settings: `adaptive`, `adaptive:model.sampler_depth=2,steps=900`. In these,
+{points} stands for the folder of all points and {seed} for the point's seed. With --label-sets, every pre-trained model
+is probed and fine-tuned with several sets of --labels videos; with 0, with none. Differences to --baseline are paired
+by seed and label set. The presets are in benchmarks/masking_study.yaml.
 """
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import common.openmp  # noqa: F401
-
-import torch
 
 from benchmarks import motion_report
 from benchmarks.arguments import ArgumentParser, at_least
@@ -38,24 +35,23 @@ from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
 from common.atomic_io import write_json, write_text
 from common.devices import choose_device
 from common.errors import InputError, run_command
-from common.progress import progress_bar
+from common.logging import log
 from common.yaml_io import read_yaml
-from figures.clips import read_clips
+from evaluate import evaluate
+from evaluate import parse_arguments as parse_evaluation
 from model.adamae import AdaMAE
+from train import train
 from training.config import parse
 
 SCRATCH = "scratch"
-NUM_CLIPS = 200  # whose reconstruction errors are measured
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
-MEASURES = ("attentive_probe_top1", "finetune_top1")
+MEASURES = ("finetune_top1", "attentive_probe_top1", "displacement_r2", "moving_iou")
 KEYS = ("strategy", "mask_ratio", "seed", "label_set")  # of a point's row
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over seeds, of each seed's mean over label sets.",
     "_gain: mean difference to the baseline of the same ratio, seed and label set; _gain_error: its standard error,"
     " over the means of seeds or over the means of label sets, whichever is larger.",
-    "error_moving, error_static: reconstruction loss of masked tokens under random masks of the point's ratio. Moving"
-    " are the 20 % of a clip's tokens whose brightness changes most. correlation: of the sampling probability with that"
-    " change.",
+    "What the other columns mean is said in benchmarks/motion_report.py.",
 ]
 
 
@@ -72,13 +68,12 @@ class Point:
         ratio = "" if self.mask_ratio is None else f"-{self.mask_ratio:g}"
         return f"{re.sub('[^0-9A-Za-z._-]', '_', self.strategy)}{ratio}-seed{self.seed}"
 
-    @property
-    def overrides(self) -> list[str]:
+    def overrides(self, points: Path) -> list[str]:
         if self.mask_ratio is None:
             return [f"seed={self.seed}"]
-        masking, _, settings = self.strategy.partition(":")
-        more = [f"model.{setting}" for setting in settings.split(",") if setting]
-        return [f"model.masking={masking}", *more, f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
+        masking, _, settings = self.strategy.format(points=points, seed=self.seed).partition(":")
+        more = [f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
+        return [f"model.masking={masking}", *filter(None, settings.split(",")), *more]
 
 
 def main() -> None:
@@ -102,20 +97,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--shards", help="labeled training shards (default: synthetic ones)")
     parser.add_argument("--validation", help="labeled validation shards")
-    parser.add_argument("--strategies", nargs="+", help=f"MASKING[:key=value,...] or {SCRATCH}")
+    parser.add_argument("--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}")
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--baseline", default="random", help="strategy the others are compared with (default: random)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     count = at_least(1)
     parser.add_argument("--pretrain-steps", type=count, help="optimizer steps of pre-training (default: the preset's)")
     parser.add_argument("--labels", type=count, help="labeled videos to learn from (default: the preset's, or all)")
-    parser.add_argument("--label-sets", type=count, default=1, help="number of label sets for each model")
+    parser.add_argument("--label-sets", type=at_least(0), default=1, help="number of label sets for each model")
     parser.add_argument(
         "--synthetic", nargs="+", default=[], metavar="OPTION=VALUE",
         help="options of shard_tools/synthetic_videos.py, such as num-frames=32 distractors=3 object-size=0.4",
     )  # fmt: skip
     parser.add_argument("--num-videos", type=count, default=3200, help="synthetic training videos (default: 3200)")
-    parser.add_argument("--parallel", type=count, default=1, help="points run in parallel without a GPU")
     options = parser.parse_args(arguments)
     if bool(options.shards) != bool(options.validation):
         raise InputError("give --shards and --validation together, or neither for synthetic videos")
@@ -157,10 +151,11 @@ class Study:
         return labeled if point.mask_ratio is None else [("pretrain", None), *labeled]
 
     def overrides(self, point: Point, task: str, label_set: int | None) -> list[str]:
-        given = [f"task={task}", f"data.shards={self.shards}", *self.preset["common"], *self.preset[task]]
-        if point.mask_ratio is None:
-            given += self.preset.get("scratch", [])
-        given += [*self.options.overrides, *point.overrides]
+        kinds = ["common", *(["labeled"] if label_set is not None else []), task]
+        kinds += ["scratch"] if point.mask_ratio is None else []
+        given = [f"task={task}", f"data.shards={self.shards}"]
+        given += [override for kind in kinds for override in self.preset.get(kind, [])]
+        given += [*self.options.overrides, *point.overrides(self.folder / "points")]
         if label_set is None:
             steps = self.options.pretrain_steps
             return [*given, "evaluation.every=null", *([f"steps={steps}"] if steps else [])]
@@ -171,28 +166,14 @@ class Study:
         ]  # fmt: skip
 
     def run(self) -> None:
-        """Run all points that have no result yet, as many in parallel as there are GPUs."""
+        """Run all points that have no result yet."""
         if self.synthetic:
             make_motion_shards(self.folder / "data", self.synthetic, self.options.num_videos)
-        environments = divide_machine(torch.cuda.device_count() or self.options.parallel)
-        waiting = iter(self.points)
+        for number, point in enumerate(self.points, start=1):
+            log(f"{point.name} ({number} of {len(self.points)})")
+            self.run_point(point)
 
-        def work(environment: dict[str, str]) -> None:
-            try:
-                for point in waiting:
-                    self.run_point(point, environment)
-                    bar.update()
-            except BaseException:
-                list(waiting)  # no point starts after one that failed
-                raise
-
-        with (
-            progress_bar(unit="point", total=len(self.points)) as bar,
-            ThreadPoolExecutor(len(environments)) as pool,
-        ):
-            list(pool.map(work, environments))
-
-    def run_point(self, point: Point, environment: dict[str, str]) -> None:
+    def run_point(self, point: Point) -> None:
         """Train and evaluate a point, and write its result; refuse a result that was made with other settings."""
         runs = self.folder / "points" / point.name
         settings = [self.overrides(point, *stage) for stage in self.stages(point)] + [[self.synthetic]]
@@ -200,44 +181,23 @@ class Study:
             if read_json(runs / "result.json")["settings"] != settings:
                 raise InputError(f"{runs} was made with other settings; restore them or choose another --output")
             return
-        runs.mkdir(parents=True, exist_ok=True)
         shared: Row = asdict(point)
-        rows: list[Row] = [{"label_set": label_set} for label_set in range(self.options.label_sets)]
-        for task, label_set in self.stages(point):
+        rows: list[Row] = [{"label_set": label_set} for label_set in range(self.options.label_sets) or [None]]
+        for (task, label_set), overrides in zip(self.stages(point), settings, strict=False):
             run = runs / (task if label_set is None else f"{task}-labels{label_set}")
             start = [f"init_from={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
-            command = ["train.py", *self.overrides(point, task, label_set), *start, f"run={run}"]
-            run_script(command, environment, log := run.with_suffix(".log"))
+            if not train(config := parse([*overrides, *start, f"run={run}"])):
+                raise KeyboardInterrupt
             if label_set is None:
-                shared |= self.measure_reconstruction(run)
+                videos = self.folder / "data/validation_videos" if self.synthetic else Path(self.validation)
+                shared |= motion_report.measure(AdaMAE.from_pretrained(run), videos, config.data)
             else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
-                newest = max((run / "checkpoints").glob("step-*"))
-                output = run / "evaluation"
-                command = ["evaluate.py", str(newest), self.validation, *views, f"--output={output}"]
-                run_script(command, environment, log)
-                rows[label_set][f"{task}_top1"] = float(read_json(output / "results.json")["top1"])
+                newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
+                evaluate(parse_evaluation([str(newest), self.validation, *views, output]))
+                rows[label_set][f"{task}_top1"] = float(read_json(run / "evaluation/results.json")["top1"])
         made_by = {name: self.report.about[name] for name in ("device", "commit")}
         write_json(runs / "result.json", {"settings": settings, "rows": [shared | row | made_by for row in rows]})
-
-    @torch.no_grad()
-    def measure_reconstruction(self, run: Path) -> Row:
-        """Measure errors of moving and static tokens under random masks, and an adaptive sampler by its report."""
-        model = AdaMAE.from_pretrained(run)
-        config, data = model.config, parse(self.overrides(self.points[0], "pretrain", None)).data
-        clips = list(read_clips([Path(self.validation)], config.num_frames, config.image_size, data, NUM_CLIPS))
-        randomly = model.with_masking(masking="random")
-        moving, static = [], []
-        for position, clip in enumerate(clips):
-            output = randomly(clip.frames[None], seed=0, offset=position)
-            is_moving = motion_report.brightness_change(clip, config).is_moving[output.masked_ids[0]]
-            moving.append(output.loss_per_token[0][is_moving])
-            static.append(output.loss_per_token[0][~is_moving])
-        row: Row = {"error_moving": torch.cat(moving).mean().item(), "error_static": torch.cat(static).mean().item()}
-        if model.token_sampler.learns:
-            report = motion_report.measure(model, clips)
-            row |= {name: report[name] for name in ("correlation", "moving_fraction_visible", "moving_fraction_all")}
-        return row
 
 
 def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
@@ -247,28 +207,6 @@ def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
     pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
     return list(dict.fromkeys(pairs))
-
-
-def divide_machine(count: int) -> list[dict[str, str]]:
-    """Divide cores and GPUs among `count` points: an environment for each."""
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    gpus = [str(number) for number in range(count)]
-    if torch.cuda.device_count() and os.environ.get("CUDA_VISIBLE_DEVICES"):
-        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    return [{"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]]
-
-
-def run_script(command: list[str], environment: dict[str, str], log: Path) -> None:
-    """Run one of this project's scripts, its output appended to `log`; raise InputError if it fails."""
-    with log.open("a", encoding="utf-8") as file:
-        script, *arguments = command
-        done = subprocess.run(
-            [sys.executable, str(ROOT / script), *arguments], stdout=file, stderr=file, env=os.environ | environment
-        )
-    if done.returncode == 130:
-        raise KeyboardInterrupt
-    if done.returncode:
-        raise InputError(f"{log.parent.name} failed at {script}; see {log}")
 
 
 def make_motion_shards(folder: Path, options: str, num_videos: int) -> None:
@@ -309,7 +247,7 @@ def summarize(rows: Sequence[Row], baseline: str) -> list[Row]:
                 )
                 line |= {f"{name}_{what}": round(value, 4) for what, value in found if value is not None}
         summary.append(line)
-    return sorted(summary, key=lambda line: -line["finetune_top1"])
+    return sorted(summary, key=lambda line: [-line.get(name, 0) for name in MEASURES])
 
 
 def paired_gain(group: Sequence[Row], base: Sequence[Row], name: str) -> tuple[float | None, float | None]:

@@ -161,6 +161,8 @@ class AdaMAE(nn.Module):
 
     def with_masking(self, **changes: Any) -> "AdaMAE":
         """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
+        if changes.get("masking", "adaptive") != "adaptive":
+            changes["sampling_allocation"] = "probability"
         with torch.device("meta"):
             other = AdaMAE(replace(self.config, decoder_choice="random", **changes))
         for part in ("target", "tokenizer", "encoder", "decoder"):

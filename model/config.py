@@ -199,6 +199,11 @@ class ModelConfig:
             raise InputError(f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels")
 
     def _check_allocation(self) -> None:
+        if self.masking != "adaptive":
+            raise InputError(
+                f"model.sampling_allocation=rank ranks what an adaptive sampler predicts, which {self.masking} masking"
+                " does not use: set model.masking=adaptive, or model.sampling_allocation=probability"
+            )
         for visible, tokens, which in (
             (self.num_from_top, self.num_top, "most"),
             (self.num_visible - self.num_from_top, self.num_tokens - self.num_top, "least"),

@@ -2,8 +2,9 @@
 
     python shard_tools/synthetic_videos.py OUTPUT --num-videos 64 --seed 0
 
-writes OUTPUT/<class>/video_000000.mp4 and, beside it, video_000000.motion.json with the boxes of what moves in every
-frame. Still and moving objects look alike, so only motion tells the class.
+writes OUTPUT/<class>/video_000000.mp4 and, beside it, video_000000.motion.json: for every frame, x0 y0 x1 y1 of what
+moves, in pixels, and how far it moves to the next frame, dx dy. Still and moving objects look alike, so only motion
+tells the class.
 
 `--dataset directions`: one to three objects move in the direction that is the class. The frame number stands in the top
 left corner as a 4x4 grid of black and white cells and survives re-encoding and scaling.
@@ -37,7 +38,7 @@ from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER as ARRAY
 from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
 
-Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels
+Box = tuple[float, ...]  # x0, y0, x1, y1, and how far it moves to the next frame along x and y, in pixels
 Boxes = list[list[float]]  # of what moves in a frame
 Frame = UInt8[np.ndarray, "H W 3"]
 
@@ -75,7 +76,7 @@ class Sprite:
             )
         )
         canvas.paste(self.picture, (left, top), self.shape)
-        return left, top, left + self.picture.width, top + self.picture.height
+        return left, top, left + self.picture.width, top + self.picture.height, *self.velocity
 
 
 def make_texture(rng: np.random.Generator, width: int, height: int, contrast: float) -> Frame:
@@ -107,8 +108,9 @@ def _make_sprite(rng: np.random.Generator, width: int, height: int, velocity: tu
 
 def _clip(boxes: list[Box], size: tuple[int, int]) -> Boxes:
     """Return the visible parts of boxes in a picture of `size` (width, height)."""
-    clipped = np.clip(np.array(boxes, float), 0, (*size, *size)).tolist()
-    return [box for box in clipped if box[0] < box[2] and box[1] < box[3]]
+    visible = np.array(boxes, float).reshape(-1, 6)
+    visible[:, :4] = visible[:, :4].clip(0, (*size, *size))
+    return [box for box in visible.tolist() if box[0] < box[2] and box[1] < box[3]]
 
 
 def _check_bits(number: int) -> int:
@@ -196,7 +198,7 @@ class MovingObject:
     start: Pose
     speed: float  # turns per second
 
-    def paste(self, canvas: Image.Image, pose: Pose) -> list[Box]:
+    def paste(self, canvas: Image.Image, pose: Pose, next_pose: Pose) -> list[Box]:
         """Draw it onto `canvas`, around whose borders it wraps; return its boxes in pixels of the canvas."""
         center_x, center_y, angle, size = pose.tolist()
         side = max(3, round(self.picture.width * math.exp(-LOG_SIZES * (1 - size))))
@@ -205,11 +207,13 @@ class MovingObject:
             for image in (self.picture, self.shape)
         )
         left, top, right, bottom = shape.getbbox() or (0, 0, side, side)
+        step = ((next_pose - pose + 0.5) % 1 - 0.5)[:2] * canvas.size
         boxes = []
         for x, y in product((center_x - 1, center_x, center_x + 1), (center_y - 1, center_y, center_y + 1)):
             corner = round(x * canvas.width - side / 2), round(y * canvas.height - side / 2)
             canvas.paste(picture, corner, shape)
-            boxes.append((corner[0] + left, corner[1] + top, corner[0] + right, corner[1] + bottom))
+            edges = corner[0] + left, corner[1] + top, corner[0] + right, corner[1] + bottom
+            boxes.append((*edges, *step.tolist()))
         return boxes
 
 
@@ -251,7 +255,7 @@ def draw_motion(
     still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 3)):
         thing = _make_object(rng, side)
-        thing.paste(still, thing.start)
+        thing.paste(still, thing.start, thing.start)
     things = [_make_object(rng, side) for _ in range(movers)]
     strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     parts = MOTIONS[class_name]
@@ -260,11 +264,14 @@ def draw_motion(
         frame = still.copy()
         boxes = []
         for thing, axis, phase in strays:
-            swing = abs((number / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S
-            boxes += thing.paste(frame, move(thing, swing * axis))
+            swing, next_swing = (
+                abs((at / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S * axis for at in (number, number + 1)
+            )
+            boxes += thing.paste(frame, move(thing, swing), move(thing, next_swing))
+        next_travel = travel + parts[number * len(parts) // num_frames] / fps
         for thing in things:
-            boxes += thing.paste(frame, move(thing, travel))
-        travel = travel + parts[number * len(parts) // num_frames] / fps
+            boxes += thing.paste(frame, move(thing, travel), move(thing, next_travel))
+        travel = next_travel
         yield np.asarray(frame), _clip(boxes, size)
 
 
@@ -315,7 +322,7 @@ def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Itera
 def add_motion_map(frame: Frame, boxes: Boxes) -> UInt8[np.ndarray, "H W 4"]:
     """Add a channel that is 255 in the boxes of what moves, and 0 elsewhere."""
     covered = np.zeros((*frame.shape[:2], 1), np.uint8)
-    for x0, y0, x1, y1 in boxes:
+    for x0, y0, x1, y1, *_ in boxes:
         covered[round(y0) : round(y1), round(x0) : round(x1)] = 255
     return np.concatenate((frame, covered), axis=2)
 

@@ -9,7 +9,8 @@ from model.masking.mask import Mask, MaskingStrategy, sample_in_groups
 
 
 class OracleMasking(MaskingStrategy):
-    """Samples moving and still tokens uniformly, a set number of each; moving are those that a moving object touches.
+    """Samples moving and still tokens uniformly, a set number of each; moving are those that moving objects
+    cover by more than half.
 
     Where fewer tokens move than are asked for, all of them are visible.
     """
@@ -22,11 +23,11 @@ class OracleMasking(MaskingStrategy):
         self.tubelet_size, self.patch_size = config.tubelet_size, config.patch_size
 
     def logits(self, clip: UInt8[Tensor, "B T H W 1"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
-        """Return the largest value of each token's part of the motion map."""
+        """Return the mean of each token's part of the motion map, 0 to 255."""
         sizes = {"pt": self.tubelet_size, "ph": self.patch_size, "pw": self.patch_size}
-        return reduce(clip, "b (t pt) (h ph) (w pw) 1 -> b (t h w)", "max", **sizes).float()
+        return reduce(clip.float(), "b (t pt) (h ph) (w pw) 1 -> b (t h w)", "mean", **sizes)
 
     def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
-        moving = logits > 0
+        moving = logits > 127.5
         ids = sample_in_groups(logits.new_zeros(logits.shape), moving, self.num_moving, self.num_visible, seed, offset)
         return Mask(*ids, None)

@@ -1,15 +1,11 @@
-"""The comparison of masking strategies and its map, with points of two steps."""
+"""The comparison of masking strategies, with points of two steps."""
 
-import argparse
 import json
-import runpy
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from benchmarks import masking_map, masking_study
+from benchmarks import masking_study
 from benchmarks.harness import Row
 from benchmarks.masking_study import PRESETS, Point, Study, paired_gain, parse_arguments, run_study, summarize
 from common.errors import InputError
@@ -22,18 +18,8 @@ TINY = [
 GIVEN = ["--shards", "here", "--validation", "there"]
 
 
-def run_in_process(command: list[str], environment: dict[str, str], log: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", command)
-        with suppress(SystemExit):
-            runpy.run_path(str(masking_study.ROOT / command[0]), run_name="__main__")
-
-
-@pytest.mark.slow  # seven runs of train.py and evaluate.py
+@pytest.mark.slow  # seven runs of training and evaluation
 def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path, monkeypatch) -> None:
-    monkeypatch.setattr(masking_study, "run_script", run_in_process)
-    # train() handles signals, which only the main thread may.
-    monkeypatch.setattr(Study, "run", lambda study: [study.run_point(point, {}) for point in study.points])
     command = [
         "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0", "--labels", "8",
         "--output", str(tmp_path), *TINY,
@@ -44,7 +30,7 @@ def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path,
     assert [(row["strategy"], row["mask_ratio"], row["label_set"]) for row in rows] == [("adaptive", 0.75, 0)]
     for name in ("attentive_probe_top1", "finetune_top1", "correlation", "moving_fraction_visible"):
         assert -1 <= rows[0][name] <= 1, name
-    assert rows[0]["error_moving"] > 0 < rows[0]["error_static"]
+    assert rows[0]["error_moving_random"] > 0 < rows[0]["error_static_random"]
     finetuned = (tmp_path / "points/adaptive-0.75-seed0/finetune-labels0/config.yaml").read_text()
     assert "adaptive-0.75-seed0/pretrain" in finetuned
     assert "subset: 8\n  subset_seed: 0" in finetuned
@@ -55,7 +41,7 @@ def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path,
     assert [row["strategy"] for row in both[1:]] == ["scratch"]
     assert "attentive_probe_top1" not in both[1]
 
-    monkeypatch.setattr(masking_study, "run_script", lambda *_: pytest.fail("a finished point was trained again"))
+    monkeypatch.setattr(masking_study, "train", lambda _: pytest.fail("a finished point was trained again"))
     run_study(parse_arguments([*command, *first]))
     for other in ("optimizer.base_lr=1", "--labels=7", "--pretrain-steps=3"):
         with pytest.raises(InputError, match="made with other settings"):
@@ -64,7 +50,7 @@ def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path,
 
 def make_row(strategy: str, ratio: float, seed: int, label_set: int, top1: float) -> Row:
     key = {"strategy": strategy, "mask_ratio": ratio, "seed": seed, "label_set": label_set}
-    return {**key, "finetune_top1": top1, "attentive_probe_top1": top1, "error_moving": 1.0, "error_static": 0.9}
+    return {**key, "finetune_top1": top1, "attentive_probe_top1": top1}
 
 
 def test_a_gain_is_paired_and_its_error_is_over_what_is_independent() -> None:
@@ -81,36 +67,12 @@ def test_a_gain_is_paired_and_its_error_is_over_what_is_independent() -> None:
     assert "finetune_top1_gain" not in summarize([*random[:2], *other[2:]], "random")[0], "of other seeds"
 
 
-def test_after_a_point_that_failed_none_starts(tmp_path: Path, monkeypatch) -> None:
-    started: list[Point] = []
-
-    def fail(_: Study, point: Point, environment: dict[str, str]) -> None:
-        started.append(point)
-        raise InputError("it died")
-
-    monkeypatch.setattr(Study, "run_point", fail)
-    study = Study(parse_arguments([*GIVEN, "--seeds", "0", "1"]), tmp_path)
-    with pytest.raises(InputError, match="it died"):
-        study.run()
-    assert started == study.points[:1]
-
-
-def test_a_script_that_fails_is_reported_with_its_log(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "fails.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(sys.argv[1])")
-    monkeypatch.setattr(masking_study, "ROOT", tmp_path)
-    log = tmp_path / "log"
-    with pytest.raises(InputError, match=f"failed at fails.py; see {log}"):
-        masking_study.run_script(["fails.py", "it is broken"], {"OMP_NUM_THREADS": "7"}, log)
-    assert log.read_text().splitlines() == ["7", "it is broken"]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -> None:
     study = Study(parse_arguments(["--preset", preset, *GIVEN, "--seeds", "0", "1"]), tmp_path)
     assert len(study.points) == 2 * len(PRESETS[preset]["points"])
     assert study.stages(study.points[0]) == [("pretrain", None), ("attentive_probe", 0), ("finetune", 0)]
-    scratch = next(point for point in study.points if point.mask_ratio is None)
-    recipe = parse(study.overrides(scratch, "finetune", 0))
+    recipe = parse(study.overrides(Point("scratch", None, 0), "finetune", 0))
     assert recipe.finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
     ratios = ["--strategies", "tube", "scratch", "--ratios", "0.5", "0.9", "--seeds", "7"]
     study = Study(parse_arguments(["--preset", preset, *GIVEN, *ratios]), tmp_path)
@@ -126,7 +88,7 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
         (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
         ([*GIVEN, "--label-sets", "2"], "--label-sets needs --labels"),
         ([*GIVEN, "--synthetic", "size=64"], "exclude each other"),
-        (["--strategies", "adaptive:foo=1", "--ratios", ".9", *GIVEN], "model.foo"),
+        (["--strategies", "adaptive:model.foo=1", "--ratios", ".9", *GIVEN], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", *GIVEN], "0.999"),
     ],
 )
@@ -144,17 +106,23 @@ def test_synthetic_shards_are_made_once_with_one_set_of_options(tmp_path: Path, 
         masking_study.make_motion_shards(tmp_path / "data", "--size 32", 10)
 
 
-def test_the_map_runs_a_study_per_cell(tmp_path: Path, monkeypatch) -> None:
-    def study(options: argparse.Namespace) -> list[Row]:
-        given = dict(option.split("=") for option in options.synthetic)
-        rows = [make_row("random", 0.9, 0, 0, 0.5), make_row("adaptive", 0.9, 0, 0, 1 - float(given["object-size"]))]
-        return summarize(rows, "random")
+def test_a_strategy_names_settings_the_seed_and_other_points(tmp_path: Path) -> None:
+    strategy = "random:model.target=teacher,model.teacher={points}/random-0.9-seed{seed}/pretrain,steps=7"
+    study = Study(parse_arguments([*GIVEN, "--strategies", strategy, "--ratios", "0.9", "--seeds", "3"]), tmp_path)
+    config = parse(study.overrides(study.points[0], "pretrain", None))
+    assert config.model.teacher == str(tmp_path / "points/random-0.9-seed3/pretrain")
+    assert (config.steps, config.seed, config.model.masking) == (7, 3, "random")
 
-    monkeypatch.setattr(masking_study, "run_study", study)
-    masking_map.main(["--object-sizes", "0.3", "0.6", "--distractors", "0", "3", "--output", str(tmp_path)])
-    rows = json.loads((tmp_path / "masking_map.json").read_text())["rows"]
-    gains = {(r["object_size"], r["distractors"]): r["finetune_top1_gain"] for r in rows if r["strategy"] == "adaptive"}
-    assert gains == {(0.3, 0): 0.2, (0.3, 3): 0.2, (0.6, 0): -0.1, (0.6, 3): -0.1}
-    assert all(row["error_ratio"] == 1.1111 for row in rows)
-    with pytest.raises(InputError, match="--object-sizes must be"):
-        masking_map.main(["--object-sizes", "0"])
+
+def test_without_label_sets_a_point_is_judged_only(tmp_path: Path) -> None:
+    study = Study(parse_arguments([*GIVEN, "--label-sets", "0", "--strategies", "tube", "--ratios", "0.5"]), tmp_path)
+    assert study.stages(study.points[0]) == [("pretrain", None)]
+    rows = [
+        {"strategy": name, "mask_ratio": 0.9, "seed": seed, "label_set": None, "displacement_r2": r2 + seed / 10}
+        for name, r2 in (("random", 0.2), ("oracle", 0.3))
+        for seed in range(2)
+    ]
+    best, base = summarize(rows, "random")
+    assert (best["strategy"], best["displacement_r2"], best["displacement_r2_gain"]) == ("oracle", 0.35, 0.1)
+    assert best["displacement_r2_gain_error"] == pytest.approx(0)
+    assert base["displacement_r2_std"] == pytest.approx(0.0707)

@@ -60,9 +60,11 @@ def test_allocation_by_rank_does_not_depend_on_how_much_probabilities_differ() -
     for share, visible in ((0, 0), (1, 8)):
         mask = sample(LOGITS, **chosen | {"allocation_share": share})
         assert count_in(mask.visible_ids, top.expand(400, -1)) == [visible]
-    output = AdaMAE(small(**chosen))(random_clip(small()), 0, 0)
+    model = AdaMAE(small(**chosen))
+    output = model(random_clip(small()), 0, 0)
     output.loss.backward()
     assert output.sampling_loss > 0
+    assert model.with_masking(masking="random").config.sampling_allocation == "probability"
 
 
 def test_hard_tokens_are_hidden_more_and_more() -> None:
@@ -82,10 +84,10 @@ def test_hard_tokens_are_hidden_more_and_more() -> None:
 
 
 def moving_clip() -> Tensor:
-    """A quarter of the tokens moves: those of the upper left quarter."""
+    """A quarter of the tokens moves: those of the upper left quarter; neighbors are covered by less than half."""
     clip = random_clip(small(motion_channel=True))
     clip[..., 3] = 0
-    clip[:, :, 3:16, 2:16, 3] = 200
+    clip[:, :, 1:17, 2:18, 3] = 255
     return clip
 
 

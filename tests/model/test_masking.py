@@ -179,6 +179,10 @@ def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
             {"sampling_allocation": "rank", "allocation_quantile": 0.1, "allocation_share": 1},
             "model.allocation_share 1 asks for 8 of the 3 most probable tokens",
         ),
+        (
+            {"sampling_allocation": "rank", "masking": "hard"},
+            "model.sampling_allocation=rank ranks what an adaptive sampler predicts, which hard masking does not use",
+        ),
         ({"masking": "tube", "decoder_share": 0.5, "decoder_choice": "probability"}, "which tube masking has not"),
     ],
     ids=str,

@@ -1,5 +1,6 @@
 """Synthetic videos: their truth is true, motion alone tells the class, and the same seed gives the same files."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_every_number_can_be_written_and_none_is_read_where_there_is_none() -> N
 
 def cover(boxes: list[list[float]], side: int, margin: int) -> np.ndarray:
     covered = np.zeros((side, side), bool)
-    for x0, y0, x1, y1 in boxes:
+    for x0, y0, x1, y1, *_ in boxes:
         assert 0 <= x0 < x1 <= side
         assert 0 <= y0 < y1 <= side
         covered[int(max(0, y0 - margin)) : int(y1) + 2 * margin, int(max(0, x0 - margin)) : int(x1) + 2 * margin] = True
@@ -118,6 +119,23 @@ def test_poses_are_spread_alike_at_every_time_in_every_class() -> None:
         histograms = np.stack([np.histogram(column, 10, (0, 1))[0] for column in poses.T])
         chi_square = ((histograms - 200) ** 2 / 200).sum(1)
         assert chi_square.max() < 33.7, name  # p = 1e-4 at 9 degrees of freedom
+
+
+def test_what_moves_is_where_its_displacement_says() -> None:
+    """Compared are boxes that no border cuts, of classes in which all that moves keeps its size and angle."""
+    compared = 0
+    for seed, name in ((0, "right"), (1, "up"), (2, "right_then_down")):
+        _, boxes = zip(*draw_motion(np.random.default_rng(seed), name, SIZE, 32, FPS, distractors=0), strict=True)
+        for now, later in itertools.pairwise(boxes):
+            whole = [
+                np.array([box for box in frame if min(box[:2]) > 0 and max(box[2:4]) < SIZE[0]])
+                for frame in (now, later)
+            ]
+            if len(whole[0]) == len(whole[1]) > 0:
+                moved = whole[1][:, :4] - whole[0][:, :4]
+                assert np.abs(moved - np.tile(whole[0][:, 4:], 2)).max() <= 1, "rounded to pixels twice"
+                compared += len(moved)
+    assert compared > 20
 
 
 def test_boxes_cover_all_that_changes_in_the_motion_dataset() -> None:
