@@ -4,7 +4,7 @@ Averages probabilities over --clips × --crops views of every video in SHARDS. E
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights: ours, the original or Hugging Face's. How clips are sampled is taken
 from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
-calibration.png and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where
+and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where
 only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
 """
 
@@ -62,7 +62,7 @@ from torch import Tensor, nn
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
-from figures.classification import plot_calibration, plot_confusion, plot_kept, plot_mistakes, save_figure
+from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
 from model.classifier import VideoClassifier
 from model.encoder import SELECTIONS, Selection, VideoEncoder
 from model.probe import Probe, load_classifier
@@ -78,7 +78,6 @@ from training.evaluation import Predictions, Views, check_classes, predict, warn
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 
-CALIBRATION_BINS = 15
 NUM_MISTAKES = 16
 NUM_FRAMES = 6  # of each mistake
 
@@ -159,10 +158,10 @@ def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: Shar
 
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the content of results.json."""
-    names, num_videos = dataset.info.classes, len(found.labels)
+    names = dataset.info.classes
     common = {
         **{name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")},
-        "num_videos": num_videos,
+        "num_videos": len(found.labels),
         **found.scores(),
     }
     if found.is_multi_label:
@@ -171,33 +170,14 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
     pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
     confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)  # rows: true classes
     counts, correct = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
-    bins = calibrate(found)
     return {
         **common,
-        # Guo et al. 2017: mean distance of confidence and accuracy
-        "calibration_error": sum(b["videos"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / num_videos,
         "per_class": {
             name: {"videos": count, "top1": right / count if count else None}
             for name, count, right in zip(names, counts, correct, strict=True)
         },
         "confusion": confusion.tolist(),
-        "calibration": bins,
     }
-
-
-def calibrate(found: Predictions) -> list[dict[str, Any]]:
-    """Count videos and compute mean confidence and accuracy, in equal-width bins of confidence."""
-    confidence, predicted = found.probabilities.max(dim=1)
-    bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    correct = (predicted == found.labels).float()
-    return [
-        {
-            "videos": int(chosen.sum()),
-            "confidence": confidence[chosen].mean().item(),
-            "accuracy": correct[chosen].mean().item(),
-        }
-        for chosen in (bins == number for number in bins.unique())
-    ]
 
 
 def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
@@ -223,7 +203,6 @@ def write_results(
         save_figure(plot_kept(results["kept"]), folder / "kept.png")
     if "confusion" in results:
         save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
-        save_figure(plot_calibration(results), folder / "calibration.png")
         if worst := find_worst_mistakes(predictions):
             strips = [read_strip(dataset, sample) for sample in worst]
             save_figure(plot_mistakes([predictions[sample] for sample in worst], strips), folder / "mistakes.png")

@@ -1,4 +1,4 @@
-"""Plots of a classifier's results: confusion matrix, calibration, worst mistakes."""
+"""Plots of a classifier's results: confusion matrix, worst mistakes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,21 +34,6 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(image, ax=axes, fraction=0.046)
-    return figure
-
-
-def plot_calibration(results: dict[str, Any]) -> Figure:
-    """Plot accuracy over confidence; the area of a point is its number of videos."""
-    bins = results["calibration"]
-    figure = Figure(figsize=(4.5, 4.5))
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
-    sizes = [10 + 300 * row["videos"] / results["num_videos"] for row in bins]
-    axes.scatter(
-        [row["confidence"] for row in bins], [row["accuracy"] for row in bins], s=sizes, clip_on=False, zorder=3
-    )
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
-    axes.set_title(f"expected calibration error {results['calibration_error']:.3f}")
     return figure
 
 

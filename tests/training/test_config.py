@@ -7,6 +7,7 @@ import yaml
 
 from common.errors import InputError
 from training.config import differences, parse, to_yaml
+from training.schedule import Schedule
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,13 @@ def test_bad_values_are_one_sentence(override, says):
         parse(["data.shards=s", *override.split()])
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "k400_pretrain", "demo"])
+def test_a_short_run_is_not_all_warm_up_and_learns(name):
+    schedule = Schedule(parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]), clips_per_epoch=300)
+    assert schedule.warmup_steps <= 32
+    assert max(map(schedule.lr, range(320))) == schedule.peak_lr >= 1e-4
 
 
 def test_activation_checkpointing_works_in_pre_training():
