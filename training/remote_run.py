@@ -52,7 +52,7 @@ def local_run(path: str) -> Path:
 def fetch_config(url: str) -> Path | None:
     """Return a folder with the config.yaml of a run that has checkpoints; None if there is no such run yet."""
     storage, copy = ObjectStore(url), _copy_of(url)
-    if not _complete_steps(storage.names("checkpoints")):
+    if not _complete_steps(storage.sizes("checkpoints")):
         return None
     storage.download("config.yaml", copy / "config.yaml")
     return copy
@@ -87,7 +87,7 @@ class RemoteRun:
 
     def fetch(self) -> None:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
-        names = self._storage.names()
+        names = self._storage.sizes()
         here = complete_checkpoints(self.local / "checkpoints")
         if here:
             ours = self.local / "config.yaml"
@@ -119,14 +119,14 @@ class RemoteRun:
         files = [self.local / name for name in LOGS]
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
-        there = _complete_steps(self._storage.names("checkpoints"))
+        there = _complete_steps(self._storage.sizes("checkpoints"))
         for checkpoint in complete_checkpoints(self.local / "checkpoints"):
             if parse_step(checkpoint.name) > max(there, default=0):
                 files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
         for file in filter(Path.is_file, files):
             self._send(file)
         if keep is not None:
-            names = self._storage.names("checkpoints")
+            names = self._storage.sizes("checkpoints")
             kept = _complete_steps(names)[-keep:]
             # Without train_state.json, which goes first, the other files do not count.
             for name in sorted(names, key=lambda name: not name.endswith(STATE_FILE)):
@@ -138,7 +138,7 @@ class RemoteRun:
         data = self._storage.read(f"{name}/{STATE_FILE}")
         if data is None:
             raise ValueError(f"{STATE_FILE} is missing")
-        manifest, stored = Manifest.parse(data), self._storage.names(name)
+        manifest, stored = Manifest.parse(data), self._storage.sizes(name)
         try:
             with atomic_folder(self.local / name) as partial:
                 for file in manifest.sha256:

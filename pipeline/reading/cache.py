@@ -80,6 +80,11 @@ class ShardCache:
         with self._lock:
             return Counter(self._counts)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether shards are read from the store because there is no room."""
+        return not self._max_bytes or time.monotonic() < self._full_until
+
     def count(self, **amounts: float) -> None:
         """Add to the counts."""
         with self._lock:
@@ -124,7 +129,7 @@ class ShardCache:
         self._lease(path.parent)
         if path.exists():
             return path
-        if time.monotonic() < self._full_until:
+        if self.is_full:
             return None
         with locked(path, stop):
             if path.exists():

@@ -8,8 +8,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -122,7 +121,8 @@ class Reader:
 
 
 class LookAhead:
-    """Threads that download for the plan of a reader."""
+    """Threads that download the shards of the next batches of a plan, and read clips of those that the cache has no
+    room for."""
 
     def __init__(self, reader: Reader, dataset: ShardDataset, plan: ClipPlan) -> None:
         self._reader, self._dataset, self._plan = reader, dataset, plan
@@ -130,8 +130,7 @@ class LookAhead:
         self._lock = threading.Lock()
         self._batch = -1  # the newest that the loader has begun
         self._shard_batch = self._clip_batch = 0  # the next ones to look at
-        self._is_cached: dict[int, bool | None] = {}  # by shard; None: on its way
-        self._is_full = False
+        self._shards: set[int] = set()  # seen
         self._clips: dict[Clip, Future[VideoSlice]] = {}  # on their way, or waiting
         self._clip_bytes = 0
 
@@ -154,7 +153,6 @@ class LookAhead:
             if future is None:
                 return None
             self._clip_bytes -= self._dataset.samples[clip[0]].size
-        self._reads.submit(self._look)
         return None if future.cancel() else future.result()
 
     def close(self) -> None:
@@ -163,37 +161,22 @@ class LookAhead:
         self._reads.close()
 
     def _look(self) -> None:
-        """Submit what has come into view: downloads, and reads of clips whose shards are known to find no room."""
+        """Submit what has come into view."""
         with self._lock:
             while self._shard_batch <= self._batch + SHARD_BATCHES:
-                if not (shards := self._list_shards(self._shard_batch)):
+                if not (samples := self._plan.samples(self._shard_batch)):
                     break
-                for shard in shards:
-                    if shard not in self._is_cached:
-                        self._is_cached[shard] = None
-                        self._downloads.submit(partial(self._download, shard))
+                for shard in dict.fromkeys(int(self._dataset.shard_of[sample]) for sample in samples):
+                    if shard not in self._shards:
+                        self._shards.add(shard)  # whoever needs one whose download fails meets the error again
+                        self._downloads.submit(partial(self._reader.find_shard, shard))
                 self._shard_batch += 1
             self._clip_batch = max(self._clip_batch, self._batch + 1)
-            while self._is_full and self._clip_bytes < CLIP_BYTES and self._clip_batch <= self._batch + CLIP_BATCHES:
-                states = [self._is_cached.get(shard) for shard in self._list_shards(self._clip_batch)]
-                if not states or None in states:
+            while self._clip_bytes < CLIP_BYTES and self._clip_batch <= self._batch + CLIP_BATCHES:
+                if not self._dataset.cache.is_full or not (rows := self._plan.batch(self._clip_batch)):
                     break
-                rows = self._plan.batch(self._clip_batch)[:: self._plan.views] if not all(states) else []
-                for row, is_cached in zip(rows, states, strict=False):
-                    clip = row.sample, row.frames
-                    if not is_cached and clip not in self._clips:
+                for row in rows[:: self._plan.views]:
+                    if (clip := (row.sample, row.frames)) not in self._clips:
                         self._clip_bytes += self._dataset.samples[row.sample].size
                         self._clips[clip] = self._reads.submit(partial(self._reader.read_clip, *clip))
                 self._clip_batch += 1
-
-    def _list_shards(self, batch: int) -> list[int]:
-        return [int(self._dataset.shard_of[sample]) for sample in self._plan.samples(batch)]
-
-    def _download(self, shard: int) -> None:
-        is_cached = True
-        with suppress(InputError, CancelledError):  # whoever needs it meets the error again
-            is_cached = self._reader.find_shard(shard) is not None
-        with self._lock:
-            self._is_cached[shard] = is_cached
-            self._is_full |= not is_cached
-        self._look()

@@ -13,7 +13,8 @@ import fsspec
 from common.atomic_io import atomic_write
 from common.errors import InputError
 
-TRIES = 4  # of one request, 1, 2 and 4 s apart
+TRIES = 4  # of one request
+PAUSE_S = 1.0  # before the second one; it doubles
 BLOCK = 2**23  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
 SMALLEST_BLOCK = 2**20
 POLL_S = 0.1
@@ -36,10 +37,6 @@ class ObjectStore:
         # Only file systems have folders that must be made.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         self._fs, self._root = self._retry("opened", lambda: fsspec.core.url_to_fs(self.url, **options))
-
-    def names(self, under: str = "") -> list[str]:
-        """List all files, relative to the URL."""
-        return list(self.sizes(under))
 
     def sizes(self, under: str = "") -> dict[str, int]:
         """List the bytes of all files by their names, relative to the URL."""
@@ -143,16 +140,9 @@ class ObjectStore:
                 if isinstance(error, FINAL) or attempt == TRIES - 1:
                     where = f"{self.url}/{name}" if name else self.url
                     raise InputError(f"{where} cannot be {what}: {_explain(error)}") from error
-                pause(2**attempt, stop)
+                if (stop or threading.Event()).wait(PAUSE_S * 2**attempt):
+                    raise CancelledError from error
         raise AssertionError
-
-
-def pause(seconds: float, stop: threading.Event | None = None) -> None:
-    """Sleep; raise CancelledError once `stop` is set."""
-    if stop is None:
-        time.sleep(seconds)
-    elif stop.wait(seconds):
-        raise CancelledError
 
 
 def call_with_timeout(call: Callable[[], T], timeout: float, stop: threading.Event | None = None) -> T:

@@ -157,21 +157,17 @@ def _join(place: str, name: str) -> str:
 
 def _open_tables(place: str, cache: ShardCache) -> Tables:
     """Open the tables of a dataset, or the copies of them that are cached."""
+
+    def locate(table: TableInfo) -> Path:
+        if is_remote(place):
+            return cache.fetch_table(_join(place, table.file), table.sha256, table.num_bytes)
+        return Path(place) / table.file
+
     if is_remote(place):
         url = _join(place, DATASET_FILE)
-        folder = cache.path(url, "").parent
-
-        def locate(table: TableInfo) -> Path:
-            return cache.fetch_table(_join(place, table.file), table.sha256, table.num_bytes)
-
-        info = parse_dataset_info(cache.read(url), url, locate)
+        folder, info = cache.path(url, "").parent, parse_dataset_info(cache.read(url), url, locate)
     else:
-        folder = Path(place)
-        info = read_dataset_info(folder)
-
-        def locate(table: TableInfo) -> Path:
-            return folder / table.file
-
+        folder, info = Path(place), read_dataset_info(Path(place), locate)
     if not info.num_samples:
         raise InputError(f"{place} holds no video: see its rejected.jsonl")
     return Tables.open(info, folder, locate)
@@ -193,17 +189,14 @@ def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
     for info in infos:
         for name, sides in info.codecs.items():
             codecs[name] = codecs[name].merge(sides) if name in codecs else sides
+    sums = ("num_samples", "num_frames", "num_bytes", "num_rejected", "num_unlabeled")
     return replace(
         infos[0],
-        num_samples=sum(info.num_samples for info in infos),
-        num_frames=sum(info.num_frames for info in infos),
-        num_bytes=sum(info.num_bytes for info in infos),
-        num_rejected=sum(info.num_rejected for info in infos),
+        **{name: sum(getattr(info, name) for info in infos) for name in sums},
         classes=classes,
         shards=_concatenate([info.shards for info in infos]),
         codecs=codecs,
         containers=list(dict.fromkeys(name for info in infos for name in info.containers)),
         frame_strides=sorted({stride for info in infos for stride in info.frame_strides}),
-        num_unlabeled=sum(info.num_unlabeled for info in infos),
         multi_label=any(info.multi_label for info in infos),
     )

@@ -26,11 +26,11 @@ from pipeline.shards.format import (
     MULTI_LABEL,
     SAMPLE,
     UNLABELED,
-    BrokenSample,
     DatasetInfo,
     Locate,
     Sample,
     Sides,
+    parse_line,
     read_table,
 )
 from pipeline.shards.gops import GOP, GopIndex
@@ -52,9 +52,6 @@ class NamesRow(msgspec.Struct, array_like=True, omit_defaults=True):
     segment: str = ""
     start: float = 0.0
     fields: dict[str, Any] = {}
-
-
-_names_decoder = msgspec.json.Decoder(NamesRow)
 
 
 class Tables:
@@ -104,7 +101,7 @@ class Tables:
         labels = {UNLABELED: None, MULTI_LABEL: names.labels}.get(row["label"], (row["label"],))
         if problem := self._problem(number, row, labels):
             stride = (self.info.frame_strides or [1])[0]
-            return BrokenSample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
+            return Sample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
         if self.labels is not None and labels is not None:
             labels = tuple(self.labels[label] for label in labels)
         return Sample(
@@ -200,10 +197,7 @@ class Tables:
         end = self._names.find(b"\n", first, first + MAX_NAME)
         line = self._names[first:end] if end >= 0 else b""
         try:
-            try:
-                return _names_decoder.decode(line)
-            except msgspec.DecodeError:  # of half a surrogate pair: part of a name that is not UTF-8
-                return msgspec.convert(json.loads(line), NamesRow)
+            return parse_line(line, NamesRow)
         except (ValueError, RecursionError):
             return NamesRow(f"sample-{number}", f"sample {number}, whose name cannot be read")
 
@@ -288,9 +282,8 @@ class RowWriter:
             self._labels = min(labels), max(labels)
         for codec in np.unique(rows["codec"]).tolist():
             chosen = rows[rows["codec"] == codec]
-            widths, heights = chosen["width"].astype(np.int64), chosen["height"].astype(np.int64)
-            bounds = widths.min(), widths.max(), heights.min(), heights.max(), (widths * heights).max()
-            sides = Sides(len(chosen), *map(int, bounds))
+            widths, heights = chosen["width"], chosen["height"]
+            sides = Sides(len(chosen), *map(int, (widths.min(), widths.max(), heights.min(), heights.max())))
             self._sides[codec] = self._sides[codec].merge(sides) if codec in self._sides else sides
 
 

@@ -185,6 +185,6 @@ def test_a_real_server(few, s3_server, monkeypatch, tmp_path):
     for output in (tmp_path / "data", "s3://made/data"):
         assert make(few, output, "--samples-per-shard", "9") == 0
     made = storage.ObjectStore("s3://made/data")
-    assert {name: made.read(name) for name in made.names()} == hashes(tmp_path / "data")
+    assert {name: made.read(name) for name in made.sizes()} == hashes(tmp_path / "data")
     with pytest.raises(InputError, match=r"^s3://absent/data cannot be listed: "):
         make(few, "s3://absent/data")
