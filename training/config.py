@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 # reduce-overhead: the kernels of a pass are launched together, as a CUDA graph, which small batches need.
 Compile = bool | Literal["reduce-overhead"]
-Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
-DETERMINISTIC_ATTENTION = ("flash", "efficient", "math")  # cuDNN's backward pass accumulates in any order
 
 
 @dataclass
@@ -126,8 +124,6 @@ class TrainConfig:
     """of matrix products; fp32 is used on CPUs without native bf16 support"""
     compile: Compile = option(False, free=True)
     """torch.compile the model; reduce-overhead: with CUDA graphs, for small batches"""
-    attention: Attention = option("auto", free=True)
-    """attention kernel on a GPU, where it supports the input; auto: PyTorch's choice, which is logged"""
     deterministic: bool = False
     """bitwise reproducible on a GPU too, also across resumes; clips are decoded by PyAV"""
     profile: bool = option(False, free=True)
@@ -151,23 +147,12 @@ class TrainConfig:
             raise InputError("init_optimizer=true forks the run that init_from names: set init_from=RUN")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
-        if self.deterministic:
-            self._require_deterministic()
         if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
             raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
-
-    def _require_deterministic(self) -> None:
-        if self.attention not in ("auto", *DETERMINISTIC_ATTENTION):
-            raise InputError(
-                f"attention={self.attention} is not deterministic: with deterministic=true,"
-                f" choose {', '.join(DETERMINISTIC_ATTENTION)} or auto"
-            )
-        if self.data.decoder not in ("auto", "pyav"):
-            raise InputError(
-                f"data.decoder={self.data.decoder} falls back to PyAV where it fails: with deterministic=true,"
-                " set data.decoder=pyav"
-            )
-        self.data = dataclasses.replace(self.data, decoder="pyav")
+        if self.deterministic and self.data.decoder == "dali":
+            raise InputError("data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it")
+        if self.deterministic:
+            self.data = dataclasses.replace(self.data, decoder="pyav")
 
     def clips_per_step(self, world_size: int) -> int:
         """Return the clips per optimizer step, over all ranks."""

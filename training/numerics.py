@@ -1,4 +1,4 @@
-"""How a run's arithmetic is done where there is a choice: by which attention kernel, and whether deterministically.
+"""How a run's arithmetic is done where there is a choice.
 
 deterministic=true: a run that was stopped and resumed ends with the bits of one that was not, on a GPU too. It resumes
 only as it began: on the same kind of device, with the same settings of what decides about the last bits.
@@ -6,61 +6,37 @@ only as it began: on the same kind of device, with the same settings of what dec
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.devices import choose_device, choose_precision, get_device_name
-from common.errors import InputError
-from training.config import DETERMINISTIC_ATTENTION, Attention, TrainConfig
+from common.devices import choose_precision, get_device_name
+from training.config import TrainConfig
 from training.distributed import Distributed
 
-KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
+# Best first; the others take what the first does not. cuDNN's backward pass accumulates in any order.
+DETERMINISTIC_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # cuBLAS is deterministic only if its workspaces are set; this is what PyTorch asks for.
 CUBLAS_WORKSPACES = ":4096:8"
 
 
 @contextmanager
 def numerics(config: TrainConfig) -> Iterator[None]:
-    """Choose attention kernels and determinism as configured; to be entered before CUDA's libraries start."""
-    on_gpu = choose_device(config.device).type == "cuda"
-    if config.attention != "auto" and not on_gpu:
-        raise InputError(f"attention={config.attention} chooses among a GPU's kernels: remove it on a CPU")
-    with ExitStack() as stack:
-        if config.deterministic:
-            stack.enter_context(deterministic())
-        kernels = attention_order(config.attention, config.deterministic)
-        if on_gpu and kernels:
-            stack.enter_context(sdpa_kernel([KERNELS[name] for name in kernels], set_priority=True))
+    """Use deterministic algorithms only, if that is configured; to be entered before CUDA's libraries start."""
+    if not config.deterministic:
         yield
-
-
-def attention_order(attention: Attention, is_deterministic: bool) -> list[str]:
-    """List the kernels that may be used, best first; the others take what the first does not. []: PyTorch's choice."""
-    if attention == "auto" and not is_deterministic:
-        return []
-    first = "flash" if attention == "auto" else attention
-    return [first, *(name for name in DETERMINISTIC_ATTENTION if name != first)]
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Use deterministic algorithms only."""
+        return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACES)
     filling: Any = torch.utils.deterministic  # whose attribute is a property of the module's class
     before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)  # torch.compile then chooses no kernel by measurement either
     filling.fill_uninitialized_memory = False  # a launch per tensor, and every kernel here writes all of its output
     try:
-        yield
+        with sdpa_kernel(DETERMINISTIC_ATTENTION, set_priority=True):
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         filling.fill_uninitialized_memory = before[1]
@@ -74,7 +50,6 @@ def determinism_fingerprint(config: TrainConfig, dist: Distributed) -> str:
     settings = {
         "torch": torch.__version__.partition("+")[0],
         "compile": config.compile,
-        "attention": config.attention,
         "batch_size": config.batch_size,
         "activation_checkpointing": config.model.activation_checkpointing,
         "decoder": config.data.decoder,
@@ -97,5 +72,4 @@ def describe_numerics(config: TrainConfig, device: torch.device) -> str:
 def attention_kernel(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> str:
     """Return the name of the kernel that PyTorch chooses for heads of this width."""
     q = torch.empty(1, heads, 256, width, dtype=dtype, device=device, requires_grad=True)
-    chosen = SDPBackend(torch._fused_sdp_choice(q, q, q))
-    return next((name for name, kernel in KERNELS.items() if kernel == chosen), chosen.name.lower())
+    return SDPBackend(torch._fused_sdp_choice(q, q, q)).name.removesuffix("_ATTENTION").lower()

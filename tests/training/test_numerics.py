@@ -1,4 +1,4 @@
-"""Attention kernels by choice, and runs whose every bit is alike however often they were stopped."""
+"""Runs whose every bit is alike however often they were stopped."""
 
 import os
 import shutil
@@ -12,16 +12,9 @@ from tiny import TINY
 from benchmarks.gpu import resume_check
 from common.errors import InputError
 from train import train
-from training import numerics
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.numerics import (
-    attention_kernel,
-    attention_order,
-    describe_numerics,
-    determinism_fingerprint,
-    deterministic,
-)
+from training.numerics import attention_kernel, describe_numerics, determinism_fingerprint, numerics
 
 CPU = torch.device("cpu")
 
@@ -30,25 +23,10 @@ def config(*overrides: str) -> TrainConfig:
     return parse(["data.shards=s", *overrides])
 
 
-def test_the_kernel_asked_for_comes_first_and_others_take_what_it_does_not() -> None:
-    assert attention_order("auto", False) == []
-    assert attention_order("cudnn", False)[0] == "cudnn"
-    assert set(attention_order("efficient", False)) == {"efficient", "flash", "math"}
-    assert attention_order("auto", True)[0] == "flash"
-    assert "cudnn" not in attention_order("math", True)
-
-
-def test_a_gpus_kernel_is_refused_on_a_cpu() -> None:
-    with (
-        pytest.raises(InputError, match="attention=flash chooses among a GPU's kernels"),
-        numerics.numerics(config("attention=flash", "device=cpu")),
-    ):
-        pytest.fail("entered")
-
-
 def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    with deterministic():
+    with numerics(config("deterministic=true")):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -57,7 +35,7 @@ def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(monkeypatch
 
 
 def test_the_choices_are_logged() -> None:
-    assert attention_kernel(4, 24, torch.float32, CPU) in numerics.KERNELS
+    assert attention_kernel(4, 24, torch.float32, CPU) == "flash"
     assert describe_numerics(config(), CPU) == ""
     assert describe_numerics(config("deterministic=true"), CPU) == "deterministic"
 
@@ -65,7 +43,7 @@ def test_the_choices_are_logged() -> None:
 def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
     ranks = Distributed("cpu")
     assert determinism_fingerprint(config(), ranks) == ""
-    keys = ("compile=true", "batch_size=2", "model.activation_checkpointing=true", "attention=math")
+    keys = ("compile=true", "batch_size=2", "model.activation_checkpointing=true")
     ways = {determinism_fingerprint(config("deterministic=true", key), ranks) for key in (*keys, "seed=0")}
     assert len(ways) == 1 + len(keys)
 
