@@ -33,8 +33,12 @@ class TempTable:
         self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(_encode, rows))
 
 
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _encode(row: Iterable[Any]) -> list[Any]:
-    return [value.encode("utf-8", "surrogatepass") if value.__class__ is str else value for value in row]
+    return [encode(value) if value.__class__ is str else value for value in row]
 
 
 def _decode(row: Iterable[Any]) -> list[Any]:

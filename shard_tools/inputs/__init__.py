@@ -93,5 +93,5 @@ def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) 
     else:
         for tar in tars:
             skipped.add("tars, which are read only where no videos lie beside them", tar.name)
-    if not len(found) and skipped.counts.pop(FRAME_FOLDERS, 0):
+    if not len(found) and skipped.remove(FRAME_FOLDERS):
         found.add(list_frame_folders(path, choices.subset))

@@ -1,20 +1,29 @@
 """What the columns of a list are: by the names that published sets give them, and by the files that are there."""
 
-import json
-import math
 import re
-from ast import literal_eval
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.reading.storage import is_remote
+from shard_tools.inputs.cells import (
+    TIMED,
+    WHOLE,
+    Roles,
+    Row,
+    Times,
+    is_missing,
+    looks_like_list,
+    parse_pair,
+    parse_time,
+    to_path,
+    to_text,
+)
 from shard_tools.inputs.folders import GROUPS, PICTURES, has_video_extension
-from shard_tools.inputs.item import Segment
-from shard_tools.inputs.sniff import Row, Table, to_text
+from shard_tools.inputs.sniff import Table
 
 # Names of columns, without case and all that is no letter or digit; of paths, the most telling first.
 PATHS = re.findall(
@@ -44,15 +53,10 @@ NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
     "|codec|channel|lang|view|count|num|rate|answer|question|conversation|meta|bytes|unnamed|votes|resolution|aspect"
 )
 BOXES = {"x1", "y1", "x2", "y2", "xmin", "ymin", "bbox", "box", "bboxes", "boxes"}
-MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
 NONE = "none"  # --start-column none: numbers that look like times are none
 NUM_JUDGED = 24
-WHOLE = re.compile(r"-?\d+(\.0+)?")
-CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
-TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")
 YOUTUBE_ID = re.compile(r"[\w-]{11}")
-BRACKETS = str.maketrans("", "", "[]")
 
 
 @dataclass(frozen=True)
@@ -71,32 +75,16 @@ class Choices:
     has_label_map: bool = False
 
 
-class Times(NamedTuple):
-    """Two columns that say where a segment begins and ends; without a second one, a column of pairs, or a length."""
-
-    start: int
-    end: int | None
-    scale: float = 1  # seconds (or frames) per unit
-    in_frames: bool = False
-    is_length: bool = False  # the second column is one
-    length: float = math.inf  # where there is no second column
-
-
-@dataclass
-class Roles:
-    """Which column holds what; numbers of columns from 0."""
-
-    path: int
-    label: int | None = None
-    is_multiple: bool = False
-    times: list[Times] = field(default_factory=list)
-    pair: int | None = None
-    subset: int | None = None
-    subset_codes: dict[str, str] = field(default_factory=dict)
-    skip: tuple[int, str, str] | None = None  # column, value and kind of rows that are no samples
-    label_of_all: str | None = None
-    label_is_folder: bool = False
-    unused: list[int] = field(default_factory=list)
+LAYOUTS = {  # of published lists without a header: what each column holds, see RoleChooser._holds
+    "HMDB51, a file a class": "path split_code",
+    "VGGSound": "youtube_id second name",
+    "VideoMAEv2; mmaction2, frames with offset": "path start length label",
+    "VideoMAEv2 for pre-training": "path start all",
+    "folders of frames": "path num_frames label",
+    "folders of frames, parts of them": "path start frames_from_there",
+}
+HMDB51 = re.compile(r"(?:.*/)?(.+)_test_split\d\.txt")
+VGGSOUND_S = 10.0
 
 
 class Judgement(NamedTuple):
@@ -121,32 +109,30 @@ def is_known(name: str) -> bool:
 
 def judge_rows(rows: Sequence[Row], is_file: Callable[[str], bool]) -> Judgement:
     """Find the column that names videos, and whether the first row is a header."""
-    step = max(1, len(rows) // NUM_JUDGED)
-    chosen = rows[::step]
+    chosen = rows[:: max(1, len(rows) // NUM_JUDGED)]
     width = max(map(len, rows))
     if not width:
         return Judgement(0, 0, 0, len(rows), False, 0)
     counts = []
     for column in range(width):
         cells = [str(row[column]).strip() for row in chosen if column < len(row) and row[column] is not None]
-        found = sum(map(is_file, cells))
         looks = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
-        counts.append((found, looks, -column))
+        counts.append((sum(map(is_file, cells)), looks, -column))
     found, looks, column = max(counts)
     first = [str(cell).strip().lstrip("#").strip() for cell in rows[0]]
     cell = first[-column] if -column < len(first) else ""
     num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
     is_named = is_file(cell) or has_video_extension(cell) or "/" in cell
     others, num_others = found - is_file(cell), len(chosen) - 1
-    if is_named or (WHOLE.fullmatch(cell) and first[0] != "" and first[:2] != ["0", "1"]):
+    is_index = (first[0] == "" and len(first) > 1) or first[:2] == ["0", "1"]
+    if is_named or (WHOLE.fullmatch(cell) and not is_index and first[0] != ""):
         has_header = False
     elif len(rows) == 1:
         has_header = num_known >= 2 or (num_known == 1 and len(first) == 1)
     elif num_known:
         has_header = is_known(cell) or num_known >= 2 or 2 * others >= num_others
     else:
-        is_index = (first[0] == "" and len(first) > 1) or first[:2] == ["0", "1"]
-        has_header = (num_others >= 2 and others == num_others) or is_index
+        has_header = is_index or (num_others >= 2 and others == num_others)
     return Judgement(found, looks, -column, len(chosen) - has_header, has_header, num_known if has_header else 0)
 
 
@@ -177,18 +163,14 @@ class RoleChooser:
         return [to_text(cell) for cell in self.cells(column)]
 
     def is_whole(self, column: int) -> bool:
-        return all(WHOLE.fullmatch(text) for text in self.texts(column)) and bool(self.cells(column))
+        return bool(self.cells(column)) and all(map(WHOLE.fullmatch, self.texts(column)))
 
     def is_number(self, column: int) -> bool:
         return bool(self.cells(column)) and all(parse_time(cell) is not None for cell in self.cells(column))
 
-    def count_files(self, column: int) -> int:
-        cells = self.cells(column)
-        return sum(self.is_file(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_JUDGED)])
-
     def refuse(self, what: str, fix: str) -> InputError:
         columns = ", ".join(map(printable, self.names[:30]))
-        example = f" (the first row: {printable(', '.join(to_text(cell) for cell in self.sample[0]))})"
+        example = f" (the first row: {printable(', '.join(map(to_text, self.sample[0])))})"
         return InputError(f"{self.table.where}: {what}; its columns are {columns}{example}: {fix}")
 
     def resolve(self, given: str, option: str) -> int:
@@ -204,14 +186,18 @@ class RoleChooser:
     def choose(self) -> Roles:
         if not self.names:
             raise InputError(f"{self.table.where} has no columns")
-        roles = Roles(self._choose_path())
+        self.path = self._choose_path()
+        roles = Roles(self.path)
         if self.choices.start or self.choices.end:
             roles.times = self._resolve_times()
         if self.table.columns:
             self._choose_by_name(roles)
         else:
             self._choose_by_content(roles)
-        self._require_videos(roles)
+        texts = self.texts(roles.path)
+        if sum(text.lower().endswith(PICTURES) for text in texts) > len(texts) // 2:
+            fix = "give a row per video or folder of frames"
+            raise self.refuse(f"{self.names[roles.path]} names pictures, one a row", fix)
         return roles
 
     def _choose_path(self) -> int:
@@ -219,19 +205,22 @@ class RoleChooser:
             return self.resolve(self.choices.path, "--path-column")
         if not self.table.columns:
             return judge_rows([self.sample[0], *self.sample], self.is_file).column
+        if self.table.videos is not None:
+            return self.table.videos
         named = [self.keys.index(key) for key in PATHS if key in self.keys]
         named += [n for n, key in enumerate(self.keys) if key.endswith(("filename", "filepath")) and n not in named]
-        found = {column: self.count_files(column) for column in named}
-        if any(found.values()):
-            return max(named, key=lambda column: found[column])
-        others = {n: self.count_files(n) for n in range(len(self.names)) if n not in named}
-        judged = min(len(self.sample), NUM_JUDGED)
-        whole = [column for column, count in others.items() if 2 * count >= judged and count]
+        found = {}
+        for n in range(len(self.names)):
+            cells = self.cells(n)
+            found[n] = sum(self.is_file(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_JUDGED)])
+        if any(found[n] for n in named):
+            return max(named, key=found.__getitem__)
+        whole = [n for n, count in found.items() if count and 2 * count >= min(len(self.sample), NUM_JUDGED)]
         if len(whole) == 1:
             return whole[0]
         if not named:
-            looked = ", ".join(("path", "video", "file_name", "video_id", "id", "…"))
-            raise self.refuse(f"no column names videos (looked for {looked})", "give --path-column, --root or --suffix")
+            looked = "looked for path, video, file_name, video_id, id, …"
+            raise self.refuse(f"no column names videos ({looked})", "give --path-column, --root or --suffix")
         return named[0]
 
     def _resolve_times(self) -> list[Times]:
@@ -244,79 +233,81 @@ class RoleChooser:
         return [Times(start, end, *get_unit(self.keys[start]), is_length=self.keys[end] in LENGTHS)]
 
     def _choose_by_name(self, roles: Roles) -> None:
-        free = [n for n in range(len(self.names)) if n != roles.path]
         if BOXES & set(self.keys):
             raise self.refuse("it has boxes", "only labels of videos and segments are read, not detections")
+        free = [n for n in range(len(self.names)) if n != roles.path]
         if not self.choices.start:
-            starts = {get_unit(self.keys[n]): n for n in reversed(free) if START.fullmatch(self.keys[n])}
-            ends = {get_unit(self.keys[n]): n for n in reversed(free) if END.fullmatch(self.keys[n])}
-            lengths = [n for n in free if self.keys[n] in LENGTHS]
-            roles.times = [Times(starts[unit], ends[unit], *unit) for unit in sorted(starts) if unit in ends]
-            if starts and not roles.times:
-                unit, start = next(iter(starts.items()))
-                if ends or not lengths:
-                    raise self.refuse(
-                        f"{self.names[start]} has no end", "give --start-column and --end-column, or none"
-                    )
-                roles.times = [Times(start, lengths[0], *unit, is_length=True)]
-            elif ends and not roles.times:
-                raise self.refuse("there is an end without a start", "give --start-column and --end-column")
+            roles.times = self._find_named_times(free)
             roles.pair = next((n for n in free if self.keys[n] in PAIRS and self._holds_pairs(n)), None)
         roles.subset = next((n for n in free if self.keys[n] in SUBSETS), None)
         taken = {roles.subset, roles.pair, *(n for times in roles.times for n in times[:2])}
         free = [n for n in free if n not in taken]
         if self.choices.unlabeled or self._takes_given_label(roles):
             return
-        named = [n for n in free if self.keys[n] in LABELS and self.cells(n)]
-        if "template" in self.keys and self.keys.index("template") in named:  # SSv2's "label" is a caption
+        named = self._merge([n for n in free if self.keys[n] in LABELS and self.cells(n)])
+        if "template" in self.keys:  # SSv2's "label" is a caption
             named = [self.keys.index("template")]
-        if "classname" in self.keys and "label" in self.keys:
+        if {"classname", "label"} <= {*self.keys}:
             sign = self.keys.index("label")
-            if {float(text) for text in self.texts(sign) if WHOLE.fullmatch(text)} <= {1.0, -1.0} and self.is_whole(
-                sign
-            ):
+            if self.is_whole(sign) and {float(text) for text in self.texts(sign)} <= {1.0, -1.0}:
                 roles.skip = sign, "-1", "of HACS' negatives"
                 named = [self.keys.index("classname")]
-        named = self._merge_pairs(named)
         if len(named) > 1:
             names = ", ".join(self.names[n] for n in named)
             raise self.refuse(f"{names} may each be the label", "choose with --label-column, or give --unlabeled")
         if named:
-            roles.label = named[0]
-            roles.is_multiple = self._holds_several(named[0])
-            return
-        unknown = [n for n in free if self._may_be_label(n)]
-        if unknown:
+            self._set_label(roles, named[0])
+        elif unknown := [n for n in free if self._may_be_label(n)]:
             looked = "looked for label, class, class_name, category, action, target, verb, …"
             names = ", ".join(self.names[n] for n in unknown)
             raise self.refuse(
                 f"no column is known as the label ({looked}), and {names} may be", "give --label-column, or --unlabeled"
             )
 
+    def _find_named_times(self, free: list[int]) -> list[Times]:
+        starts = {get_unit(self.keys[n]): n for n in reversed(free) if START.fullmatch(self.keys[n])}
+        ends = {get_unit(self.keys[n]): n for n in reversed(free) if END.fullmatch(self.keys[n])}
+        lengths = [n for n in free if self.keys[n] in LENGTHS]
+        times = [Times(starts[unit], ends[unit], *unit) for unit in sorted(starts) if unit in ends]
+        if starts and not times:
+            unit, start = next(iter(starts.items()))
+            if ends or not lengths:
+                fix = "give --start-column and --end-column, or none"
+                raise self.refuse(f"{self.names[start]} has no end", fix)
+            return [Times(start, lengths[0], *unit, is_length=True)]
+        if ends and not times:
+            raise self.refuse("there is an end without a start", "give --start-column and --end-column")
+        return times
+
     def _takes_given_label(self, roles: Roles) -> bool:
         if self.choices.label == FOLDER and FOLDER not in self.names:
             roles.label_is_folder = True
         elif self.choices.label:
-            roles.label = self.resolve(self.choices.label, "--label-column")
-            roles.is_multiple = self._holds_several(roles.label)
+            self._set_label(roles, self.resolve(self.choices.label, "--label-column"))
         return self.choices.label is not None
 
-    def _merge_pairs(self, named: list[int]) -> list[int]:
-        """Keep one of columns that say the same: names rather than numbers."""
-        if len(named) < 2:
-            return named
-        merged = []
-        stems: dict[str, list[int]] = {}
-        for n in named:
-            stems.setdefault(get_stem(self.keys[n]), []).append(n)
-        for columns in stems.values():
-            texts = [n for n in columns if not self.is_whole(n)]
-            same = all(self._say_the_same(columns[0], n) for n in columns[1:])
-            merged += [(texts or columns)[0]] if same else columns
-        texts, numbers = [n for n in merged if not self.is_whole(n)], [n for n in merged if self.is_whole(n)]
-        if len(texts) == 1 and all(self._say_the_same(texts[0], n) for n in numbers):
-            return texts
-        return merged
+    def _set_label(self, roles: Roles, column: int) -> None:
+        """Take a column of labels: of several a cell if there are lists, or separators and it is called labels."""
+        cells = self.cells(column)
+        if any(isinstance(cell, dict) for cell in cells):
+            raise self.refuse(f"{self.names[column]} holds objects, not labels", "give --label-column, or --unlabeled")
+        lists = [isinstance(cell, list) or looks_like_list(cell) for cell in cells]
+        marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
+        has_lists = any(lists) if self.keys[column] else all(lists)
+        roles.label, roles.is_multiple = column, has_lists or (self.keys[column] in MULTIPLE and any(marked))
+
+    def _merge(self, columns: list[int]) -> list[int]:
+        """Keep one of columns that say the same, and are called alike or are names and their numbers: the names."""
+        kept: list[int] = []
+        for n in sorted(columns, key=self.is_whole):
+            for other in kept:
+                is_number_of = self.is_whole(n) and not self.is_whole(other)
+                is_alike = self.keys[n][:4] == self.keys[other][:4] != ""
+                if (is_number_of or is_alike) and self._say_the_same(n, other):
+                    break
+            else:
+                kept.append(n)
+        return sorted(kept)
 
     def _say_the_same(self, one: int, other: int) -> bool:
         pairs = {(to_text(row[one]), to_text(row[other])) for row in self.sample if max(one, other) < len(row)}
@@ -330,38 +321,26 @@ class RoleChooser:
         repeats = len(set(texts)) < len(texts) or len(texts) < 10
         return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
 
-    def _holds_several(self, column: int) -> bool:
-        """Whether cells hold several labels: lists, or text with separators in a column that is called labels."""
-        cells = self.cells(column)
-        if any(isinstance(cell, list) or looks_like_list(cell) for cell in cells):
-            return True
-        texts = [str(cell) for cell in cells]
-        if any(TIMED.match(text) for text in texts) and self.keys[column] in MULTIPLE:
-            return True
-        return self.keys[column] in MULTIPLE and any(re.search("[|;,]", text) for text in texts)
-
     def _holds_pairs(self, column: int) -> bool:
         return bool(self.cells(column)) and all(parse_pair(cell) is not None for cell in self.cells(column))
 
     def _choose_by_content(self, roles: Roles) -> None:
         """Choose the label among columns without names: what is left when all else has been explained."""
-        free = [n for n in range(len(self.names)) if n != roles.path and self.cells(n)]
+        taken = {roles.path, *(n for times in roles.times for n in times[:2])}
+        free = [n for n in range(len(self.names)) if n not in taken and self.cells(n)]
         free = [n for n in free if not (n < roles.path and self._counts_rows(n))]
-        taken = {n for times in roles.times for n in times[:2]}
-        groups = [n for n in free if n not in taken and {text.lower() for text in self.texts(n)} <= GROUPS.keys()]
+        groups = [n for n in free if {text.lower() for text in self.texts(n)} <= GROUPS.keys()]
         roles.subset = groups[0] if groups else None
-        free = [n for n in free if n not in taken and n not in groups]
+        free = [n for n in free if n not in groups]
         if self.choices.unlabeled or self._takes_given_label(roles):
             roles.unused = [n for n in free if n != roles.label]
             return
         numbers, texts = [n for n in free if self.is_number(n)], [n for n in free if not self.is_number(n)]
         fractions = [n for n in numbers if not self.is_whole(n)]
         if len(fractions) >= 4 and not texts:
-            raise self.refuse(
-                "it names boxes of persons at moments, as AVA's lists do",
-                "only labels of videos and segments are read",
-            )
-        if self._choose_published(roles, numbers, texts):
+            fix = "only labels of videos and segments are read"
+            raise self.refuse("it names boxes of persons at moments, as AVA's lists do", fix)
+        if self._choose_published(roles, free):
             return
         if not self.choices.start and (pair := self._find_times(numbers)):
             first, second = pair
@@ -369,11 +348,10 @@ class RoleChooser:
                 f"columns {first + 1} and {second + 1} may be the start and the end of segments",
                 f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none",
             )
-        whole = [n for n in numbers if self.is_whole(n)]
-        merged = self._merge_pairs([*texts, *whole]) if len(texts) == 1 and len(whole) == 1 else texts
-        candidates = merged if texts else whole
+        whole = [n for n in numbers if n not in fractions]
+        candidates = self._merge([*texts, *whole]) if len(texts) == 1 == len(whole) else texts or whole
         if len(candidates) == 1:
-            roles.label = candidates[0]
+            self._set_label(roles, candidates[0])
             roles.unused = [n for n in free if n != roles.label]
         elif candidates or fractions:
             names = " and ".join(self.names[n] for n in candidates or fractions)
@@ -382,39 +360,54 @@ class RoleChooser:
                 "give --label-column (a number from 1), or --unlabeled",
             )
 
-    def _choose_published(self, roles: Roles, numbers: list[int], texts: list[int]) -> bool:
-        """Know the layouts of published lists without headers; return whether this is one."""
-        whole = [n for n in numbers if self.is_whole(n)]
-        values = {n: [int(float(text)) for text in self.texts(n)] for n in whole}
-        match = re.fullmatch(r"(?:.*/)?(.+)_test_split\d\.txt", self.table.where)
-        if match and len(whole) == 1 and not texts and set(values[whole[0]]) <= {0, 1, 2}:  # HMDB51's, a file a class
-            roles.subset, roles.subset_codes = whole[0], {"1": "train", "2": "test", "0": "neither"}
-            roles.label_of_all = match[1]
-            return True
-        if texts or len(whole) != len(numbers) or len(whole) < 2 or whole != sorted(whole):
-            names = self.texts(roles.path)
-            if len(texts) == len(whole) == 1 and whole[0] == roles.path + 1 and all(map(YOUTUBE_ID.fullmatch, names)):
-                roles.label, roles.times = texts[0], [Times(whole[0], None, length=10.0)]  # VGGSound's
-                return True
+    def _choose_published(self, roles: Roles, free: list[int]) -> bool:
+        """Know the layouts of published lists; return whether this is one."""
+        columns = [roles.path, *free]
+        for layout in LAYOUTS.values():
+            kinds = layout.split()
+            if len(kinds) == len(columns) and columns == sorted(columns) and all(map(self._holds, kinds, columns)):
+                break
+        else:
             return False
-        first, second, *rest = whole
-        if len(whole) == 3 and all(length == -1 or length > 0 for length in values[second]):
-            roles.times = [Times(first, second, in_frames=True, is_length=True)]  # VideoMAEv2's
-            roles.label = rest[0]
-            return True
-        if len(whole) == 2 and set(values[second]) == {-1} and min(values[first]) >= 0:  # VideoMAEv2's for pre-training
-            roles.times = [Times(first, second, in_frames=True, is_length=True)]
-            return True
-        counts = [self.count_frames(to_path(cell)) for cell in self.cells(roles.path)]
-        known = [(count, *pair) for count, *pair in zip(counts, values[first], values[second], strict=False) if count]
-        if len(whole) == 2 and known:
-            if all(abs(count - length) <= 1 for count, length, _ in known):  # folder, frames, label
-                roles.label, roles.unused = second, [first]
-                return True
-            if all(start + length <= count + 1 for count, start, length in known):  # folder, start, frames
-                roles.times = [Times(first, second, in_frames=True, is_length=True)]
-                return True
-        return False
+        found = dict(zip(kinds, columns, strict=True))
+        roles.label = found.get("label", found.get("name"))
+        roles.unused = [column for kind, column in found.items() if kind == "num_frames"]
+        if "start" in found:
+            roles.times = [Times(found["start"], columns[2], in_frames=True, is_length=True)]
+        elif "second" in found:
+            roles.times = [Times(found["second"], None, length=VGGSOUND_S)]
+        elif (match := HMDB51.fullmatch(self.table.where)) and "split_code" in found:
+            roles.subset, roles.subset_codes = found["split_code"], {"1": "train", "2": "test", "0": "neither"}
+            roles.label_of_all = match[1]
+        return True
+
+    def _holds(self, kind: str, column: int) -> bool:
+        """Whether a column may be what a layout says of it."""
+        if kind in ("path", "youtube_id"):
+            return kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column)))
+        if kind == "name" or not self.is_whole(column):
+            return kind == "name" and not self.is_number(column)
+        values = [int(float(text)) for text in self.texts(column)]
+        if kind in ("num_frames", "frames_from_there"):
+            return self._counts_frames(column, column - 1 if kind == "frames_from_there" else None)
+        checks = {
+            "split_code": {*values} <= {0, 1, 2} and HMDB51.fullmatch(self.table.where) is not None,
+            "length": all(value == -1 or value > 0 for value in values),
+            "all": {*values} == {-1},
+            "start": min(values) >= 0,
+        }
+        return checks.get(kind, True)
+
+    def _counts_frames(self, column: int, start_column: int | None) -> bool:
+        """Whether folders of frames have as many as a column says, or as many from a start on."""
+        known = []
+        for row in self.sample:
+            if len(row) > column and (count := self.count_frames(to_path(row[self.path]))):
+                number = float(row[column])
+                known.append(
+                    abs(count - number) <= 1 if start_column is None else float(row[start_column]) + number <= count + 1
+                )
+        return bool(known) and all(known)
 
     def _counts_rows(self, column: int) -> bool:
         """Whether a column in front of the paths is an index."""
@@ -429,121 +422,9 @@ class RoleChooser:
                 return first, second
         return None
 
-    def _require_videos(self, roles: Roles) -> None:
-        texts = self.texts(roles.path)
-        if texts and sum(text.lower().endswith(PICTURES) for text in texts) > len(texts) // 2:
-            raise self.refuse(
-                f"{self.names[roles.path]} names pictures, one a row",
-                "give a row per video or folder of frames",
-            )
-
 
 def get_unit(key: str) -> tuple[float, bool]:
     """Return (seconds or frames per unit, whether it is frames) of a column of times."""
     if "frame" in key or key.endswith(("idx", "index")):
         return 1, True
     return (0.001 if key.endswith(("ms", "msec")) else 1), False
-
-
-def get_stem(key: str) -> str:
-    """Return the word that label, labels, label_id and label_name have in common."""
-    key = {"classes": "class", "categories": "category", "activities": "activity"}.get(key, key)
-    stem = re.sub("(names?|ids?|idx|index|class|label|text|classes)$", "", key)
-    return re.sub("(?<!s)s$", "", stem) or key
-
-
-def to_path(cell: Any) -> str:
-    """Return a cell as a path, with the very bytes of the list."""
-    return cell.strip() if isinstance(cell, str) else "" if cell is None else to_text(cell)
-
-
-def is_missing(cell: Any) -> bool:
-    if isinstance(cell, str):
-        return cell.strip().lower() in MISSING
-    return cell is None or cell != cell  # NaN alone differs from itself
-
-
-def parse_time(cell: Any) -> float | None:
-    """Read seconds, a frame's number or hh:mm:ss.mmm; None if it is none of them."""
-    if isinstance(cell, (int, float)) and not isinstance(cell, bool):
-        return float(cell)
-    text = str(cell).strip()
-    if match := CLOCK.fullmatch(text):
-        hours, minutes, seconds = match.groups(default="0")
-        return int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def looks_like_list(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.startswith("[") and cell.endswith("]") and parse_list(cell) is not None
-
-
-def parse_list(cell: Any) -> list[Any] | None:
-    """Read a list, or the text of one as JSON or Python write it."""
-    if isinstance(cell, list):
-        return cell
-    try:
-        value = literal_eval(cell)
-        return list(value) if isinstance(value, (list, tuple)) else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return None
-
-
-def parse_pair(cell: Any) -> tuple[float, float] | None:
-    values = parse_list(cell)
-    if values is None or len(values) != 2:
-        return None
-    start, end = map(parse_time, values)
-    return None if start is None or end is None else (start, end)
-
-
-def read_label(cell: Any) -> str | None:
-    """Return a label as text; None if there is none. pandas makes 1.0 of 1 in columns that lack some."""
-    if is_missing(cell):
-        return None
-    text = to_text(cell)
-    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
-
-
-def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
-    if not is_multiple:
-        label = read_label(cell)
-        return None if label is None else (label,)
-    parts = parse_list(cell) if isinstance(cell, list) or looks_like_list(cell) else None
-    if parts is None:
-        if is_missing(cell):
-            return None
-        text = str(cell)
-        separator = next((mark for mark in "|;," if mark in text), "\n")
-        parts = [match[1] if (match := TIMED.fullmatch(part.strip())) else part for part in text.split(separator)]
-    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
-    labels: Iterable[str | None] = map(read_label, parts)
-    return tuple(sorted({label for label in labels if label is not None}))
-
-
-def read_segment(row: Row, times: Times) -> Segment | str | None:
-    """Return the segment of a row, None if it is the whole video, or why it has none."""
-    cells = row[times.start], row[times.end] if times.end is not None and times.end < len(row) else None
-    if is_missing(cells[0]) and is_missing(cells[1]):
-        return None
-    start = 0.0 if is_missing(cells[0]) else parse_time(cells[0])
-    end = math.inf if is_missing(cells[1]) else parse_time(cells[1])
-    if start is None or end is None:
-        return f"its segment from {to_text(cells[0])!r} to {to_text(cells[1])!r} is no time"
-    start *= times.scale
-    if times.end is None:
-        end = start + times.length
-    elif end == -1:  # to the end, as VideoMAEv2 writes
-        end = math.inf
-    else:
-        end = end * times.scale + (start if times.is_length else 0)
-    return None if (start, end) == (0, math.inf) else Segment(start, end, times.in_frames)
-
-
-def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
-    values = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
-    values = {name: to_text(value) if isinstance(value, str) else value for name, value in values.items()}
-    return json.dumps(values, ensure_ascii=False, default=str) if values else ""

@@ -2,68 +2,115 @@
 
 import os
 import stat
+import sys
 import unicodedata
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from common.errors import InputError
-from shard_tools.inputs.folders import has_video_extension, is_frame_folder, walk_folders
-from shard_tools.inputs.item import is_hidden
-from shard_tools.inputs.sniff import to_text
+from shard_tools.inputs.cells import to_text
+from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_named_video, make_item, walk_folders
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("mp4", "webm", "mkv", "avi", "mov")
 MAX_NAMED = 3  # files of one name in a sentence
-
-
-class File(NamedTuple):
-    """A video file, or a folder of frames, as `root` / path."""
-
-    path: str
-    size: int
-    is_folder: bool
+MAX_HELD = 2**21  # names of files in memory, about 100 bytes each
+ENTRIES_PER_QUESTION = 8  # of a folder that are listed in the time of one stat
+NO_NAMES = ("", ".", "..")
+MISSING = "there is no such file"
 
 
 class Finder:
-    """Looks names up below `root`: as they are, with an extension, and, once it is indexed, wherever they lie."""
+    """Looks names up below `root`: as they are, with an extension, and, once it is indexed, wherever they lie.
+
+    Paths are relative to `root`, or absolute. Folders are listed rather than asked about each file, once there are
+    enough questions to pay for it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.absolute = str(root.absolute())
-        self._prefix = os.path.join(root, "")
+        self.frame_folders: set[str] = set()  # among the paths that were found
         self._extensions = list(OMITTED_EXTENSIONS)
         self._index: TempTable | None = None
+        self._listings: dict[str, dict[str, bool]] = {}  # names in a folder -> whether they are files
+        self._costs: dict[str, int] = {}  # what listing a folder takes at least, in entries
+        self._budget = 0
+        self._num_held = 0
 
-    def find(self, name: str) -> File | None:
+    def find(self, name: str) -> str | None:
+        """Return the path of the video file, or folder of frames, that a list means by a name."""
         found = self._find_name(name)
         if found is None and not name.isascii() and (text := to_text(name)) != name:  # the list is not UTF-8
             found = self._find_name(text)
         return found
 
-    def _find_name(self, name: str) -> File | None:
-        found = self._look_at(name)
-        if found is None and not has_video_extension(name):
+    def _find_name(self, name: str) -> str | None:
+        if (found := self._look_at(name)) is not None:
+            return found
+        if not has_video_extension(name):
             for place, extension in enumerate(self._extensions):
                 if found := self._look_at(f"{name}.{extension}"):
-                    if place:  # the next one most likely has the same
-                        self._extensions.insert(0, self._extensions.pop(place))
-                    break
-        if found is None and self._index is not None:
-            matches = self._look_up(name)
-            found = self._look_at(matches[0]) if len(matches) == 1 else None
-        return found
+                    self._extensions.insert(0, self._extensions.pop(place))  # the next one most likely has the same
+                    return found
+        matches = self._look_up(name)
+        return self._look_at(matches[0]) if len(matches) == 1 else None
 
-    def _look_at(self, name: str) -> File | None:
-        path = self._prefix + name if name[:1] != "/" else name
+    def _look_at(self, name: str) -> str | None:
+        is_file = self._ask_listing(name)
+        if is_file is not None:
+            return name if is_file else None
+        path = os.path.join(self.root, name)
         try:
-            status = os.stat(path)
+            mode = os.stat(path).st_mode
         except (OSError, ValueError):
             return None
-        if stat.S_ISREG(status.st_mode):
-            return File(name, status.st_size, False)
-        is_folder = stat.S_ISDIR(status.st_mode) and is_frame_folder(path)
-        return File(name.rstrip("/"), 0, True) if is_folder else None
+        if stat.S_ISDIR(mode) and is_frame_folder(path):
+            self.frame_folders.add(name := name.rstrip("/"))
+            return name
+        return name if stat.S_ISREG(mode) else None
+
+    def _ask_listing(self, name: str) -> bool | None:
+        """Tell whether there is such a file, if its folder is listed; None if only a look at it can tell."""
+        end = name.rfind("/") + 1
+        folder, base = name[:end], name[end:]
+        listing = self._listings.get(folder)
+        if listing is None and (listing := self._list(folder)) is None:
+            return None
+        self._budget += ENTRIES_PER_QUESTION
+        is_file = listing.get(base)
+        return is_file or (None if is_file is False or base in NO_NAMES else False)
+
+    def _list(self, folder: str) -> dict[str, bool] | None:
+        """List a folder that is asked about again, if the questions until now pay for it."""
+        self._budget += ENTRIES_PER_QUESTION
+        if folder not in self._costs:
+            if len(self._costs) >= MAX_HELD:
+                self._costs.clear()
+            self._costs[folder] = self._budget + 1
+            return None
+        if self._budget < self._costs[folder]:
+            return None
+        try:
+            with os.scandir(os.path.join(self.root, folder)) as entries:
+                listing = {entry.name: entry.is_file() for entry in islice(entries, self._budget)}
+        except FileNotFoundError:
+            listing = {}
+        except (OSError, ValueError):
+            self._costs[folder] = sys.maxsize
+            return None
+        if len(listing) == self._budget:  # there are more
+            self._costs[folder] = 2 * self._budget
+            self._budget = 0
+            return None
+        self._budget -= len(listing)
+        self._num_held += 1 + len(listing)
+        if self._num_held > MAX_HELD:
+            self._listings.clear()
+            self._num_held = len(listing)
+        self._listings[folder] = listing
+        return listing
 
     def index(self) -> None:
         """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
@@ -76,7 +123,7 @@ class Finder:
         for folder, files in walk_folders(self.root):
             relative = os.path.relpath(folder, self.root)
             prefix = "" if relative == "." else f"{relative}/"
-            videos = [name for name in files if has_video_extension(name) and not is_hidden(name)]
+            videos = [name for name in files if is_named_video(name)]
             yield from ((_normalize(name)[-1], prefix + name) for name in videos)
             if not videos and prefix and is_frame_folder(folder):
                 yield _normalize(relative)[-1], relative
@@ -96,12 +143,14 @@ class Finder:
         exact = [path for path, _ in found if path.endswith(name)]
         return exact if len(exact) == 1 else [path for path, _ in found]
 
-    def explain(self, name: str) -> str | None:
-        """Say why a name is not found, if several files have it."""
+    def explain(self, name: str) -> str:
+        """Say why a name is not found."""
         matches = self._look_up(name)
-        if len(matches) < 2:
-            return None
-        return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
+        if len(matches) > 1:
+            return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
+        if self._ask_listing(name) is False:
+            return MISSING
+        return make_item(name, self.root / name, None).problem or "it is a folder, not a video file"
 
 
 def _normalize(name: str) -> list[str]:

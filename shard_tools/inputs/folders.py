@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import fsspec
 
@@ -45,66 +46,101 @@ def walk_folders(folder: Path, skipped: Skipped | None = None) -> Iterator[tuple
 
 
 def list_folder(folder: Path, skipped: Skipped, subset: str | None = None) -> Iterator[Item]:
-    """Yield the videos below `folder`; the first sub-folder's name is the label.
+    """Yield the videos below `folder`, labeled by their folders.
 
-    Folders called train, val and test are subsets, and one that holds all others is no class. Tars that lie in `folder`
-    itself are neither yielded nor skipped: the caller decides.
+    Tars that lie in `folder` itself are neither yielded nor skipped: the caller decides.
     """
-    depth, others = _find_classes(folder, subset)
+    holding = (_relative(parent, folder) for parent, files in walk_folders(folder) if any(map(is_named_video, files)))
+    classes = FolderClasses.find(holding, subset, str(folder))
     for parent, files in walk_folders(folder, skipped):
-        relative_parent = os.path.relpath(parent, folder)
-        if relative_parent.split("/")[0] in others:
+        relative = _relative(parent, folder)
+        if classes.excludes(relative):
             continue
-        prefix = "" if relative_parent == "." else f"{relative_parent}/"
+        prefix = relative and f"{relative}/"
         if prefix and is_frame_folder(parent):
-            skipped.add(FRAME_FOLDERS, relative_parent)
+            skipped.add(FRAME_FOLDERS, relative)
             files = [name for name in files if not name.lower().endswith(PICTURES)]
         for name in files:
             kind = classify_name(name)
             if kind is None or (kind == UNKNOWN and may_be_video(Path(parent, name))):
-                yield make_item(prefix + name, Path(parent, name), name_class(prefix + name, depth))
+                yield make_item(prefix + name, Path(parent, name), classes.name(relative))
             elif kind == HIDDEN or not name.endswith(".tar") or prefix:
                 skipped.add(kind, prefix + name)
 
 
 def list_frame_folders(folder: Path, subset: str | None = None) -> Iterator[Item]:
     """Yield the folders of frames below `folder`, labeled as videos are."""
-    depth, others = _find_classes(folder, subset)
-    for parent, _ in walk_folders(folder):
-        source = os.path.relpath(parent, folder)
-        if source != "." and source.split("/")[0] not in others and is_frame_folder(parent):
-            yield Item(source, os.path.abspath(parent), name_class(source, depth))
+    found = [_relative(parent, folder) for parent, _ in walk_folders(folder) if is_frame_folder(parent)]
+    classes = FolderClasses.find(found, subset, str(folder))
+    for source in filter(None, found):
+        if not classes.excludes(source):
+            yield Item(source, os.path.abspath(folder / source), classes.name(_parent(source)))
 
 
-def _find_classes(folder: Path, subset: str | None) -> tuple[int, set[str]]:
-    """Return how many folders deep those of the classes lie, and the folders of other subsets."""
-    depth, others = 0, set[str]()
-    while True:
-        entries = [entry for entry in os.scandir(folder) if not is_hidden(entry.name)]
-        names = {entry.name for entry in entries if entry.is_dir()}
-        if len(names) < len([e for e in entries if e.is_dir() or classify_name(e.name) is None]) or not names:
-            return depth, others
-        groups = {name: GROUPS.get(name.lower()) for name in names}
-        if all(groups.values()) and not others:
-            others = choose_subset(groups, subset, str(folder)) if depth == 0 or len(names) == 1 else set()
-        elif len(names) > 1 or not any(entry.is_dir() for entry in os.scandir(folder / min(names))):
-            return depth, others
-        depth += 1
-        folder /= min(names - others)
+def list_url(url: str, skipped: Skipped, subset: str | None = None) -> Iterator[Item]:
+    """Yield the videos below a folder in object storage, labeled like those of a local one."""
+    try:
+        filesystem, folder = fsspec.core.url_to_fs(url)
+        found = filesystem.find(folder, detail=True)
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(f"{url} cannot be listed ({error})") from error
+    names = {path: str(PurePosixPath(path).relative_to(PurePosixPath(folder))) for path in found}
+    classes = FolderClasses.find((_parent(name) for name in names.values() if is_named_video(name)), subset, url)
+    for path, name in names.items():
+        if classes.excludes(name):
+            continue
+        kind = HIDDEN if any(map(is_hidden, name.split("/"))) else classify_name(name.rpartition("/")[2])
+        if kind:
+            skipped.add(kind, name)
+            continue
+        size = int(found[path].get("size") or 0)
+        problem = "its name holds ::, which stands for an archive in URLs: rename it" if "::" in name else None
+        yield Item(name, filesystem.unstrip_protocol(path), classes.name(_parent(name)), size, problem)
 
 
-def find_class_depth(names: Iterable[str], subset: str | None, where: str) -> tuple[int, set[str]]:
-    """Return the same of a list of paths."""
-    paths = [name.split("/") for name in names]
-    depth, others = 0, set[str]()
-    while paths and all(len(parts) > depth + 1 for parts in paths):
-        groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths}
-        if all(groups.values()) and not others:
-            others = choose_subset(groups, subset, where)
-        elif len(groups) > 1 or not all(len(parts) > depth + 2 for parts in paths):
-            break
-        depth += 1
-    return depth, others
+def _relative(path: str, folder: Path) -> str:
+    relative = os.path.relpath(path, folder)
+    return "" if relative == "." else relative
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class FolderClasses(NamedTuple):
+    """Which folders are classes: those `depth` folders deep; below the `others` lie subsets that are not wanted."""
+
+    depth: int
+    others: frozenset[str]
+
+    @classmethod
+    def find(cls, folders: Iterable[str], subset: str | None, where: str) -> "FolderClasses":
+        """Choose by the folders that hold videos: train, val and test are subsets, one that holds all is no class.
+
+        Raise InputError if there are several subsets and none of them is wanted.
+        """
+        paths = [folder.split("/") if folder else [] for folder in set(folders)]
+        depth, others = 0, frozenset[str]()
+        while paths and all(len(parts) > depth for parts in paths):
+            groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths}
+            if all(groups.values()) and not others:
+                unwanted = choose_subset(groups, subset, where)
+                others = frozenset("/".join(parts[: depth + 1]) for parts in paths if parts[depth] in unwanted)
+                paths = [parts for parts in paths if parts[depth] not in unwanted]
+            elif len(groups) > 1 or not all(len(parts) > depth + 1 for parts in paths):
+                break
+            depth += 1
+        return cls(depth, others)
+
+    def excludes(self, path: str) -> bool:
+        return any(path == other or path.startswith(f"{other}/") for other in self.others)
+
+    def name(self, folder: str) -> tuple[str] | None:
+        """Return the class of the videos in a folder, unless it is the number of a part."""
+        parts = folder.split("/")
+        if not folder or len(parts) <= self.depth or PART.fullmatch(parts[self.depth]):
+            return None
+        return (parts[self.depth],)
 
 
 def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
@@ -121,14 +157,6 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
     return {name for name, group in groups.items() if subset not in (name, group)}
 
 
-def name_class(path: str, depth: int) -> tuple[str] | None:
-    """Return the class of a video by its path: the folder below `depth` others, unless it is a number of a part."""
-    parts = path.split("/")
-    if len(parts) < depth + 2 or PART.fullmatch(parts[depth]):
-        return None
-    return (parts[depth],)
-
-
 def is_frame_folder(folder: str | Path) -> bool:
     """Whether a folder holds numbered pictures, the frames of a video."""
     return any(PICTURE.fullmatch(entry.name) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
@@ -143,6 +171,10 @@ def classify_name(name: str) -> str | None:
     if is_hidden(name):
         return HIDDEN
     return None if has_video_extension(name) else UNKNOWN
+
+
+def is_named_video(name: str) -> bool:
+    return has_video_extension(name) and not is_hidden(name.rpartition("/")[2])
 
 
 def has_video_extension(name: str) -> bool:
@@ -181,25 +213,3 @@ def _explain_missing(path: Path, error: OSError | ValueError) -> str:
         errno.EACCES: "no permission to read it",
     }
     return reasons.get(error.errno or 0, f"it cannot be read ({error.strerror})")
-
-
-def list_url(url: str, skipped: Skipped, subset: str | None = None) -> Iterator[Item]:
-    """Yield the videos below a folder in object storage, labeled like those of a local one."""
-    try:
-        filesystem, folder = fsspec.core.url_to_fs(url)
-        found = filesystem.find(folder, detail=True)
-    except (ImportError, ValueError, OSError) as error:
-        raise InputError(f"{url} cannot be listed ({error})") from error
-    names = [str(PurePosixPath(path).relative_to(PurePosixPath(folder))) for path in found]
-    depth, others = find_class_depth((name for name in names if classify_name(name) is None), subset, url)
-    for path, status in found.items():
-        relative = PurePosixPath(path).relative_to(PurePosixPath(folder))
-        if relative.parts[0] in others:
-            continue
-        kind = HIDDEN if any(map(is_hidden, relative.parts)) else classify_name(relative.name)
-        if kind:
-            skipped.add(kind, str(relative))
-            continue
-        size = int(status.get("size") or 0)
-        problem = "its name holds ::, which stands for an archive in URLs: rename it" if "::" in str(relative) else None
-        yield Item(str(relative), filesystem.unstrip_protocol(path), name_class(str(relative), depth), size, problem)

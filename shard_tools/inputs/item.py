@@ -1,13 +1,16 @@
 """One sample that the input asks for, and what is skipped on the way to it."""
 
+import json
 import math
 import sys
-from collections import Counter, defaultdict
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import NamedTuple
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
+from common.atomic_io import atomic_write
+from common.errors import InputError
 from common.logging import log, printable
+from shard_tools.temp_table import TempTable
 
 NUM_EXAMPLES = 3  # names given of each kind of what is skipped
 NUM_EXTENSIONS = 10
@@ -22,6 +25,45 @@ class TarMember(NamedTuple):
     offset: int
     size: int
     name: str
+
+    def read(self) -> bytes:
+        with open(self.archive, "rb") as archive:
+            archive.seek(self.offset)
+            return archive.read(self.size)
+
+
+class ParquetCell(NamedTuple):
+    """Bytes in a table: a cell of a Parquet file."""
+
+    archive: str
+    row_group: int
+    row: int  # in its group
+    column: str
+    name: str
+
+    def read(self) -> bytes:
+        """Decode the pages of its column up to this row; whole groups of videos may be larger than memory."""
+        file = import_pyarrow(self.archive).ParquetFile(self.archive)
+        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
+        for number, batch in enumerate(batches):
+            if number == self.row:
+                column = batch.column(0)
+                for field in self.column.split(".")[1:]:
+                    column = column.field(field)
+                return bytes(column[0].as_py())
+        raise OSError(f"{self.archive} has changed: its row is gone")
+
+
+def import_pyarrow(where: str) -> Any:
+    """Import pyarrow.parquet, which is heavy and needed for Parquet alone."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV") from error
+    return pyarrow.parquet
+
+
+Location = str | TarMember | ParquetCell  # a path, a URL, or in an archive
 
 
 class Segment(NamedTuple):
@@ -57,12 +99,11 @@ class Segment(NamedTuple):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One sample that is asked for: an input video, or a segment of one."""
 
     source: str  # the path relative to the input, with /
-    location: str | TarMember  # where its bytes are: a path, a URL, or in a tar
+    location: Location  # where its bytes are
     labels: tuple[str, ...] | None = None  # one where classes exclude each other, else any number; None: unlabeled
     size: int = 0  # bytes, 0 where unknown
     problem: str | None = None  # why it cannot be used, if that is already known
@@ -90,34 +131,36 @@ def split_name(name: str) -> tuple[str, str]:
     return (source, segment) if separator and segment.startswith(("t=", "frames=")) else (name, "")
 
 
-def one_label(label: str | None) -> tuple[str] | None:
-    return None if label is None else (label,)
-
-
 class Skipped:
-    """Counts, by kind and with a few names, what has no video's name and so is in no shard and no reject."""
+    """What is not taken for a video, by kind, and so is in no shard and no reject."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.examples: dict[str, list[str]] = defaultdict(list)
+        self._table = TempTable("CREATE TABLE skipped (source BLOB, kind BLOB)")
         self.extensions: Counter[str] = Counter()  # of those of UNKNOWN kind
 
     def add(self, kind: str, name: str) -> None:
-        self.counts[kind] += 1
-        if len(self.examples[kind]) < NUM_EXAMPLES:
-            self.examples[kind].append(name)
+        self._table.insert("skipped", [(name, kind)], 2)
         if kind == UNKNOWN:
             self.extensions[PurePosixPath(name).suffix.lower() or "none"] += 1
 
     @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)"))
+
+    @property
     def total(self) -> int:
-        return self.counts.total()
+        return sum(self.counts.values())
+
+    def remove(self, kind: str) -> bool:
+        """Forget all of a kind, which are taken after all; return whether there were any."""
+        return self._table.database.execute("DELETE FROM skipped WHERE kind = ?", [kind.encode()]).rowcount > 0
 
     def lines(self) -> list[str]:
         """Return a sentence for each kind."""
         lines = []
         for kind, count in self.counts.items():
-            names = [*map(printable, self.examples[kind]), *["…"] * (count > NUM_EXAMPLES)]
+            rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
+            names = [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
             most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
             by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
             lines.append(f"skipped {count} {kind}{by_extension}: {', '.join(names)}")
@@ -126,6 +169,12 @@ class Skipped:
     def log(self) -> None:
         for line in self.lines():
             log(line, sys.stderr)
+
+    def write(self, path: Path) -> None:
+        """Write a line {"source", "reason"} for each."""
+        rows = self._table.run("SELECT source, kind FROM skipped ORDER BY source")
+        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"source": name, "reason": f"skipped: {kind}"}) + "\n" for name, kind in rows)
 
 
 def is_hidden(name: str) -> bool:

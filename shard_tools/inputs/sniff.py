@@ -10,7 +10,7 @@ import csv
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
+from shard_tools.inputs.cells import Row
+from shard_tools.inputs.item import import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 SAMPLE_CHARACTERS = 2**20
@@ -42,8 +44,6 @@ BOMS = {  # UTF-32's first: UTF-16's is a part of it
 PARQUET = b"PAR1"
 NESTED = ("annotations", "annotation")
 
-Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
-
 
 @dataclass
 class Table:
@@ -53,6 +53,7 @@ class Table:
     form: str  # UTF-8, commas, header
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
+    videos: int | None = None  # the column that holds the videos themselves
 
     def sample(self) -> list[Row]:
         return list(islice(self.read_rows(), SAMPLE_ROWS))
@@ -125,24 +126,6 @@ def _read_lines(path: Path, encoding: str) -> Iterator[str]:
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         yield from file
-
-
-def to_text(cell: Any) -> str:
-    """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
-    if not isinstance(cell, str):
-        return json.dumps(cell, ensure_ascii=False) if isinstance(cell, (dict, list)) else str(cell)
-    if cell.isascii():
-        return cell.strip()
-    data = cell.encode("utf-8", "surrogatepass")
-    if b"\xed" in data:  # the first byte of surrogates, and of few other characters
-        try:
-            data = cell.encode("utf-8", "surrogateescape")
-            return data.decode("utf-8").strip()
-        except UnicodeDecodeError:
-            return data.decode("cp1252", "replace").strip()
-        except UnicodeEncodeError:  # half a pair, which JSON can name
-            return cell.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
-    return cell.strip()
 
 
 class Splitter(NamedTuple):
@@ -356,15 +339,6 @@ def _unfold(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**outer, **{key: outer[key][number] for key in parallel}, "segment": segment}
     else:
         yield entry
-
-
-def import_pyarrow(where: str) -> Any:
-    """Import pyarrow.parquet, which is heavy and needed for Parquet alone."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV") from error
-    return pyarrow.parquet
 
 
 def _read_parquet(path: Path, where: str) -> Table:

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby, islice
 from operator import itemgetter
@@ -12,23 +15,23 @@ from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
-from shard_tools.inputs.item import Item, Segment, Skipped, TarMember, join_name, split_name
-from shard_tools.temp_table import TempTable
+from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
+from shard_tools.temp_table import TempTable, encode
 
 NUM_NAMED = 10  # classes
 NUM_REASONS = 5
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
-    CREATE TABLE items (source BLOB, segment BLOB, location BLOB, labels BLOB, size INTEGER, problem BLOB,
-        fields BLOB, is_array INTEGER);
+    CREATE TABLE items (source BLOB, location BLOB, labels BLOB, size INTEGER, problem BLOB, segment BLOB, fields BLOB);
     CREATE TABLE names (labels BLOB PRIMARY KEY, names BLOB, problem BLOB) WITHOUT ROWID;
     CREATE TABLE stored (source BLOB, segment BLOB, labels BLOB, size INTEGER);
     CREATE TABLE rejects (source BLOB, segment BLOB)
 """
+IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
 IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)
     AND NOT EXISTS (SELECT 1 FROM rejects WHERE rejects.source = items.source AND rejects.segment = items.segment)"""
-COLUMNS = "source, location, labels, size, problem, segment, fields"
+BY_SOURCE = "CREATE INDEX by_source ON items (source, segment)"
 
 
 class Inputs:
@@ -40,50 +43,77 @@ class Inputs:
         self.num_repeated = 0  # rows that say nothing new
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", map(_to_row, items), 8)
+        self._table.database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", map(_to_row, items))
+
+    def _exists(self, condition: str) -> bool:
+        return self._table.fetch_one(f"SELECT 1 FROM items WHERE {condition} LIMIT 1") is not None
 
     @property
     def has_only_arrays(self) -> bool:
-        return self._table.fetch_one("SELECT 1 FROM items WHERE NOT is_array LIMIT 1") is None
+        return not self._exists(f"NOT {IS_ARRAY}")
 
     @property
     def has_segments(self) -> bool:
-        return self._table.fetch_one("SELECT 1 FROM items WHERE segment != x'' LIMIT 1") is not None
+        return self._exists("segment != x''")
 
     @property
     def repeats_sources(self) -> bool:
-        return self._table.fetch_one("SELECT 1 FROM items GROUP BY source HAVING count(*) > 1 LIMIT 1") is not None
+        return self._exists("TRUE GROUP BY source HAVING count(*) > 1")
 
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
-        for (source,) in self._table.run("SELECT source FROM items WHERE is_array ORDER BY rowid"):
+        for (source,) in self._table.run(f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"):
             skipped.add(kind, source)
-        self._table.run("DELETE FROM items WHERE is_array")
+        self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
     def deduplicate(self, unlabeled: bool) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         table = self._table
-        table.run("CREATE INDEX by_source ON items (source, segment)")
-        conflicts = "WHERE segment = x'' GROUP BY source HAVING count(DISTINCT coalesce(labels, x'')) > 1"
-        for source, first in list(table.run(f"SELECT source, min(rowid) FROM items {conflicts}")):
-            rows = table.run("SELECT labels FROM items WHERE source = ? AND segment = x'' ORDER BY rowid", source)
-            label, *others = [labels for (labels,) in rows]
-            other = [other for other in others if other != label][-1]
+        table.run(BY_SOURCE)
+        table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
+            FROM items GROUP BY source, segment HAVING count(*) > 1""")
+        if table.fetch_one("SELECT 1 FROM repeated"):
+            self._remove_repeated()
+        table.run("DROP TABLE repeated")
+        if unlabeled:
+            table.run("UPDATE items SET labels = NULL")
+        elif self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
+            problem = "it has no label, others have one"
+            table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
+
+    def _remove_repeated(self) -> None:
+        table = self._table
+        whole = "SELECT source FROM repeated WHERE segment = x''"
+        conflicts = f"""SELECT source, min(items.rowid) FROM items WHERE segment = x'' AND source IN ({whole})
+            GROUP BY source HAVING count(DISTINCT coalesce(labels, x'')) > 1"""
+        for source, first in list(table.run(conflicts)):
+            labels = "SELECT labels FROM items WHERE source = ? AND segment = x''"
+            ((label,),) = table.run(f"{labels} AND rowid = ?", source, first)
+            ((other,),) = table.run(f"{labels} AND labels IS NOT ? ORDER BY rowid DESC LIMIT 1", source, label)
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
-        repeated = "FROM items WHERE segment = x'' GROUP BY source HAVING count(*) > 1"
-        before = len(self)
-        table.run(f"""DELETE FROM items WHERE segment = x''
-            AND source IN (SELECT source {repeated}) AND rowid NOT IN (SELECT min(rowid) {repeated})""")
-        self.num_repeated = before - len(self)
+        table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
+        table.run(f"""DELETE FROM items WHERE segment = x'' AND source IN ({whole})
+            AND rowid NOT IN (SELECT first FROM repeated)""")
+        ((self.num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = x''")
         table.run("""UPDATE items SET segment = CAST(segment || ';' || number AS BLOB) FROM (
             SELECT rowid AS id,
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
-            FROM items WHERE segment != x'') WHERE items.rowid = id AND number > 1""")
-        if unlabeled:
-            table.run("UPDATE items SET labels = NULL")
-        elif table.fetch_one("SELECT 1 FROM items WHERE labels IS NOT NULL LIMIT 1"):
-            problem = "it has no label, others have one"
-            table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
+            FROM items WHERE segment != x'' AND (source, segment) IN (SELECT source, segment FROM repeated)
+            ) WHERE items.rowid = id AND number > 1""")
+        table.run(BY_SOURCE)
+
+    def measure(self) -> None:
+        """Find out the bytes of files that so far are only known to be there, and whether they can be read."""
+        unmeasured = """SELECT rowid, location FROM items WHERE rowid > ? AND size = 0 AND problem IS NULL
+            AND substr(location, 1, 1) = x'2f' LIMIT 10000"""
+        rowid = 0
+        while rows := list(self._table.run(unmeasured, rowid)):
+            for rowid, path in rows:
+                with suppress(OSError):  # it was there: whoever reads it will say what is wrong
+                    status = os.stat(path)
+                    problem = None if os.access(path, os.R_OK) else "no permission to read it"
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                    self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
 
     def hold_out(self, share: float, keep: bool) -> None:
         """Keep the files that are held out, or drop them: those whose name has a hash in the first `share` of all, but
@@ -111,6 +141,7 @@ class Inputs:
 
     def by_size(self) -> Iterator[Item]:
         """Yield the usable ones from the smallest to the largest."""
+        self.measure()
         return self._select("problem IS NULL ORDER BY size, source, segment")
 
     def new(self) -> Iterator[Item]:
@@ -123,7 +154,7 @@ class Inputs:
         return {item.name: item.problem or "" for item in found}
 
     def _select(self, condition: str) -> Iterator[Item]:
-        return map(_to_item, self._table.run(f"SELECT {COLUMNS} FROM items WHERE {condition}"))
+        return map(_to_item, self._table.run(f"SELECT * FROM items WHERE {condition}"))
 
     @property
     def num_usable(self) -> int:
@@ -132,7 +163,7 @@ class Inputs:
     def _count(self, condition: str) -> int:
         return int(next(self._table.run(f"SELECT count(*) FROM items WHERE {condition}"))[0])
 
-    def location(self, source: str) -> str | TarMember | None:
+    def location(self, source: str) -> Location | None:
         row = self._table.fetch_one("SELECT location FROM items WHERE source = ?", source)
         return None if row is None else _parse_location(row[0])
 
@@ -155,7 +186,11 @@ class Inputs:
             unknown = [label for label in labels if label not in names]
             problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
             rows.append(
-                (json.dumps(labels), None if unknown else _dump_labels(names[label] for label in labels), problem)
+                (
+                    json.dumps(labels),
+                    None if unknown else _dump_labels(tuple(names[label] for label in labels)),
+                    problem,
+                )
             )
         self._table.run("DELETE FROM names")
         self._table.insert("names", rows, 3)
@@ -164,16 +199,19 @@ class Inputs:
 
     def describe(self) -> str:
         """Say what was found: samples, files, classes, and what is wrong."""
-        segments, files = next(self._table.run("SELECT sum(segment != x''), count(DISTINCT source) FROM items"))
+        total, usable, segments, unlabeled = next(
+            self._table.run("""SELECT count(*), sum(problem IS NULL), sum(segment != x''),
+                sum(problem IS NULL AND labels IS NULL) FROM items""")
+        )
+        ((files,),) = self._table.run("SELECT count(DISTINCT source) FROM items")
         labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
         some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
-        unlabeled = self._count("labels IS NULL AND problem IS NULL")
-        parts = [f"{self.num_usable} {'segments' if segments else 'videos'} of {files} files"]
+        parts = [f"{usable} {'segments' if segments else 'videos'} of {files} files"]
         parts += [f"{len(labels)} classes ({', '.join(map(printable, some))})"] if labels else ["no labels"]
         parts += [f"{unlabeled} without a label"] * bool(labels and unlabeled)
-        parts += [f"{self._count('TRUE') - files} rows share a video"] * bool(segments)
+        parts += [f"{total - files} rows share a video"] * bool(segments)
         parts += [f"{self.num_repeated} rows repeat another and are left out"] * bool(self.num_repeated)
-        return ", ".join([*parts, f"{self._count('problem IS NOT NULL')} that cannot be used"])
+        return ", ".join([*parts, f"{total - usable} that cannot be used"])
 
     def require_usable(self, limit: float, where: str) -> None:
         """Raise InputError if more than this share cannot be used, or all, with reasons, counts and examples."""
@@ -195,7 +233,11 @@ class Inputs:
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
-        rows = ((source, segment, _dump_labels(labels), size) for source, segment, labels, size in stored)
+        self.measure()
+        rows = (
+            (source, segment, None if labels is None else _dump_labels(labels), size)
+            for source, segment, labels, size in stored
+        )
         for table, of_table in (("stored", rows), ("rejects", map(split_name, rejects))):
             self._table.run(f"DELETE FROM {table}")
             self._table.insert(table, of_table, 4 if table == "stored" else 2)
@@ -227,28 +269,38 @@ class Inputs:
 
 
 def _to_row(item: Item) -> tuple[Any, ...]:
-    problem = item.problem or (item.segment.problem if item.segment else None)
-    if problem is None and len(item.fields) > MAX_FIELDS:
-        problem = f"its other fields have {len(item.fields)} characters, more than {MAX_FIELDS}"
-    place = item.source, str(item.segment or ""), _dump_location(item.location)
-    is_array = item.source.lower().endswith(f".{CONTAINER}")
-    return *place, _dump_labels(item.labels), min(item.size, MAX_SIZE), problem, item.fields, is_array
+    source, location, labels, size, problem, segment, fields = item
+    if problem is None and segment is not None:
+        problem = segment.problem
+    if problem is None and len(fields) > MAX_FIELDS:
+        problem = f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}"
+    place = location if location.__class__ is str else json.dumps(location)  # paths start with /, and no URL with [
+    return (
+        encode(source),
+        encode(place),
+        None if labels is None else _encode_labels(labels),
+        size if size < MAX_SIZE else MAX_SIZE,
+        None if problem is None else encode(problem),
+        b"" if segment is None else encode(str(segment)),
+        encode(fields) if fields else b"",
+    )
+
+
+@lru_cache(maxsize=2**16)
+def _encode_labels(labels: tuple[str, ...]) -> bytes:
+    return encode(_dump_labels(labels))
 
 
 def _to_item(row: list[Any]) -> Item:
     source, location, labels, size, problem, segment, fields = row
     names = None if labels is None else tuple(json.loads(labels))
-    part = Segment.parse(segment) if segment else None
-    return Item(source, _parse_location(location), names, size, problem, part, fields)
+    return Item(
+        source, _parse_location(location), names, size, problem, Segment.parse(segment) if segment else None, fields
+    )
 
 
-@lru_cache(maxsize=2**16)
-def _dump_sorted(labels: tuple[str, ...]) -> str:
+def _dump_labels(labels: tuple[str, ...]) -> str:
     return json.dumps(sorted(set(labels)))
-
-
-def _dump_labels(labels: Iterable[str] | None) -> str | None:
-    return None if labels is None else _dump_sorted(tuple(labels))
 
 
 def _format_labels(text: str | None) -> str:
@@ -256,9 +308,8 @@ def _format_labels(text: str | None) -> str:
     return repr(labels[0] if labels and len(labels) == 1 else labels)
 
 
-def _dump_location(location: str | TarMember) -> str:
-    return location if isinstance(location, str) else json.dumps(location)  # paths start with /, and no URL with [
-
-
-def _parse_location(text: str) -> str | TarMember:
-    return TarMember(*json.loads(text)) if text.startswith("[") else text
+def _parse_location(text: str) -> Location:
+    if not text.startswith("["):
+        return text
+    values = json.loads(text)
+    return TarMember(*values) if len(values) == len(TarMember._fields) else ParquetCell(*values)

@@ -14,9 +14,10 @@ from typing import Any
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
+from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import LABELS, is_missing, read_labels, to_key
-from shard_tools.inputs.folders import classify_name, find_class_depth, name_class
+from shard_tools.inputs.columns import LABELS, to_key
+from shard_tools.inputs.folders import FolderClasses, classify_name
 from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.sniff import require_uncompressed
 
@@ -65,18 +66,18 @@ def _list_tar(
             place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
             videos.setdefault(name, []).append((place, _explain_unreadable(member)))
     labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
-    depth, others = find_class_depth(videos, subset, path.name)
+    folders = FolderClasses.find((name.rpartition("/")[0] for name in videos), subset, path.name)
     has_labels = classes is not None or any(found is not None for found in labels.values()) or label is not None
-    are_classes = not has_labels and all(name_class(name, depth) for name in videos)
+    are_classes = not has_labels and all(folders.name(name.rpartition("/")[0]) for name in videos)
     for name, places in videos.items():
-        if name.split("/")[0] in others:
+        if folders.excludes(name):
             continue
         place, problem = places[0]
         # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
         folder, slash, base = name.rpartition("/")
         stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
         stem = next((stem for stem in stems if stem in sidecars or stem in label_problems), stems[0])
-        found = name_class(name, depth) if are_classes else labels.get(stem)
+        found = folders.name(name.rpartition("/")[0]) if are_classes else labels.get(stem)
         if found is None:
             problem = problem or label_problems.get(stem)
         elif classes is not None:

@@ -1,0 +1,164 @@
+"""What the cells of a list say: paths, labels, times and segments, whatever they are written as."""
+
+import json
+import math
+import re
+from ast import literal_eval
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shard_tools.inputs.item import Segment
+
+MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
+WHOLE = re.compile(r"-?\d+(\.0+)?")
+CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
+TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")
+
+Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
+
+
+class Times(NamedTuple):
+    """Two columns that say where a segment begins and ends; without a second one, a column of pairs, or a length."""
+
+    start: int
+    end: int | None
+    scale: float = 1  # seconds (or frames) per unit
+    in_frames: bool = False
+    is_length: bool = False  # the second column is one
+    length: float = math.inf  # where there is no second column
+
+
+@dataclass
+class Roles:
+    """Which column holds what; numbers of columns from 0."""
+
+    path: int
+    label: int | None = None
+    is_multiple: bool = False
+    times: list[Times] = field(default_factory=list)
+    pair: int | None = None
+    subset: int | None = None
+    subset_codes: dict[str, str] = field(default_factory=dict)
+    skip: tuple[int, str, str] | None = None  # column, value and kind of rows that are no samples
+    label_of_all: str | None = None
+    label_is_folder: bool = False
+    unused: list[int] = field(default_factory=list)
+
+
+def to_text(cell: Any) -> str:
+    """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
+    if not isinstance(cell, str):
+        return json.dumps(cell, ensure_ascii=False) if isinstance(cell, (dict, list)) else str(cell)
+    if cell.isascii():
+        return cell.strip()
+    data = cell.encode("utf-8", "surrogatepass")
+    if b"\xed" in data:  # the first byte of surrogates, and of few other characters
+        try:
+            data = cell.encode("utf-8", "surrogateescape")
+            return data.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            return data.decode("cp1252", "replace").strip()
+        except UnicodeEncodeError:  # half a pair, which JSON can name
+            return cell.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+    return cell.strip()
+
+
+def to_path(cell: Any) -> str:
+    """Return a cell as a path, with the very bytes of the list."""
+    return cell.strip() if isinstance(cell, str) else "" if cell is None else to_text(cell)
+
+
+def is_missing(cell: Any) -> bool:
+    if isinstance(cell, str):
+        return cell.strip().lower() in MISSING
+    return cell is None or cell != cell  # NaN alone differs from itself
+
+
+def parse_time(cell: Any) -> float | None:
+    """Read seconds, a frame's number or hh:mm:ss.mmm; None if it is none of them."""
+    if isinstance(cell, (int, float)) and not isinstance(cell, bool):
+        return float(cell)
+    text = str(cell).strip()
+    if match := CLOCK.fullmatch(text):
+        hours, minutes, seconds = match.groups(default="0")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def looks_like_list(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.startswith("[") and cell.endswith("]") and parse_list(cell) is not None
+
+
+def parse_list(cell: Any) -> list[Any] | None:
+    """Read a list, or the text of one as JSON or Python write it."""
+    if isinstance(cell, list):
+        return cell
+    try:
+        value = literal_eval(cell)
+        return list(value) if isinstance(value, (list, tuple)) else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+
+
+def parse_pair(cell: Any) -> tuple[float, float] | None:
+    values = parse_list(cell)
+    if values is None or len(values) != 2:
+        return None
+    start, end = map(parse_time, values)
+    return None if start is None or end is None else (start, end)
+
+
+def read_label(cell: Any) -> str | None:
+    """Return a label as text; None if there is none. pandas makes 1.0 of 1 in columns that lack some."""
+    if is_missing(cell):
+        return None
+    text = to_text(cell)
+    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+
+
+def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
+    if not is_multiple:
+        label = read_label(cell)
+        return None if label is None else (label,)
+    parts = parse_list(cell) if isinstance(cell, list) or looks_like_list(cell) else None
+    if parts is None:
+        if is_missing(cell):
+            return None
+        text = str(cell)
+        separator = next((mark for mark in "|;," if mark in text), "\n")
+        parts = [match[1] if (match := TIMED.fullmatch(part.strip())) else part for part in text.split(separator)]
+    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
+    return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
+
+
+def read_segment(row: Row, roles: Roles, in_frames: bool = False) -> tuple[Segment | None, str | None]:
+    """Return the segment of a row, None if it is the whole video, and why it is none; by its frames where it can be."""
+    if not roles.times:
+        pair = parse_pair(row[roles.pair]) if roles.pair is not None and len(row) > roles.pair else None
+        return (Segment(*pair) if pair else None), None
+    times = next((times for times in roles.times if times.in_frames), roles.times[0]) if in_frames else roles.times[0]
+    first, last = (row[n] if n is not None and n < len(row) else None for n in times[:2])
+    if is_missing(first) and is_missing(last):
+        return None, None
+    start = 0.0 if is_missing(first) else parse_time(first)
+    end = math.inf if is_missing(last) else parse_time(last)
+    if start is None or end is None:
+        return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
+    start *= times.scale
+    if times.end is None:
+        end = start + times.length
+    elif end == -1:  # to the end, as VideoMAEv2 writes
+        end = math.inf
+    else:
+        end = end * times.scale + (start if times.is_length else 0)
+    return (None if (start, end) == (0, math.inf) else Segment(start, end, times.in_frames)), None
+
+
+def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
+    values = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
+    values = {name: to_text(value) if isinstance(value, str) else value for name, value in values.items()}
+    return json.dumps(values, ensure_ascii=False, default=str) if values else ""
