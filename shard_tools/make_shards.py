@@ -22,7 +22,7 @@ from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
-from pipeline.shards.format import REJECTED_FILE, is_described, read_dataset_info
+from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
 from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
@@ -160,6 +160,7 @@ def make_dataset(
     build = Build(output, choose_settings(arguments), (part - 1, num_parts))
     retry_rejects = arguments.retry_rejects
     with output, build.lock():
+        skipped.write(build.folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries

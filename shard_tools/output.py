@@ -16,7 +16,15 @@ from common.atomic_io import hash_file
 from common.errors import InputError
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore
-from pipeline.shards.format import CARD_FILE, DATASET_FILE, REJECTED_FILE, DatasetInfo, ShardInfo, read_dataset_info
+from pipeline.shards.format import (
+    CARD_FILE,
+    DATASET_FILE,
+    REJECTED_FILE,
+    SKIPPED_FILE,
+    DatasetInfo,
+    ShardInfo,
+    read_dataset_info,
+)
 
 PLAN_FILE = ".work/plan.jsonl"  # there while a run is under way
 UPLOADS, WAITING = 2, 4  # shards uploaded at a time; with those that wait for it, so many lie on the local disk
@@ -46,7 +54,7 @@ class LocalOutput(AbstractContextManager["LocalOutput"]):
         """Take over a finished shard."""
 
     def publish(self, info: DatasetInfo | None) -> None:
-        """Make the dataset visible: all its shards are finished. None: there is only `rejected.jsonl`."""
+        """Make the dataset visible: all its shards are finished. None: there are only rejects."""
 
 
 class RemoteOutput(LocalOutput):
@@ -95,6 +103,7 @@ class RemoteOutput(LocalOutput):
         self._wait()
         if info is None:
             self._upload(REJECTED_FILE)
+            self._upload(SKIPPED_FILE)
             return
         for shard in info.shards:
             if (self.folder / shard.name).exists():  # of another part, or of a run that was killed
@@ -106,7 +115,7 @@ class RemoteOutput(LocalOutput):
                 where = self.locate(shard.name)
                 raise InputError(f"{where} is missing or incomplete: restore it, or start again without {self.folder}")
         tables = [table.file for table in info.tables.values()]
-        for name in (*tables, REJECTED_FILE, CARD_FILE, DATASET_FILE):
+        for name in (*tables, REJECTED_FILE, SKIPPED_FILE, CARD_FILE, DATASET_FILE):
             self._upload(name)
         for name in self._sizes.keys() - tables:
             if TABLE.fullmatch(name):

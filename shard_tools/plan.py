@@ -27,7 +27,7 @@ from pipeline.decoding.containers import open_video
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
-from shard_tools.inputs import Item, TarMember
+from shard_tools.inputs import Item, Location
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
@@ -192,7 +192,7 @@ def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iter
                 yield from ((item, piece, piece == count - 1) for piece in range(count))
 
 
-def probe_duration(location: str | TarMember) -> float:
+def probe_duration(location: Location) -> float:
     """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
     try:
         with ExitStack() as stack:

@@ -28,7 +28,7 @@ from shard_tools.encoding.cuts import Cut, StoredVideo
 from shard_tools.encoding.encode import store_cuts
 from shard_tools.encoding.frames import list_frames
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import Segment, TarMember
+from shard_tools.inputs import Location, Segment
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 
@@ -58,7 +58,7 @@ class Job:
     the name of that."""
 
     source: str
-    location: str | TarMember | None  # None: it was there when the run began, and is gone now
+    location: Location | None  # None: it was there when the run began, and is gone now
     entries: list[tuple[Path, Entry]]
     settings: Settings
 
@@ -215,19 +215,17 @@ def read_progress(job: Job) -> float | None:
 
 
 @contextmanager
-def local_copy(location: str | TarMember, folder: Path | None = None) -> Iterator[Path]:
+def local_copy(location: Location, folder: Path | None = None) -> Iterator[Path]:
     """Yield a local file with the bytes at `location`: the file itself, or a temporary copy in `folder`."""
     if isinstance(location, str) and not is_remote(location):
         yield Path(location)
         return
-    name = location.name if isinstance(location, TarMember) else location
+    name = location if isinstance(location, str) else location.name
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         # The member's own name may be longer than a file's, and FFmpeg looks at the extension alone.
         path = Path(scratch, "video").with_suffix(PurePosixPath(name).suffix[:MAX_SUFFIX])
-        if isinstance(location, TarMember):
-            with open(location.archive, "rb") as archive:
-                archive.seek(location.offset)
-                path.write_bytes(archive.read(location.size))
+        if not isinstance(location, str):
+            path.write_bytes(location.read())
         else:
             filesystem, remote = fsspec.core.url_to_fs(location)
             filesystem.get_file(remote, str(path))

@@ -22,6 +22,7 @@ from pipeline.shards.gops import GOP
 SCHEMA_VERSION = 3
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
+SKIPPED_FILE = "skipped.jsonl"  # what the last run did not take for videos
 CARD_FILE = "README.md"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
 # by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or

@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import InputError
@@ -12,8 +13,18 @@ from pipeline.reading.storage import is_remote
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
 from shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
 from shard_tools.inputs.columns import Choices
-from shard_tools.inputs.folders import FRAME_FOLDERS, list_folder, list_frame_folders, list_url, make_item
-from shard_tools.inputs.item import Item, Segment, Skipped, TarMember, is_hidden
+from shard_tools.inputs.folders import (
+    FRAME_FOLDERS,
+    GROUPS,
+    choose_subset,
+    is_named_video,
+    list_folder,
+    list_frame_folders,
+    list_url,
+    make_item,
+    walk_folders,
+)
+from shard_tools.inputs.item import Item, Location, Segment, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import ListReader
 from shard_tools.inputs.sniff import require_uncompressed
 from shard_tools.inputs.table import Inputs
@@ -24,6 +35,7 @@ __all__ = [
     "Inputs",
     "Item",
     "LabelMap",
+    "Location",
     "Segment",
     "Skipped",
     "TarMember",
@@ -33,6 +45,7 @@ __all__ = [
 ]
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
+LEROBOT = "meta/info.json"
 
 
 def read_inputs(inputs: str, choices: Choices | None = None, skipped: Skipped | None = None) -> Inputs:
@@ -74,10 +87,12 @@ def read_inputs(inputs: str, choices: Choices | None = None, skipped: Skipped | 
     return found
 
 
-def _read_lists(lists: Sequence[Path], found: Inputs, choices: Choices, name: str | None = None) -> None:
+def _read_lists(
+    lists: Sequence[Path], found: Inputs, choices: Choices, name: str | None = None, prefix: str = ""
+) -> None:
     for path in lists:
         reader = ListReader(path, name or str(path), choices, Path() if name else path.parent)
-        found.add(reader.read())
+        found.add(item._replace(source=prefix + item.source) if prefix else item for item in reader.read())
         found.notes.append(reader.describe())
 
 
@@ -85,7 +100,21 @@ def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) 
     if metadata := next((path / name for name in METADATA if (path / name).is_file()), None):
         _read_lists([metadata], found, choices)
         return
-    found.add(list_folder(path, skipped, choices.subset))
+    if splits := {table.parent.name: table for name in reversed(METADATA) for table in path.glob(f"*/{name}")}:
+        _read_splits(path, splits, found, choices)
+        return
+    has_videos = any(is_named_video(name) for _, files in walk_folders(path) for name in files)
+    if not has_videos and (tables := sorted(path.rglob("*.parquet"))):
+        starts = {table: table.name.partition("-")[0] for table in tables}  # train-00000-of-00002.parquet
+        groups = {start: GROUPS.get(start) for start in starts.values()}
+        unwanted = choose_subset(groups, choices.subset, str(path)) if all(groups.values()) else set()
+        _read_lists([table for table in tables if starts[table] not in unwanted], found, replace(choices, subset=None))
+        return
+    items = list_folder(path, skipped, choices.subset)
+    if (path / LEROBOT).is_file() or next(path.glob(f"*/{LEROBOT}"), None):
+        found.notes.append(f"{path} is a data set of LeRobot, whose folders are no classes: no labels")
+        items = (item._replace(labels=None) for item in items)
+    found.add(items)
     tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
     if tars and found.has_only_arrays:  # tables of our shards are arrays
         found.skip_arrays(skipped, "arrays beside tars")
@@ -95,3 +124,18 @@ def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) 
             skipped.add("tars, which are read only where no videos lie beside them", tar.name)
     if not len(found) and skipped.remove(FRAME_FOLDERS):
         found.add(list_frame_folders(path, choices.subset))
+
+
+def _read_splits(path: Path, tables: dict[str, Path], found: Inputs, choices: Choices) -> None:
+    """Read folders by the metadata of each. Raise InputError if one with videos has none."""
+    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)}
+    groups = {name: GROUPS.get(name.lower()) for name in folders}
+    unwanted = choose_subset(groups, choices.subset, str(path)) if all(groups.values()) else set()
+    for folder in sorted(folders - unwanted):
+        if folder in tables:
+            _read_lists([tables[folder]], found, replace(choices, subset=None), prefix=f"{folder}/")
+        elif any(is_named_video(name) for _, files in walk_folders(path / folder) for name in files):
+            raise InputError(
+                f"{next(iter(tables.values()))} describes videos, and there is none for those in {path / folder}:"
+                " give one of the folders as INPUT"
+            )

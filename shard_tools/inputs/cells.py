@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shard_tools.inputs.item import Segment
+from shard_tools.inputs.item import ParquetCell, Segment
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
+NUMBERS = re.compile(r"\d+( +\d+)*")
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
 TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")
 
@@ -44,6 +45,10 @@ class Roles:
     label_of_all: str | None = None
     label_is_folder: bool = False
     unused: list[int] = field(default_factory=list)
+
+
+def to_key(name: Any) -> str:
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
 
 
 def to_text(cell: Any) -> str:
@@ -129,7 +134,7 @@ def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
         if is_missing(cell):
             return None
         text = str(cell)
-        separator = next((mark for mark in "|;," if mark in text), "\n")
+        separator = " " if NUMBERS.fullmatch(text) else next((mark for mark in "|;," if mark in text), "\n")
         parts = [match[1] if (match := TIMED.fullmatch(part.strip())) else part for part in text.split(separator)]
     parts = [part[0] if isinstance(part, list) and part else part for part in parts]
     return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
@@ -159,6 +164,7 @@ def read_segment(row: Row, roles: Roles, in_frames: bool = False) -> tuple[Segme
 
 
 def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
-    values = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
-    values = {name: to_text(value) if isinstance(value, str) else value for name, value in values.items()}
+    cells = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
+    values = {name: to_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()}
+    values = {name: value for name, value in values.items() if not isinstance(value, ParquetCell)}
     return json.dumps(values, ensure_ascii=False, default=str) if values else ""

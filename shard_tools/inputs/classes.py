@@ -3,7 +3,8 @@
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,13 @@ from common.errors import InputError
 
 MAX_DIGITS = 9  # of a class id
 NAME_COLUMNS = (
-    "name",
-    "display_name",
-    "class_name",
-    "label_name",
-    "category_name",
-    "key",
-    "class",
-    "label",
-    "category",
+    "name", "display_name", "class_name", "label_name", "category_name", "key", "class", "label", "category",
+)  # fmt: skip
+LINES = (  # 1 Name; Name,1; c000 Holding some clothes
+    r"(?P<id>\d+)[\s,;:.]+(?P<name>\S.*)",
+    r"(?P<name>.*\S)\s*[,;\t ]\s*(?P<id>\d+)",
+    r"(?P<id>[A-Za-z]+\d+)[\s,;:]+(?P<name>\S.*)",
 )
-NUMBERED = (r"(?P<id>\d+)[\s,;:.]+(?P<name>\S.*)", r"(?P<name>.*\S)\s*[,;\t ]\s*(?P<id>\d+)")  # 1 Name; Name,1
-CODED = r"(?P<code>[A-Za-z]+\d+)[\s,;:]+(?P<name>\S.*)"  # c000 Holding some clothes
 
 
 @dataclass(frozen=True)
@@ -40,31 +36,29 @@ class LabelMap:
         Numbers count from 0 or 1 whatever the map says: `places`, pairs of a label and its video's path, show it where
         folders are called like classes, else the numbers that occur. Raise InputError if neither does.
         """
-        known = {name: name for name in self.names} | self.codes
         by_case = {name.casefold(): name for name in self.names}
-        known |= {label: by_case[label.casefold()] for label in labels if label.casefold() in by_case} | known
+        known = {label: by_case[label.casefold()] for label in labels if label.casefold() in by_case}
+        known |= {name: name for name in self.names} | self.codes
         numbers = {int(label) for label in labels if is_id(label) and label not in known}
+        possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
         if not numbers:
             return known, None
-        possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
-        first: int | None
-        votes = dict.fromkeys(possible, 0)
+        votes: Counter[int] = Counter()
         for label, place in places:
             folders = {fold(part) for part in place.split("/")[:-1]}
-            for first in possible:
-                if is_id(label) and fold(self.names[int(label) - first]) in folders:
-                    votes[first] += 1
+            votes.update(
+                first for first in possible if is_id(label) and fold(self.names[int(label) - first]) in folders
+            )
         first = self.first if self.first in possible else possible[0] if len(possible) == 1 else None
-        if any(votes.values()):
-            first = max(votes, key=votes.__getitem__)
+        if votes:
+            first = max(possible, key=votes.__getitem__)
         if len(possible) == 2 and first is None:
             raise InputError(
                 f"labels are numbers from {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)}"
                 " names and no numbers, which may count from 0 or from 1: write the numbers into the map (0 Name)"
             )
         first = first if first is not None else self.first or 0
-        numbered = {str(number): name for number, name in enumerate(self.names, first)}
-        return numbered | known, first
+        return {str(number): name for number, name in enumerate(self.names, first)} | known, first
 
 
 def fold(name: str) -> str:
@@ -77,7 +71,7 @@ def read_label_map(path: Path) -> LabelMap:
     try:
         text = path.read_text(encoding="utf-8-sig")
         return _parse_json(json.loads(text)) if path.suffix == ".json" else _parse_lines(text)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, csv.Error) as error:
+    except (OSError, ValueError, LookupError, AttributeError, StopIteration, RecursionError, csv.Error) as error:
         raise InputError(f"{path} is not a label map with ids from 0 or 1 ({error!r})") from error
 
 
@@ -90,55 +84,45 @@ def _parse_json(value: Any) -> LabelMap:
             return _parse_table([list(value[0]), *([entry[key] for key in value[0]] for entry in value)])
         return LabelMap([" ".join(map(str, entry)) if isinstance(entry, list) else str(entry) for entry in value])
     pairs = [(str(key), str(content)) for key, content in value.items()]
-    is_by_id = all(key.isdigit() for key, _ in pairs) and not all(content.isdigit() for _, content in pairs)
-    return _number([(int(key), name) if is_by_id else (int(name), key) for key, name in pairs])
+    if not all(key.isdigit() for key, _ in pairs) or all(content.isdigit() for _, content in pairs):
+        pairs = [(content, key) for key, content in pairs]
+    label_map = _parse_table([("id", "name"), *pairs])
+    if label_map.first is None:
+        raise ValueError("a number is missing or no number")
+    return label_map
 
 
 def _parse_lines(text: str) -> LabelMap:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    for pattern in (*NUMBERED, CODED):
+    for pattern in LINES:
         for rest in (lines, lines[1:]):  # without a header
-            matches = [re.fullmatch(pattern, line) for line in rest]
-            if not matches or not all(matches):
+            matches = [match for line in rest if (match := re.fullmatch(pattern, line))]
+            if len(matches) < max(1, len(rest)):
                 continue
-            found = [match.groupdict() for match in matches if match]
-            names = [entry["name"].strip().strip('"') for entry in found]
-            if pattern == CODED:
-                return LabelMap(names, codes={entry["code"]: name for entry, name in zip(found, names, strict=True)})
-            if sorted(int(entry["id"]) for entry in found) in (list(range(len(rest))), list(range(1, len(rest) + 1))):
-                header = lines[0].lower().split(",") if rest is not lines else []
-                if len(header) > 2:
-                    return _parse_table(list(csv.reader(lines)))
-                return _number([(int(entry["id"]), name) for entry, name in zip(found, names, strict=True)])
+            rows = [(match["id"], match["name"].strip().strip('"')) for match in matches]
+            label_map = _parse_table([("id", "name"), *rows])
+            if label_map.codes or label_map.first is not None:
+                has_columns = rest is not lines and lines[0].count(",") > 1
+                return _parse_table(list(csv.reader(lines))) if has_columns else label_map
     return LabelMap(lines)
 
 
-def _parse_table(rows: list[list[Any]]) -> LabelMap:
+def _parse_table(rows: list[Sequence[Any]]) -> LabelMap:
     """Read a table with a header: the column of names, that of ids 0, 1, … or 1, 2, …, and others, which are codes."""
-    header, *rest = rows
-    names = [str(name).strip().lower() for name in header]
-    column = next(names.index(name) for name in NAME_COLUMNS if name in names)
-    values = [[str(row[n]).strip() for row in rest] for n in range(len(header))]
-    ranges = ([*map(str, range(len(rest)))], [*map(str, range(1, len(rest) + 1))])
-    ids = next((n for n in range(len(header)) if n != column and sorted(values[n]) in map(sorted, ranges)), None)
-    codes = {
-        code: name
-        for n in range(len(header))
-        if n not in (column, ids) and len(set(values[n])) == len(rest)
-        for code, name in zip(values[n], values[column], strict=True)
-        if not code.isdigit()
-    }
-    if ids is None:
-        return LabelMap(values[column], codes=codes)
-    numbered = _number([(int(id_), name) for id_, name in zip(values[ids], values[column], strict=True)])
-    return LabelMap(numbered.names, numbered.first, codes)
-
-
-def _number(pairs: list[tuple[int, str]]) -> LabelMap:
-    """Order names by their ids, which must leave no gap. Raise KeyError if they do."""
-    by_id = dict(pairs)
-    first = 0 if 0 in by_id else 1
-    return LabelMap([by_id[number] for number in range(first, len(pairs) + first)], first)
+    header, *rest = ([str(cell).strip() for cell in row] for row in rows)
+    keys = [name.lower() for name in header]
+    named = next(keys.index(name) for name in NAME_COLUMNS if name in keys)
+    names, first = [row[named] for row in rest], None
+    codes: dict[str, str] = {}
+    for column in range(len(header)):
+        values = [row[column] for row in rest]
+        starts = [start for start in (0, 1) if {*values} == {*map(str, range(start, len(rest) + start))}]
+        if column != named and starts and first is None:
+            first = starts[0]
+            names = [row[named] for row in sorted(rest, key=lambda row: int(row[column]))]
+        elif column != named and len({*values}) == len(rest):
+            codes |= {row[column]: row[named] for row in rest if not row[column].isdigit()}
+    return LabelMap(names, first, codes)
 
 
 def is_id(label: str) -> bool:

@@ -10,6 +10,7 @@ from common.errors import InputError
 from common.logging import printable
 from pipeline.reading.storage import is_remote
 from shard_tools.inputs.cells import (
+    NUMBERS,
     TIMED,
     WHOLE,
     Roles,
@@ -19,10 +20,12 @@ from shard_tools.inputs.cells import (
     looks_like_list,
     parse_pair,
     parse_time,
+    to_key,
     to_path,
     to_text,
 )
 from shard_tools.inputs.folders import GROUPS, PICTURES, has_video_extension
+from shard_tools.inputs.item import ParquetCell
 from shard_tools.inputs.sniff import Table
 
 # Names of columns, without case and all that is no letter or digit; of paths, the most telling first.
@@ -96,10 +99,6 @@ class Judgement(NamedTuple):
     num_rows: int
     has_header: bool
     num_known: int  # cells of the first row that are names of columns
-
-
-def to_key(name: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())
 
 
 def is_known(name: str) -> bool:
@@ -205,8 +204,9 @@ class RoleChooser:
             return self.resolve(self.choices.path, "--path-column")
         if not self.table.columns:
             return judge_rows([self.sample[0], *self.sample], self.is_file).column
-        if self.table.videos is not None:
-            return self.table.videos
+        videos = [n for n in range(len(self.names)) if any(isinstance(cell, ParquetCell) for cell in self.cells(n))]
+        if len(videos) == 1:
+            return videos[0]
         named = [self.keys.index(key) for key in PATHS if key in self.keys]
         named += [n for n, key in enumerate(self.keys) if key.endswith(("filename", "filepath")) and n not in named]
         found = {}
@@ -293,7 +293,11 @@ class RoleChooser:
             raise self.refuse(f"{self.names[column]} holds objects, not labels", "give --label-column, or --unlabeled")
         lists = [isinstance(cell, list) or looks_like_list(cell) for cell in cells]
         marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
-        has_lists = any(lists) if self.keys[column] else all(lists)
+        texts = self.texts(column)
+        has_numbers = all(map(NUMBERS.fullmatch, texts)) and any(" " in text for text in texts)  # mmaction2's
+        if has_numbers and any(self.count_frames(to_path(cell)) for cell in self.cells(roles.path)):
+            raise self.refuse("its folders have several labels behind the number of frames", "give CSV or JSON")
+        has_lists = any(lists) if self.keys[column] else all(lists) or has_numbers
         roles.label, roles.is_multiple = column, has_lists or (self.keys[column] in MULTIPLE and any(marked))
 
     def _merge(self, columns: list[int]) -> list[int]:

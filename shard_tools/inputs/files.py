@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from common.errors import InputError
 from shard_tools.inputs.cells import to_text
 from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_named_video, make_item, walk_folders
 from shard_tools.temp_table import TempTable
@@ -41,12 +40,6 @@ class Finder:
 
     def find(self, name: str) -> str | None:
         """Return the path of the video file, or folder of frames, that a list means by a name."""
-        found = self._find_name(name)
-        if found is None and not name.isascii() and (text := to_text(name)) != name:  # the list is not UTF-8
-            found = self._find_name(text)
-        return found
-
-    def _find_name(self, name: str) -> str | None:
         if (found := self._look_at(name)) is not None:
             return found
         if not has_video_extension(name):
@@ -55,7 +48,10 @@ class Finder:
                     self._extensions.insert(0, self._extensions.pop(place))  # the next one most likely has the same
                     return found
         matches = self._look_up(name)
-        return self._look_at(matches[0]) if len(matches) == 1 else None
+        if len(matches) == 1:
+            return self._look_at(matches[0])
+        text = name if name.isascii() else to_text(name)  # the list may not be UTF-8
+        return self.find(text) if text != name else None
 
     def _look_at(self, name: str) -> str | None:
         is_file = self._ask_listing(name)
@@ -168,8 +164,3 @@ def relative_to_root(path: str, root: Path) -> str:
         relative = os.path.relpath(path, root)
         return path if relative.startswith("..") else relative
     return PurePosixPath(path).as_posix() if "./" in path or "//" in path else path
-
-
-def require_folder(root: Path) -> None:
-    if not root.is_dir():
-        raise InputError(f"--root {root} is no folder: give the one that the list's paths are relative to")

@@ -17,9 +17,9 @@ from shard_tools.encoding.source import open_source
 from shard_tools.inputs.cells import Row, dump_fields, read_label, read_labels, read_segment, to_path, to_text
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import Choices, Judgement, RoleChooser, judge_rows
-from shard_tools.inputs.files import Finder, relative_to_root, require_folder
+from shard_tools.inputs.files import Finder, relative_to_root
 from shard_tools.inputs.folders import GROUPS, count_frames
-from shard_tools.inputs.item import Item, Segment
+from shard_tools.inputs.item import Item, ParquetCell, Segment
 from shard_tools.inputs.sniff import Table, read_table
 
 MIN_CAPTIONS = 20  # rows: with fewer, labels that are all different are believed
@@ -44,8 +44,8 @@ class ListReader:
 
     def __init__(self, path: Path, where: str, choices: Choices, folder: Path) -> None:
         self.where, self.choices = where, choices
-        if choices.root:
-            require_folder(Path(choices.root))
+        if choices.root and not Path(choices.root).is_dir():
+            raise InputError(f"--root {choices.root} is no folder: give the one that the list's paths are relative to")
         roots = [Path(choices.root)] if choices.root else [folder, *dict.fromkeys([folder.parent, Path()])]
         self.finder, self.table = self._find_root(path, where, roots)
         self.sample = self.table.sample()
@@ -68,7 +68,7 @@ class ListReader:
         tried = []
         for finder in map(Finder, roots):
             table, judgement = self._sniff(path, where, finder)
-            if judgement.num_found >= 0.9 * judgement.num_rows:
+            if judgement.num_found >= 0.9 * judgement.num_rows or table.holds_videos:
                 return finder, table
             tried.append((judgement.num_found, finder, table))
         num_found, finder, table = max(tried, key=lambda entry: entry[0])
@@ -161,6 +161,8 @@ class ListReader:
         labels = self._read_labels(row)
         fields = dump_fields(self.names, row, kept) if kept else ""
         segment, problem = read_segment(row, roles) if roles.times or roles.pair is not None else (None, None)
+        if self.table.holds_videos and isinstance(cell := row[roles.path], ParquetCell):
+            return Item(f"{Path(cell.archive).name}/{cell.name}", cell, labels, 0, problem, segment, fields)
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1

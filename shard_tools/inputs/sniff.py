@@ -11,15 +11,16 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
-from shard_tools.inputs.cells import Row
-from shard_tools.inputs.item import import_pyarrow
+from shard_tools.inputs.cells import Row, to_key
+from shard_tools.inputs.item import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 SAMPLE_CHARACTERS = 2**20
@@ -43,6 +44,8 @@ BOMS = {  # UTF-32's first: UTF-16's is a part of it
 }
 PARQUET = b"PAR1"
 NESTED = ("annotations", "annotation")
+ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
+FORMATS = "give a list as CSV, JSON, JSON lines or Parquet"
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Table:
     form: str  # UTF-8, commas, header
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
-    videos: int | None = None  # the column that holds the videos themselves
+    holds_videos: bool = False  # themselves, as cells
 
     def sample(self) -> list[Row]:
         return list(islice(self.read_rows(), SAMPLE_ROWS))
@@ -66,20 +69,18 @@ def read_table(path: Path, where: str, judge: Judge) -> Table:
     """Find out how a list is written; `judge` rates the ways to split lines. Raise InputError if it is none."""
     require_uncompressed(path)
     with path.open("rb") as file:
-        if file.read(4) == PARQUET:
-            return _read_parquet(path, where)
-    encoding, name = _detect_encoding(path, where)
-    lines = partial(_read_lines, path, encoding)
-    first = next((line for line in lines() if line.strip()), None)
+        head = file.read(SAMPLE_CHARACTERS)
+    if head.startswith(PARQUET):
+        return _read_parquet(path, where)
+    encoding, name = _detect_encoding(head, where)
+    read_lines = partial(_read_lines, path, encoding, where)
+    first = next((line.strip() for line in read_lines() if line.strip()), None)
     if first is None:
         raise InputError(f"{where} is empty")
-    if first.lstrip()[:1] == "<":
-        raise InputError(f"{where} is XML or HTML: give a list as CSV, JSON, JSON lines or Parquet")
-    if first.lstrip()[:1] in "[{":
-        table = _read_json(path, where, encoding, first)
-        if table is not None:
-            return table
-    return _split_lines(lines, where, name, judge)
+    if first[0] == "<":
+        raise InputError(f"{where} is XML or HTML: {FORMATS}")
+    table = _read_json(path, where, read_lines, first) if first[0] in "[{" else None
+    return table or _split_lines(read_lines, where, name, judge)
 
 
 def require_uncompressed(path: Path) -> None:
@@ -97,35 +98,30 @@ def require_uncompressed(path: Path) -> None:
             raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars and lists are read")
 
 
-def _detect_encoding(path: Path, where: str) -> tuple[str, str]:
-    """Return Python's name of the encoding, and that for people; every byte of the file is looked at."""
-    with path.open("rb") as file:
-        head = file.read(4096)
-        encoding = next((name for mark, name in BOMS.items() if head.startswith(mark)), "utf-8")
-        if encoding == "utf-8" and head.count(0) > len(head) // 4:  # every other byte is
-            encoding = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
-        elif encoding == "utf-8" and sum(byte < 32 and byte not in b"\t\n\r\f\x1b\x1c\x1d\x1e" for byte in head) > (
-            len(head) // 20 + 1
-        ):
-            raise InputError(f"{where} is binary: give a list as CSV, JSON, JSON lines or Parquet")
-        decoder = codecs.getincrementaldecoder(encoding)()
-        file.seek(0)
-        try:
-            while block := file.read(2**20):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            if not encoding.startswith("utf-8"):
-                raise InputError(f"{where} is not a text file in {encoding.upper()} ({error.reason})") from error
-            return encoding, "not UTF-8: read as Windows-1252"
-    return encoding, {"utf-8": "UTF-8", "utf-8-sig": "UTF-8"}.get(encoding, encoding[:6].upper())
+def _detect_encoding(head: bytes, where: str) -> tuple[str, str]:
+    """Return Python's name of the encoding, and that for people."""
+    encoding = next((name for mark, name in BOMS.items() if head.startswith(mark)), "utf-8")
+    if encoding == "utf-8" and head.count(0) > len(head) // 4:  # every other byte is
+        encoding = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
+    if not encoding.startswith("utf-8"):
+        return encoding, encoding[:6].upper()
+    if sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1:
+        raise InputError(f"{where} is binary: {FORMATS}")
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return encoding, "not UTF-8: read as Windows-1252"
+    return encoding, "UTF-8"
 
 
-def _read_lines(path: Path, encoding: str) -> Iterator[str]:
+def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
     # Names of files may hold any byte: those that are not UTF-8 become surrogates, and the same bytes again.
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
-    with path.open(encoding=encoding, errors=errors, newline="") as file:
-        yield from file
+    try:
+        with path.open(encoding=encoding, errors=errors, newline="") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not a text file in {encoding.upper()} ({error.reason})") from error
 
 
 class Splitter(NamedTuple):
@@ -138,15 +134,11 @@ class Splitter(NamedTuple):
     def split(self, lines: Iterable[str], where: str) -> Iterator[list[str]]:
         """Yield the cells of all lines that are not blank."""
         if self.separator:
-            return self._read_csv(lines, where)
-        if self.num_splits < 0:
-            return (line.strip().split(None, 1) for line in lines if line.strip())
-        return (
-            [cell.strip('"') for cell in line.strip().rsplit(None, self.num_splits)] if '"' in line
-            else line.strip().rsplit(None, self.num_splits)
-            for line in lines
-            if line.strip()
-        )  # fmt: skip
+            yield from self._read_csv(lines, where)
+            return
+        for line in filter(None, map(str.strip, lines)):
+            cells = line.split(None, 1) if self.num_splits < 0 else line.rsplit(None, self.num_splits)
+            yield [cell.strip('"') for cell in cells] if '"' in line and self.num_splits >= 0 else cells
 
     def _read_csv(self, lines: Iterable[str], where: str) -> Iterator[list[str]]:
         csv.field_size_limit(MAX_CELL)
@@ -166,93 +158,72 @@ class Splitter(NamedTuple):
             ) from error
 
 
-def _split_lines(lines: Callable[[], Iterator[str]], where: str, encoding: str, judge: Judge) -> Table:
+def _split_lines(read_lines: Callable[[], Iterator[str]], where: str, encoding: str, judge: Judge) -> Table:
     """Choose the way to split lines under which most rows name a video, or else look most like a table."""
-    first = next(line for line in lines() if line.strip()).strip().strip('"')
-    skipped = _count_comments(lines())
-    splitters = [Splitter(name, separator) for separator, name in SEPARATORS.items()]
+    first = next(line for line in read_lines() if line.strip()).strip().strip('"')
     if first[:4].lower() == "sep=" and len(first) == 5:  # as Excel writes, and obeys
-        skipped = 1
-        splitters = [Splitter(SEPARATORS.get(first[4], repr(first[4])), first[4])]
-    else:
-        splitters += [Splitter("one path a line", "", 0)]
-        splitters += [Splitter("spaces", "", number) for number in range(1, MAX_WORDS)] + [Splitter("spaces", "", -1)]
-    sample, size = [], 0
-    for line in islice(lines(), skipped, skipped + SAMPLE_ROWS):
-        sample.append(line)
-        size += len(line)
-        if size > SAMPLE_CHARACTERS:
-            break
-    best: tuple[tuple[float, ...], Splitter, bool] | None = None
+        num_comments, splitters = 1, [Splitter(SEPARATORS.get(first[4], repr(first[4])), first[4])]
+    else:  # of lines "# …" at the beginning, the last holds the columns: AudioSet
+        comments = list(takewhile(lambda line: line.startswith("# "), islice(read_lines(), 100)))
+        num_comments = max(len(comments) - 1, 0)
+        splitters = [Splitter(name, separator) for separator, name in SEPARATORS.items()]
+        splitters += [Splitter("one path a line", "")]
+        splitters += [Splitter("spaces", "", number) for number in (*range(1, MAX_WORDS), -1)]
+    sample = list(_take_sample(islice(read_lines(), num_comments, None)))
+    found = []
     for order, splitter in enumerate(splitters):
         rows = _take_until_error(splitter.split(sample, where))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-        if 2 * count < len(rows) or (width < 2 and splitter.num_splits != 0 and len(splitters) > 1):
-            continue
-        if not splitter.separator and splitter.num_splits > 0 and width != splitter.num_splits + 1:
-            continue
-        if splitter.separator and width < 2 and len(splitters) > 1:
-            continue
-        score, has_header = judge(rows)
-        ranking = *score, count / len(rows), -order
-        if best is None or ranking > best[0]:
-            best = ranking, splitter, has_header
-    assert best is not None, "one path a line is always possible"
-    _, splitter, has_header = best
-    read_rows = partial(_read_split, lines, splitter, where, skipped)
-    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if has_header else None
+        is_one_cell = splitter.separator == "" and splitter.num_splits == 0
+        fits = splitter.separator or splitter.num_splits <= 0 or width == splitter.num_splits + 1
+        if len(splitters) == 1 or (2 * count >= len(rows) and fits and (width >= 2 or is_one_cell)):
+            score, has_header = judge(rows)
+            found.append(((*score, count / len(rows), -order), splitter, has_header))
+    _, splitter, has_header = max(found)
+
+    def read_rows() -> Iterator[list[str]]:
+        return splitter.split(islice(read_lines(), num_comments, None), where)
+
     form = ", ".join([encoding, splitter.name, "header" if has_header else "no header"])
-    if columns is not None and is_range(columns):  # pandas wrote the numbers of columns that had no names
-        keep = slice(1 if columns[0] == "" else 0, None)
+    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if has_header else []
+    unnamed = columns[1:] if columns[:1] == [""] else columns
+    if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
+        keep = slice(len(columns) - len(unnamed), None)
         return Table(where, form, None, lambda: (row[keep] for row in islice(read_rows(), 1, None)))
-    return Table(where, form, columns, partial(_skip, read_rows, int(has_header)))
+    return Table(where, form, columns or None, lambda: islice(read_rows(), int(has_header), None))
 
 
-def is_range(columns: list[str]) -> bool:
-    """Whether these names of columns are numbers from 0, behind that of an index that has none."""
-    names = columns[1:] if columns[0] == "" else columns
-    return names == [str(number) for number in range(len(names))]
-
-
-def _skip(read_rows: Callable[[], Iterator[Row]], number: int) -> Iterator[Row]:
-    return islice(read_rows(), number, None)
-
-
-def _read_split(lines: Callable[[], Iterator[str]], splitter: Splitter, where: str, skipped: int) -> Iterator[Row]:
-    return splitter.split(islice(lines(), skipped, None), where)
-
-
-def _count_comments(lines: Iterator[str]) -> int:
-    """Count the lines "# …" at the beginning, but for the last if there are several: AudioSet's holds the columns."""
-    number = 0
-    for line in islice(lines, 100):
-        if not line.startswith("# "):
-            break
-        number += 1
-    return max(number - 1, 0)
+def _take_sample(lines: Iterator[str]) -> Iterator[str]:
+    size = 0
+    for line in islice(lines, SAMPLE_ROWS):
+        yield line
+        size += len(line)
+        if size > SAMPLE_CHARACTERS:
+            return
 
 
 def _take_until_error(rows: Iterator[list[str]]) -> list[list[str]]:
     """Return the rows before the one that cannot be split: reading them all will say which it is."""
-    found = []
-    try:
-        for row in rows:
-            found.append(row)  # noqa: PERF402
-    except InputError:
-        pass
+    found: list[list[str]] = []
+    with suppress(InputError):
+        found.extend(rows)
     return found
 
 
-def _read_json(path: Path, where: str, encoding: str, first: str) -> Table | None:
+def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], first: str) -> Table | None:
     """Read JSON or JSON lines; None if it is neither, and not called so."""
-    lines = partial(_read_lines, path, encoding)
-    if _is_json(first):
-        second = next(islice((line for line in lines() if line.strip()), 1, 2), "")
-        if second.strip():
-            return _make_table(where, "JSON lines", lambda: _parse_lines(lines(), where))
     try:
-        value = json.loads("".join(lines()))
-        records = list(_list_records(value, where))
+        json.loads(first)
+        is_lines = (
+            path.suffix in (".jsonl", ".ndjson")
+            or len(list(islice((line for line in read_lines() if line.strip()), 2))) > 1
+        )
+    except (ValueError, RecursionError):
+        is_lines = False
+    if is_lines:
+        return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
+    try:
+        records = list(_list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
         if path.suffix not in (".json", ".jsonl", ".ndjson"):
             return None
@@ -262,13 +233,6 @@ def _read_json(path: Path, where: str, encoding: str, first: str) -> Table | Non
     return _make_table(where, "JSON", lambda: iter(records))
 
 
-def _is_json(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), (dict, list))
-    except (ValueError, RecursionError):
-        return False
-
-
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -276,41 +240,49 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
-            yield from _unfold(value) if isinstance(value, dict) else [value]
+            yield from _unfold(value)
 
 
 def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]]) -> Table:
     """Make a table of objects, of lists of cells, or of single names."""
     sample = list(islice(read(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
-    if kinds == {dict}:
-        columns = list(dict.fromkeys(chain.from_iterable(sample)))
+    if kinds != {dict} and kinds != {list} and kinds != {str}:
+        raise InputError(
+            f"{where} is not a list of videos: it has {', '.join(sorted(kind.__name__ for kind in kinds))}"
+        )
+    columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
 
-        def read_rows() -> Iterator[Row]:
-            for record in read():
-                if not isinstance(record, dict):
-                    raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
+    def read_rows() -> Iterator[Row]:
+        for record in read():
+            if isinstance(record, dict) != (columns is not None):
+                raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
+            if columns is not None:
                 yield [record.get(name) for name in columns]
+            else:
+                yield record if isinstance(record, list) else [record]
 
-        return Table(where, form, columns, read_rows)
-    if kinds in ({list}, {str}):
-        return Table(where, form, None, lambda: (row if isinstance(row, list) else [row] for row in read()))
-    raise InputError(f"{where} is not a list of videos: it has {', '.join(sorted(kind.__name__ for kind in kinds))}")
+    return Table(where, form, columns, read_rows)
 
 
 def _list_records(value: Any, where: str) -> Iterator[Any]:
     """Yield one record a video, or a segment of one, of a list, of an object by id, or of what either is wrapped in."""
     if isinstance(value, list):
-        for entry in value:
-            yield from _unfold(entry) if isinstance(entry, dict) else [entry]
+        yield from chain.from_iterable(map(_unfold, value))
         return
     if not isinstance(value, dict):
         raise InputError(f"{where} is not a list of videos: it is a {type(value).__name__}")
+    if {*map(to_key, value)} & ONE_VIDEO and not any(isinstance(entry, (dict, list)) for entry in value.values()):
+        yield value
+        return
     if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
         value = value["database"]
-    lists = {key: entries for key, entries in value.items() if isinstance(entries, list)}
-    tables = [key for key, entries in lists.items() if entries and all(isinstance(entry, dict) for entry in entries)]
-    if tables and len(tables) < len(value) and set(value) & {"info", "version", "data", "videos", *NESTED}:
+    tables = [
+        key
+        for key, entries in value.items()
+        if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)
+    ]
+    if tables and len(tables) < len(value) and {*value} & {"info", "version", "data", "videos", *NESTED}:
         if len(tables) > 1:
             raise InputError(f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own")
         yield from _list_records(value[tables[0]], where)
@@ -318,14 +290,15 @@ def _list_records(value: Any, where: str) -> Iterator[Any]:
     for key, entry in value.items():
         if isinstance(entry, dict):
             yield from _unfold({"id": key, **entry})
-        elif isinstance(entry, list):
-            yield from ([key, item] for item in entry)
         else:
-            yield [key, entry]
+            yield from ([key, item] for item in (entry if isinstance(entry, list) else [entry]))
 
 
-def _unfold(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an object once per annotation in it, with that one's own entries."""
+def _unfold(entry: Any) -> Iterator[Any]:
+    """Yield an object once per annotation in it, with that one's own entries; anything else as it is."""
+    if not isinstance(entry, dict):
+        yield entry
+        return
     outer = {key: value for key, value in entry.items() if key not in NESTED}
     inner = next((entry[name] for name in NESTED if entry.get(name)), None)
     times = next((entry[name] for name in ("timestamps", "segments") if isinstance(entry.get(name), list)), None)
@@ -342,14 +315,34 @@ def _unfold(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _read_parquet(path: Path, where: str) -> Table:
+    """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
     parquet = import_pyarrow(where)
     try:
-        columns = parquet.ParquetFile(path).schema_arrow.names
+        schema = parquet.ParquetFile(path).schema_arrow
     except (OSError, ValueError) as error:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
+    parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
+    bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
+    bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    classes = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
+    columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
+    columns = [column for column in columns if column not in bytes_of]
 
     def read_rows() -> Iterator[Row]:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=4096):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        file, first = parquet.ParquetFile(path), 0
+        for group in range(file.num_row_groups):
+            start = 0
+            for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
+                for row, values in enumerate(batch.to_pylist(), start):
+                    for name, column in bytes_of.items():
+                        own_name = (values.get(name) or {}).get("path") or "video.mp4"
+                        place = f"{first + row:06d}-{own_name.rpartition('/')[2]}"
+                        values[name] = ParquetCell(str(path.absolute()), group, row, column, place)
+                    for name, names in classes.items():
+                        values[name] = names[values[name]] if isinstance(values[name], int) else values[name]
+                    yield [values[name] for name in schema.names]
+                start += batch.num_rows
+            first += start
 
-    return Table(where, "Parquet", columns, read_rows)
+    return Table(where, "Parquet", schema.names, read_rows, bool(bytes_of))

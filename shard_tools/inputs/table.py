@@ -224,36 +224,27 @@ class Inputs:
         said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in islice(reasons, NUM_REASONS))
         rows = self._table.run("SELECT source FROM items WHERE problem IS NOT NULL ORDER BY rowid LIMIT 10")
         names = ", ".join(printable(source) for (source,) in rows)
-        share = (
-            f"none of {total} videos can be used"
-            if bad == total
-            else (f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)")
-        )
+        share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
+        share = f"none of {total} videos can be used" if bad == total else share
         raise InputError(f"{share}: {said} (in {where}: {names}{', …' * (bad > 10)}); nothing was written")
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
         self.measure()
-        rows = (
-            (source, segment, None if labels is None else _dump_labels(labels), size)
-            for source, segment, labels, size in stored
-        )
-        for table, of_table in (("stored", rows), ("rejects", map(split_name, rejects))):
-            self._table.run(f"DELETE FROM {table}")
-            self._table.insert(table, of_table, 4 if table == "stored" else 2)
+        self._table.run("DELETE FROM stored")
+        self._table.run("DELETE FROM rejects")
+        rows = ((*place, None if labels is None else _dump_labels(labels), size) for *place, labels, size in stored)
+        self._table.insert("stored", rows, 4)
+        self._table.insert("rejects", map(split_name, rejects), 2)
+        for table in ("stored", "rejects"):
             self._table.run(f"CREATE INDEX IF NOT EXISTS by_{table}_source ON {table} (source, segment)")
 
     def find_change(self) -> str | None:
         """Say how many stored samples differ from the input, and how the first does; None if none does."""
-        changes = {
-            "labels": ("stored.labels IS NOT items.labels", "have another label now", "{} there and {} in the input"),
-            "size": (
-                "items.size AND stored.size AND stored.size != items.size",
-                "have changed since they were stored",
-                "{} bytes then and {} now",
-            ),
-        }
-        for column, (differs, what, how) in changes.items():
+        for column, differs, what in (
+            ("labels", "stored.labels IS NOT items.labels", "have another label now"),
+            ("size", "items.size AND stored.size AND stored.size != items.size", "have changed since they were stored"),
+        ):
             rows = self._table.run(f"""
                 SELECT items.source, items.segment, stored.{column}, items.{column} FROM items
                 JOIN stored ON stored.source = items.source AND stored.segment = items.segment
@@ -261,10 +252,12 @@ class Inputs:
             """)
             last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
             if last_samples:
-                source, segment, *values = last_samples[0]
-                values = [*map(_format_labels, values)] if column == "labels" else values
-                first = f"{join_name(source, segment)}, {how.format(*values)}"
-                return f"{len(last_samples)} videos that {what} (the first: {first})"
+                source, segment, then, now = last_samples[0]
+                if column == "labels":
+                    how = f"{_format_labels(then)} there and {_format_labels(now)} in the input"
+                else:
+                    how = f"{then} bytes then and {now} now"
+                return f"{len(last_samples)} videos that {what} (the first: {join_name(source, segment)}, {how})"
         return None
 
 

@@ -18,7 +18,7 @@ from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import LABELS, to_key
 from shard_tools.inputs.folders import FolderClasses, classify_name
-from shard_tools.inputs.item import HIDDEN, Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.sniff import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
@@ -35,60 +35,65 @@ def list_tars(
     ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if ours else []
     for tar in tars:
-        yield from _list_tar(tar, classes if tar in ours else None, skipped, label, subset)
+        yield from _Tar(tar, skipped).list_items(classes if tar in ours else None, label, subset)
 
 
-def _list_tar(
-    path: Path, classes: list[str] | None, skipped: Skipped, label: str | None, subset: str | None
-) -> Iterator[Item]:
-    sidecars: dict[str, dict[str, Any]] = {}  # by a member's name without its last extension
-    label_problems: dict[str, str] = {}
-    videos: dict[str, list[tuple[TarMember, str | None]]] = {}
-    for archive, member in _read_members(path):
-        if member.isdir():
-            continue
-        name = "/".join(part for part in member.name.split("/") if part != ".") if "./" in member.name else member.name
-        base = name.rpartition("/")[2]
-        stem, _, extension = name.rpartition(".")
-        if is_hidden(base):
-            skipped.add(HIDDEN, f"{path.name}/{name}")
-        elif "." in base and extension in SIDECARS:
-            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
-            if content is None:
-                label_problems[stem] = f"its label {base} is a link or no file"
-            elif member.size > MAX_LABEL_BYTES:
-                label_problems[stem] = f"its label {base} is larger than {MAX_LABEL_BYTES >> 20} MiB"
+class _Tar:
+    """What a tar holds: videos, and what is said about them by the names of members without their last extension."""
+
+    def __init__(self, path: Path, skipped: Skipped) -> None:
+        self.path = path
+        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}
+        self.sidecars: dict[str, dict[str, Any]] = {}
+        self.label_problems: dict[str, str] = {}
+        for archive, member in _read_members(path):
+            name = "/".join(part for part in member.name.split("/") if part != ".")
+            base = name.rpartition("/")[2]
+            extension = base.rpartition(".")[2] if "." in base else ""
+            if member.isdir():
+                continue
+            if not is_hidden(base) and extension in SIDECARS:
+                self._read_sidecar(archive, member, name.rpartition(".")[0], base)
+            elif kind := classify_name(base):
+                skipped.add(kind, f"{path.name}/{name}")
             else:
-                sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read(), extension))
-        elif kind := classify_name(base):
-            skipped.add(kind, f"{path.name}/{name}")
+                place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
+                self.videos.setdefault(name, []).append((place, _explain_unreadable(member)))
+
+    def _read_sidecar(self, archive: tarfile.TarFile, member: tarfile.TarInfo, stem: str, base: str) -> None:
+        content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+        if content is None:
+            self.label_problems[stem] = f"its label {base} is a link or no file"
+        elif member.size > MAX_LABEL_BYTES:
+            self.label_problems[stem] = f"its label {base} is larger than {MAX_LABEL_BYTES >> 20} MiB"
         else:
-            place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
-            videos.setdefault(name, []).append((place, _explain_unreadable(member)))
-    labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
-    folders = FolderClasses.find((name.rpartition("/")[0] for name in videos), subset, path.name)
-    has_labels = classes is not None or any(found is not None for found in labels.values()) or label is not None
-    are_classes = not has_labels and all(folders.name(name.rpartition("/")[0]) for name in videos)
-    for name, places in videos.items():
-        if folders.excludes(name):
-            continue
-        place, problem = places[0]
-        # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
-        folder, slash, base = name.rpartition("/")
-        stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
-        stem = next((stem for stem in stems if stem in sidecars or stem in label_problems), stems[0])
-        found = folders.name(name.rpartition("/")[0]) if are_classes else labels.get(stem)
-        if found is None:
-            problem = problem or label_problems.get(stem)
-        elif classes is not None:
-            unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
-            if unknown:
-                problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
-            found = None if unknown else tuple(classes[int(text)] for text in found)
-        if len(places) > 1:
-            problem = problem or f"the tar holds it {len(places)} times"
-        fields = _dump_fields(sidecars.get(stem, {}), classes is not None)
-        yield Item(f"{path.name}/{name}", place, found, place.size, problem, fields=fields)
+            self.sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read(), base.rpartition(".")[2]))
+
+    def list_items(self, classes: list[str] | None, label: str | None, subset: str | None) -> Iterator[Item]:
+        labels = {stem: _find_labels(entries, label) for stem, entries in self.sidecars.items()}
+        parents = {name: name.rpartition("/")[0] for name in self.videos}
+        folders = FolderClasses.find(parents.values(), subset, self.path.name)
+        has_labels = classes is not None or label is not None or any(found is not None for found in labels.values())
+        are_classes = not has_labels and all(map(folders.name, parents.values()))
+        for name, [(place, problem), *others] in self.videos.items():
+            if folders.excludes(name):
+                continue
+            # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
+            folder, slash, base = name.rpartition("/")
+            stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
+            stem = next((stem for stem in stems if stem in self.sidecars or stem in self.label_problems), stems[0])
+            found = folders.name(folder) if are_classes else labels.get(stem)
+            if found is None:
+                problem = problem or self.label_problems.get(stem)
+            elif classes is not None:
+                unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
+                if unknown:
+                    problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
+                found = None if unknown else tuple(classes[int(text)] for text in found)
+            if others:
+                problem = problem or f"the tar holds it {len(others) + 1} times"
+            fields = _dump_fields(self.sidecars.get(stem, {}), classes is not None)
+            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=fields)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:

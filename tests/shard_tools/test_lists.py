@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_making import make
+from shard_making import all_samples, make, video_bytes
 
 from common.errors import InputError
 from shard_tools.inputs import Choices, assign_class_ids, read_inputs, read_label_map
@@ -82,6 +85,9 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("WebVid", "videoid,contentUrl,duration,page_dir,name\n42,https://x.org/42.mp4,PT00H00M16S,1_50,A man runs\n", {}, [("42.webm", None)]),
     ("Hugging Face", 'file_name,caption,label\na.mp4,"a dog, running",run\nb.mp4,"two\nlines",walk\n', {}, AB),
     ("JSON lines", '{"video": "a.mp4", "class_name": "run"}\n{"video": "b.mp4", "class_name": "walk"}\n', {}, AB),
+    ("mmaction2, several labels", "a.mp4 0 3\nb.mp4 0 2 4\n", {}, [("a.mp4", ("0", "3")), ("b.mp4", ("0", "2", "4"))]),
+    ("mmaction2, frames with offset", "20bn/7 2 3 127\n20bn/8 0 5 127\n", {}, [("20bn/7#frames=2,5", "127"), ("20bn/8#frames=0,5", "127")]),
+    ("one video", '{"file_name": "a.mp4", "label": "run"}\n', {}, [("a.mp4", "run")]),
     ("somebody's folders", "/home/x/k400/walk/c.mp4 5\n", {}, [("walk/c.mp4", "5")]),
     ("label and its id", "path,label_id,label\na.mp4,0,run\nb.mp4,1,walk\n", {}, AB),
     ("semicolons", "\ufeffpath;label\r\na.mp4;run\r\nb.mp4;walk\r\n", {}, AB),
@@ -112,6 +118,8 @@ REFUSED: list[tuple[Any, str]] = [
     ("AAAAAAAAAAA,0902,0.077,0.151,0.283,0.811,80,1\n", "boxes of persons"),
     ("path,label,split\na.mp4,run,train\nb.mp4,walk,val\n", r"several subsets, train \(1\), val \(1\): give --subset"),
     ("path,start,label\na.mp4,1,run\n", "start has no end"),
+    ("20bn/7 5 1\n20bn/8 5 3 5\n", "several labels behind the number of frames"),
+    ([{"filename": "a.mp4", "label": {"concept": [250], "action": [180]}}], "label holds objects, not labels"),
     ('path,label\na.mp4,"run\nb.mp4,walk\n', "line 2, cannot be split at commas"),
     ("path,label\n" + "".join(f"a.mp4,a man number {n} runs\n" for n in range(30)), "look like captions, not classes"),
     ("path,label\n", "has no rows but its header|is no such file"),
@@ -124,6 +132,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("content", "sentence"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_clear_is_refused_in_a_sentence(folder: Path, content: Any, sentence: str, tmp_path: Path) -> None:
+    content = content if isinstance(content, (str, bytes)) else json.dumps(content)
     (folder / "list.csv").write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError, match=sentence) as refused:
         make(folder / "list.csv", tmp_path / "out")
@@ -226,3 +235,123 @@ def test_any_text_is_read_or_refused(folder: Path, text: str, encoding: str) -> 
         for item in read_inputs(str(folder / "fuzz.csv")):
             assert item.problem or (folder / item.source).exists()
             assert item.problem or not {*(item.labels or ())} & {"path", "label"} or "label" in text
+
+
+def make_folder(folder: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
+    return {item.name: item.label for item in read_inputs(str(place), Choices(**choices))}
+
+
+@pytest.mark.parametrize("camera", ["observation.images.top/chunk-000", "chunk-000/observation.images.top"])
+def test_folders_of_lerobot_are_no_classes(tmp_path: Path, camera: str) -> None:
+    other = camera.replace("top", "wrist")
+    files = {f"videos/{camera}/a.mp4": "", f"videos/{other}/a.mp4": "", "meta/info.json": "{}"}
+    assert set(labels_by_name(make_folder(tmp_path, files)).values()) == {None}
+
+
+def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
+    table = '{"file_name": "1.mp4", "label": "dog"}\n'
+    make_folder(tmp_path, {"train/1.mp4": "", "train/metadata.jsonl": table, "test/1.mp4": ""})
+    with pytest.raises(InputError, match=r"the folders test, train in .* are subsets"):
+        read_inputs(str(tmp_path))
+    assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
+    with pytest.raises(InputError, match=r"describes videos, and there is none for those in .*test"):
+        read_inputs(str(tmp_path), Choices(subset="all"))
+    make_folder(tmp_path, {"test/metadata.jsonl": table.replace("dog", "cat")})
+    assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
+
+
+def test_folders_without_videos_are_no_classes(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"data/train/run/a.mp4": "", "data/test/walk/b.mp4": "", "annotations/train/x.json": ""})
+    assert labels_by_name(tmp_path, subset="train") == {"data/train/run/a.mp4": "run"}
+
+
+def test_files_that_are_as_long_as_their_segments_are_trimmed(
+    tmp_path: Path, generate: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(generate("--num-frames", "50"), tmp_path / "AAAAAAAAAAA.mp4")  # 2 s
+    head = "label,youtube_id,time_start,time_end\n"
+    for times, name in (("60,62", "AAAAAAAAAAA.mp4"), ("60,60.5", "AAAAAAAAAAA.mp4#t=60,60.5")):
+        (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,{times}\n")
+        assert labels_by_name(tmp_path / "train.csv") == {name: "run"}
+    (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,0,2\n")
+    assert labels_by_name(tmp_path / "train.csv") == {"AAAAAAAAAAA.mp4#t=0,2": "run"}, "either is the same"
+    (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,60,62\n")
+    make(tmp_path / "train.csv", tmp_path / "out", "--dry-run")
+    assert "1 files are segments already (none is longer than its segment)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "walk_on/AAAAAAAAAAA_12_22.mp4"])
+def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path / "videos", {name: ""})
+    label = name.partition("/")[0].replace("_", " ")
+    head = "classname,youtube_id,subset,start,end,label\n"
+    (tmp_path / "list.csv").write_text(f"{head}{label},AAAAAAAAAAA,training,12.0,22.0,1\n")
+    assert labels_by_name(tmp_path / "list.csv", root=str(tmp_path / "videos")) == {name: label}
+    (tmp_path / "list.csv").write_text(f"path,start,end,label\nvideos/{name},12,22,{label}\n")
+    assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label}
+
+
+def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: Any) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    videos = [generate("--num-frames", "4", "--seed", str(seed)).read_bytes() for seed in (1, 2, 3)]
+    cells = [{"bytes": video, "path": "videos/a.mp4" if n else None} for n, video in enumerate(videos)]
+    features = {"label": {"names": ["run", "walk"], "_type": "ClassLabel"}}
+    table = pyarrow.table({"video": cells, "label": [1, 0, 1], "caption": ["x", "y", "z"]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    (tmp_path / "in" / "data").mkdir(parents=True)
+    parquet.write_table(table, tmp_path / "in/data/train-00000-of-00001.parquet", row_group_size=2)
+    place = "train-00000-of-00001.parquet/00000"
+    expected = {f"{place}0-video.mp4": "walk", f"{place}1-a.mp4": "run", f"{place}2-a.mp4": "walk"}
+    assert labels_by_name(tmp_path / "in") == expected
+    assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy") == 0
+    stored = {
+        sample.source: video_bytes(tmp_path / "out", shard, sample) for shard, sample in all_samples(tmp_path / "out")
+    }
+    assert stored == dict(zip(expected, videos, strict=True))
+    parquet.write_table(pyarrow.table({"mp4": videos}), tmp_path / "plain.parquet")
+    assert len(labels_by_name(tmp_path / "plain.parquet")) == 3
+
+
+def test_parquet_without_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "list.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match="is Parquet, which needs pyarrow: pip install pyarrow"):
+        read_inputs(str(tmp_path / "list.parquet"))
+
+
+def test_what_is_skipped_is_listed_with_its_reason(videos: Path, tmp_path: Path) -> None:
+    shutil.copytree(videos, tmp_path / "in")
+    make_folder(tmp_path / "in", {"notes.txt": "", ".hidden.mp4": "", "a/photo.jpg": ""})
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    lines = map(json.loads, (tmp_path / "out" / "skipped.jsonl").read_text().splitlines())
+    reasons = {line["source"]: line["reason"] for line in lines}
+    assert {name: reasons[name] for name in (".hidden.mp4", "a/photo.jpg", "notes.txt")} == {
+        ".hidden.mp4": "skipped: hidden",
+        "a/photo.jpg": "skipped: without a video's extension",
+        "notes.txt": "skipped: without a video's extension",
+    }
+
+
+def test_a_folder_is_listed_where_its_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{number % 3}/{number}.mp4": "" for number in range(300)}
+    make_folder(tmp_path, files | {"3/a.mp4/00001.jpg": ""})
+    (tmp_path / "3" / "gone.mp4").symlink_to(tmp_path / "nowhere")
+    names = [*files, "0/none.mp4", "4/none.mp4", "3/a.mp4", "3/gone.mp4"]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{name},x\n" for name in names))
+    asked = []
+    look = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, *args, **options: asked.append(path) or look(path, *args, **options))
+    problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"), Choices())}
+    assert len([path for path in asked if str(path).endswith(".mp4")]) < 50
+    assert {name: problem for name, problem in problems.items() if problem} == {
+        "0/none.mp4": "there is no such file",
+        "4/none.mp4": "there is no such file",
+        "3/gone.mp4": "it is a link to a file that does not exist",
+    }
