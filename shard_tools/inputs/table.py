@@ -139,11 +139,6 @@ class Inputs:
     def __iter__(self) -> Iterator[Item]:
         return self._select("TRUE ORDER BY source, segment")
 
-    def by_size(self) -> Iterator[Item]:
-        """Yield the usable ones from the smallest to the largest."""
-        self.measure()
-        return self._select("problem IS NULL ORDER BY size, source, segment")
-
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""
         return self._select(f"problem IS NULL AND {IS_NEW} ORDER BY source, segment")
