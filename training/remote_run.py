@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
@@ -167,7 +168,7 @@ def _step_of(name: str) -> int:
     return parse_step(PurePosixPath(name).parent.name)
 
 
-def _complete_steps(names: list[str]) -> list[int]:
+def _complete_steps(names: Iterable[str]) -> list[int]:
     """Return the steps of the complete checkpoints in a listing, ascending."""
     return sorted(_step_of(name) for name in names if _step_of(name) and name.endswith(f"/{STATE_FILE}"))
 
