@@ -41,12 +41,8 @@ class ClipDataset(IterableDataset[Batch]):
         """
         self._config = DataConfig(shards=str(shards), **data)
         self._dataset = ShardDataset.open(self._config)
-        self._clips: dict[str, Any] = {
-            "num_frames": num_frames,
-            "image_size": image_size,
-            "batch_size": batch_size,
-            "seed": seed,
-        }
+        self._clips: dict[str, Any] = {"num_frames": num_frames, "image_size": image_size}
+        self._clips |= {"batch_size": batch_size, "seed": seed}
         self._device, self._quarantine = torch.device(device), Path(quarantine) if quarantine else None
         self._next_batch = 0
         self._plan()  # which may refuse the options

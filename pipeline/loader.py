@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -79,7 +80,7 @@ class PendingBatch:
         return [row for job in self.jobs for row in job.rows]
 
 
-class ClipLoader:
+class ClipLoader(AbstractContextManager["ClipLoader"]):
     """Reads and decodes the clips of a plan in background threads; a context manager."""
 
     def __init__(
@@ -104,9 +105,6 @@ class ClipLoader:
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter exits
-
-    def __enter__(self) -> "ClipLoader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -36,7 +36,7 @@ from pipeline.shards.gops import index_gops
 from pipeline.shards.index import RowWriter, Tables, encode_gops
 
 INDEX_VERSION = "v1.2"  # of DALI's wds2idx
-PLACE = ("offset", "size", "gops")  # what of a Sample follows from the tar
+PLACE = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
@@ -153,12 +153,12 @@ def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
         row = shard.name.encode(), maker.num_samples, shard.num_samples, shard.num_bytes, *hashes
         tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
         try:
-            rows = maker.make_rows(samples)
+            rows, gops, names = maker.make_rows(samples)
         except (ValueError, OverflowError) as error:
             raise InputError(f"{folder / shard.samples_name} is broken ({error}): create the shard again") from error
-        tables["samples"].add(rows.samples.tobytes(), len(rows.samples))
-        tables["gops"].add(rows.gops.tobytes(), len(rows.gops))
-        tables["names"].add(rows.names, len(rows.samples))
+        tables["samples"].add(rows.tobytes(), len(rows))
+        tables["gops"].add(gops.tobytes(), len(gops))
+        tables["names"].add(names, len(rows))
     new = replace(
         maker.describe(info),
         num_samples=maker.num_samples,

@@ -29,15 +29,12 @@ def _download(repo: str, revision: str | None) -> Path:
             )
             if any(folder.rglob(kind)):
                 return folder
-    except errors.LocalEntryNotFoundError as error:
-        raise InputError(
-            f"{repo} is no path here, and the Hugging Face Hub cannot be reached, nor is it in the Hub's cache: check"
-            " the path, or connect to the network once"
-        ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError) as error:
+        is_offline = isinstance(error, errors.LocalEntryNotFoundError)
         raise InputError(
             f"{repo}{f'@{revision}' if revision else ''} is neither a path here nor a model on the Hugging Face Hub"
-            " that you may read: check the name, or log in with `hf auth login`"
+            f" that {'is in its cache, and it cannot be reached' if is_offline else 'you may read'}: check the name, or"
+            f" {'connect to the network once' if is_offline else 'log in with `hf auth login`'}"
         ) from error
     raise InputError(f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model")
 

@@ -86,8 +86,6 @@ class TrainingPlan(ClipPlan):
         together: the number of clips in a batch is a multiple of it. Raises InputError if batches cannot hold whole
         groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
         """
-        if batch_size % config.repeats:
-            raise InputError(f"batch_size {batch_size} is not a multiple of data.repeats {config.repeats}")
         if config.rand_augment and dataset.channels != 3:
             raise InputError(f"data.rand_augment changes colors, and these clips have {dataset.channels} channels")
         self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
@@ -247,17 +245,11 @@ def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
     thinned = dataset.info.frame_strides if config.sampling == "strided" else []
     if config.frame_stride is None or not any(config.frame_stride % stride for stride in thinned):
         return
-    fps = dataset.info.encode.get("fps")
-    if fps:  # each video was thinned by a stride of its own
-        advice = f"set data.fps={fps:g} instead, for which these shards were made"
-    else:
-        advice = (
-            f"give a multiple of {math.lcm(*thinned)}, make the shards with --frame-stride {config.frame_stride}, or"
-            " set data.fps instead"
-        )
+    fps = dataset.info.encode.get("fps")  # each video was thinned by a stride of its own
+    advice = f"set data.fps={fps:g}" if fps else f"give a multiple of {math.lcm(*thinned)}, or set data.fps"
     raise InputError(
         f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
-        f" {' or '.join(map(str, thinned))}: {advice}"
+        f" {' or '.join(map(str, thinned))}: {advice} instead"
     )
 
 

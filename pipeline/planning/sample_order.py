@@ -258,8 +258,4 @@ def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
     hashes = dataset.column("sha256").view(">u8").reshape(-1, 4)
     # Those with the smallest hashes; seen from another seed's number, others are.
     hashes = np.column_stack((hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:]))
-    order = np.lexsort(hashes.T[::-1])
-    same = np.flatnonzero((hashes[order] == hashes[order[count - 1]]).all(axis=1))
-    if len(same) > 1:  # copies of one video are told apart by their keys
-        order[same] = sorted(order[same].tolist(), key=lambda sample: dataset.samples[sample].key)
-    return np.sort(order[:count])
+    return np.sort(np.lexsort(hashes.T[::-1])[:count])

@@ -26,16 +26,8 @@ MOST_FRAME_BYTES = 8192 * 4352 * MOST_CHANNELS  # as many pixels as a video's pi
 FPS = 25.0  # taken for granted: an array does not say
 # What NumPy's parser of damaged headers raises.
 MALFORMED = (
-    ValueError,
-    KeyError,
-    SyntaxError,
-    TypeError,
-    EOFError,
-    RecursionError,
-    MemoryError,
-    OverflowError,
-    TokenError,
-)
+    ValueError, KeyError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError, OverflowError, TokenError,
+)  # fmt: skip
 Buffer = bytes | memoryview
 Source = Buffer | Path
 

@@ -141,10 +141,6 @@ class ShardDataset:
                 there = ", ".join(sorted(set().union(*first))) or "none"
                 raise InputError(f"no video of {self.folder} has the field {name} of data.fields: they have {there}")
 
-    def shard_path(self, sample: int) -> Path:
-        """The tar that a sample is in, where that is a local file."""
-        return Path(self.shards[int(self.shard_of[sample])])
-
     def where(self, sample: int) -> str:
         """Name of a sample for messages: shard:offset:key."""
         video = self.samples[sample]

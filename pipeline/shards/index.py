@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -218,14 +218,6 @@ class Tables:
         return read_table("gops", self.info, self._locate)
 
 
-class ShardRows(NamedTuple):
-    """What one shard adds to the tables."""
-
-    samples: np.ndarray  # of SAMPLE
-    gops: np.ndarray  # of GOP
-    names: bytes
-
-
 class RowWriter:
     """Turns samples into rows of the tables, shard after shard, and collects what dataset.json says of all of them."""
 
@@ -238,8 +230,8 @@ class RowWriter:
         self._multi_label = False
         self._sides: dict[int, Sides] = {}
 
-    def make_rows(self, samples: Sequence[Sample]) -> ShardRows:
-        """Make the rows of the next shard's samples, in tar order."""
+    def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
+        """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
         names = [_names_line(sample) for sample in samples]
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
         rows = np.array([self._row(sample) for sample in samples], SAMPLE)
@@ -252,7 +244,7 @@ class RowWriter:
         self.num_samples += len(samples)
         self._num_gops += sum(map(len, gops))
         self._num_name_bytes += sum(map(len, names))
-        return ShardRows(rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names))
+        return rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names)
 
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """Add to `info` what is known of all samples."""

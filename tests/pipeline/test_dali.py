@@ -159,7 +159,7 @@ def test_an_error_of_dali_is_found_and_survived(vp9_shards: Path, tmp_path: Path
     dataset = broken_copy(vp9_shards, folder, {"v03"}, start=0.0)
     (index,) = [index for index, sample in enumerate(dataset.samples) if sample.key == "v03"]
     sample = dataset.samples[index]
-    with open(dataset.shard_path(index), "rb") as shard:
+    with open(dataset.shards[int(dataset.shard_of[index])], "rb") as shard:
         shard.seek(sample.offset)
         digest = hashlib.sha256(shard.read(sample.size)).hexdigest()
     for table in folder.glob("*.samples.jsonl"):

@@ -381,7 +381,7 @@ def test_only_the_gops_of_a_clip_are_checked(tmp_path: Path) -> None:
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", store("h264", 50))]))
     gops = dataset.gops[0]
     assert gops is not None
-    with open(dataset.shard_path(0), "r+b") as shard:
+    with open(dataset.shards[int(dataset.shard_of[0])], "r+b") as shard:
         shard.seek(dataset.samples[0].offset + int(gops.rows["offset"][3]) + 150)  # of frames 16 to 23
         shard.write(b"changed")
     plan = OneVideoPlan(50, Crop(0, 0, 64, 48))

@@ -44,7 +44,7 @@ def make_table(
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
-    rows = [writer.make_rows(samples[end - count : end]).samples for end, count in zip(ends, counts, strict=True)]
+    rows = [writer.make_rows(samples[end - count : end])[0] for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(
         DatasetInfo(len(samples), 0, 0, [f"class {label}" for label in sorted({*labels})], {}, shards)
     )
@@ -154,7 +154,7 @@ def test_repeats_share_frames_and_differ_in_crops() -> None:
     assert all(len({(row.sample, row.frames) for row in group}) == 1 for group in groups)
     assert sum(len({(row.crop, row.flip) for row in group}) for group in groups) > 3 * len(groups)
     assert plan.clips_per_epoch == 64
-    with pytest.raises(InputError, match=r"not a multiple of data\.repeats"):
+    with pytest.raises(InputError, match="give a multiple of 3"):
         make_plan(make_table([8]), DataConfig(frame_stride=1, repeats=3))
 
 
@@ -219,7 +219,7 @@ def test_what_was_thinned_for_a_frame_rate_can_be_used() -> None:
     with pytest.raises(InputError, match=r"one frame of every 3 or 4 or 15: give a multiple of 60, .*data\.fps"):
         make_plan(dataset)
     dataset.info.encode["fps"] = 8.0
-    with pytest.raises(InputError, match=r"set data\.fps=8 instead, for which these shards were made"):
+    with pytest.raises(InputError, match=r"set data\.fps=8 instead"):
         make_plan(dataset, DataConfig())
     config = DataConfig(fps=8.0)
     test = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=3)

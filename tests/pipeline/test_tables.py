@@ -246,7 +246,7 @@ def test_samples_come_in_tar_order(short: ShardDataset) -> None:
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     reader = Reader(short)
     for number in range(12):
-        with tarfile.open(short.shard_path(number)) as tar:
+        with tarfile.open(short.shards[int(short.shard_of[number])]) as tar:
             member = tar.extractfile(f"v{number:02d}.mp4")
             assert member is not None
             assert reader.read(number) == member.read()
@@ -279,8 +279,8 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 
 def test_missing_and_short_shards(copied: Path) -> None:
     dataset = ShardDataset.open(copied)
-    os.truncate(dataset.shard_path(0), dataset.samples[2].offset + 100)
-    os.unlink(dataset.shard_path(4))
+    os.truncate(dataset.shards[int(dataset.shard_of[0])], dataset.samples[2].offset + 100)
+    os.unlink(dataset.shards[int(dataset.shard_of[4])])
     reader = Reader(dataset)
     reader.read(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):
