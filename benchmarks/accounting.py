@@ -27,11 +27,11 @@ from training.optimizer import update
 from training.tasks.pretraining import Pretraining
 
 # In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
-# `weight_copies` are the bf16 weights that autocast makes and keeps for the backward.
-PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss", "weight_copies")
-# What is alive at the peak. `temporaries` are made by the backward pass or the update and freed after it, as what a
-# kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt share.
-AT_PEAK = ("weights", "optimizer", "clip", "cublas", *PARTS, "gradients", "temporaries")
+PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss")
+# What is alive at the peak. `weight_copies` are the weights in bf16. `temporaries` are made by the backward pass or the
+# update and freed after it, as what a kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt
+# share.
+AT_PEAK = ("weights", "optimizer", "weight_copies", "clip", "cublas", *PARTS, "gradients", "temporaries")
 
 # Operators that launch nothing: they allocate, or ask about what is there.
 IDLE = ("aten::empty", "aten::new_empty", "aten::detach", "prim::", "profiler::")
@@ -91,6 +91,8 @@ def account(
 ) -> Account:
     """Take the first steps under `live`, which is active and has counted the weights; count the last one."""
     model = step.model
+    for parameter in model.parameters():
+        live.relabel(getattr(parameter, "cast_copy", None), "weight_copies")
     live.label = "optimizer"  # the first update makes the optimizer's state
     flops = FlopCounterMode(display=False)
     # FlopCounterMode keeps what checkpointing recomputes: then bytes and arithmetic are counted in different steps.
@@ -119,11 +121,10 @@ def account(
     with ExitStack() as hooks:
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
-        mark_copy = partial(live.relabel, label="weight_copies")
         with (
             flops if with_flops and not in_another else nullcontext(),
             track_parts(model, partial(setattr, live, "label")),
-            saved_bytes(model, (clip,), mark_copy) as saved,
+            saved_bytes(model, (clip,)) as saved,
         ):
             step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
@@ -159,16 +160,15 @@ def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def saved_bytes(
-    model: AdaMAE, inputs: tuple[Tensor, ...], on_weight_copy: Callable[[Tensor], None] = lambda copy: None
-) -> Iterator[dict[str, int]]:
+def saved_bytes(model: AdaMAE, inputs: tuple[Tensor, ...]) -> Iterator[dict[str, int]]:
     """Count the bytes that operations in this block keep for their backward, by part.
 
-    Every storage counts once, for the part that saves it first. Weights, buffers and `inputs` do not count.
+    Every storage counts once, for the part that saves it first. Weights, their copies, buffers and `inputs` do not.
     """
     by_part = dict.fromkeys(PARTS, 0)
-    weight_keys = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    not_counted = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers(), *inputs)]
+    own = (*model.parameters(), *model.buffers())
+    copies = [tensor.cast_copy for tensor in own if hasattr(tensor, "cast_copy")]
+    not_counted = [tensor.untyped_storage() for tensor in (*own, *copies, *inputs)]
     # The storages are held, so that no address is reused while we count.
     seen = {storage._cdata: storage for storage in not_counted}
     current = PARTS[0]
@@ -183,25 +183,12 @@ def saved_bytes(
         storage = tensor.untyped_storage()
         if storage._cdata not in seen and current in by_part:  # not what checkpointing keeps in the backward pass
             seen[storage._cdata] = storage
-            if _origin(tensor) in weight_keys:
-                by_part["weight_copies"] += storage.nbytes()
-                on_weight_copy(tensor)
-            else:
-                by_part[current] += storage.nbytes()
+            by_part[current] += storage.nbytes()
         return tensor
 
     with track_parts(model, enter), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield by_part
     seen.clear()  # the graph keeps `pack`, and so everything in here, until its end
-
-
-def _origin(tensor: Tensor) -> int | None:
-    """Return the storage of the leaf that this tensor is a cast or view of, if there is one."""
-    node, output = tensor.grad_fn, tensor.output_nr
-    while node is not None and node.name().startswith(("ToCopy", "Cast", "T", "View", "UnsafeView", "Slice", "Split")):
-        node, output = node.next_functions[output if node.name().startswith("Cast") else 0]
-    is_leaf = node is not None and node.name() == "torch::autograd::AccumulateGrad"
-    return node.variable.untyped_storage()._cdata if is_leaf else None  # type: ignore[union-attr]
 
 
 class LiveBytes(TorchDispatchMode):

@@ -19,7 +19,7 @@ from train import train_step
 from training.config import Compile, TrainConfig
 from training.distributed import Distributed
 from training.optimizer import make_optimizer
-from training.parallelize import compile_in_place
+from training.parallelize import compile_in_place, keep_bf16_copies
 from training.tasks.pretraining import Pretraining
 
 
@@ -43,6 +43,7 @@ class PretrainingStep:
         if compiled:
             compile_in_place(task.model, compiled)
         self.optimizer = make_optimizer(task.parameter_groups(), task.config.optimizer)
+        keep_bf16_copies(task.model, self.optimizer, task.config, task.dist.device)
 
     @classmethod
     def of(cls, config: ModelConfig, device: torch.device, compiled: Compile = False) -> "PretrainingStep":

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from common.errors import InputError
 from kernels import gather_tokens, sampling_loss, scatter_tokens
 from model.blocks import Block, LayerNorm, initialize
+from model.casting import Linear
 from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.decoder_masking import select_decoder_targets
@@ -49,12 +50,12 @@ class Decoder(nn.Module):
         width = size.decoder_width
         table = position_table(config.positions, config.grid, width)
         self.register_buffer("positions", table, persistent=False)
-        self.embed = nn.Linear(size.encoder_width, width, bias=False)
+        self.embed = Linear(size.encoder_width, width, bias=False)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
         self.activation_checkpointing = config.activation_checkpointing
         self.norm = LayerNorm(width, eps=1e-6)
-        self.head = nn.Linear(width, num_values)
+        self.head = Linear(width, num_values)
 
     def forward(
         self,

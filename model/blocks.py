@@ -1,6 +1,5 @@
 """The transformer block of encoder, decoder and token sampler, with attention as VideoMAE has it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.casting import autocast_dtype, cast_together
+from model.casting import Weights, autocast_dtype, cast_together
 
 
 class LayerNorm(nn.LayerNorm):
@@ -18,9 +17,13 @@ class LayerNorm(nn.LayerNorm):
     25,000 rows they are off by 11 and 21 %, instead of .2 %.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def weights(self) -> Weights:
+        """Return what `forward` may be given in another dtype."""
+        return [self.weight, self.bias]
+
+    def forward(self, x: Tensor, weights: Weights | None = None) -> Tensor:
         dtype = x.dtype if x.is_cuda else torch.float32
-        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        weight, bias = weights or cast_together(self.weights(), dtype)
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
@@ -69,20 +72,18 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
         self.proj_drop = Dropout(dropout)
 
-    def weights(self) -> list[Tensor | None]:
+    def weights(self) -> Weights:
         """Return what `forward` takes, perhaps in another dtype."""
-        bias = None
-        if self.q_bias is not None and self.v_bias is not None:
-            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
-        return [self.qkv.weight, bias, self.proj.weight, self.proj.bias]
+        return [self.qkv.weight, self.q_bias, self.k_bias, self.v_bias, self.proj.weight, self.proj.bias]
 
     def forward(
-        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None], num_kv_only: int = 0
+        self, x: Float[Tensor, "B N D"], weights: Weights, num_kv_only: int = 0
     ) -> Float[Tensor, "B N-num_kv_only D"]:
         """The first `num_kv_only` tokens give keys and values, but get no output."""
-        width, (weight, bias, proj_weight, proj_bias) = x.shape[-1], weights
+        width, (weight, *biases, proj_weight, proj_bias) = x.shape[-1], weights
         assert weight is not None
         assert proj_weight is not None
+        bias = None if self.k_bias is None else torch.cat(biases)  # type: ignore[arg-type]
         if num_kv_only:
             q = F.linear(x[:, num_kv_only:], weight[:width], None if bias is None else bias[:width])
             k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
@@ -102,34 +103,30 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_width, width)
         self.drop = Dropout(dropout)
 
-    def weights(self) -> list[Tensor | None]:
+    def weights(self) -> Weights:
         """Return what `forward` may be given in another dtype."""
         return [self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias]
 
-    def forward(
-        self, x: Float[Tensor, "B N D"], weights: Sequence[Tensor | None] | None = None
-    ) -> Float[Tensor, "B N D"]:
-        weight1, bias1, weight2, bias2 = weights or self.weights()
+    def forward(self, x: Float[Tensor, "B N D"], weights: Weights | None = None) -> Float[Tensor, "B N D"]:
+        weight1, bias1, weight2, bias2 = weights or cast_together(self.weights(), autocast_dtype(x, self.fc1.weight))
         assert weight1 is not None
         assert weight2 is not None
         hidden = F.linear(x, weight1, bias1)
         if torch.compiler.is_compiling():  # which recomputes GELU where that is cheaper than keeping it
             return self.drop(F.linear(F.gelu(hidden), weight2, bias2))
-        return self.drop(GeluLinear.apply(hidden, weight2, bias2, self.fc2.weight, self.fc2.bias))
+        return self.drop(GeluLinear.apply(hidden, weight2, bias2))
 
 
 class GeluLinear(torch.autograd.Function):
     """linear(gelu(x)), which recomputes gelu(x) in its backward pass.
 
-    Autograd would keep it too: at four times the width, the largest tensor of a block. `weight` and `bias` may be
-    copies in x's dtype of the other two: those are kept for the backward pass, not the copies, and the bias's gradient
-    is summed in their dtype.
+    Autograd would keep it too: at four times the width, the largest tensor of a block.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, own_weight: Tensor, own_bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, own_weight)
-        return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(F.gelu(x), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
@@ -138,11 +135,11 @@ class GeluLinear(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[1]:
             grad_weight = grad.T @ F.gelu(x).flatten(0, -2)
-        if ctx.needs_input_grad[4]:
-            grad_bias = grad.sum(dim=0, dtype=weight.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.sum(dim=0)
         if ctx.needs_input_grad[0]:
-            grad_x = torch.ops.aten.gelu_backward((grad @ weight.to(grad.dtype)).view_as(x), x)
-        return grad_x, grad_weight, None, None, grad_bias
+            grad_x = torch.ops.aten.gelu_backward((grad @ weight).view_as(x), x)
+        return grad_x, grad_weight, grad_bias
 
 
 class Block(nn.Module):
@@ -166,10 +163,14 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], num_kv_only: int = 0) -> Float[Tensor, "B N-num_kv_only D"]:
         """The first `num_kv_only` tokens give keys and values, but get no output: for a last block not read whole."""
-        of_attn, of_mlp = self.attn.weights(), self.mlp.weights()
-        weights = cast_together([*of_attn, *of_mlp], autocast_dtype(x, self.mlp.fc1.weight))
-        x = x[:, num_kv_only:] + self.drop_path(self.attn(self.norm1(x), weights[: len(of_attn)], num_kv_only))
-        return x + self.drop_path(self.mlp(self.norm2(x), weights[len(of_attn) :]))
+        dtype = autocast_dtype(x, self.mlp.fc1.weight)
+        norms = (self.norm1, self.norm2) if x.is_cuda and x.dtype == dtype else ()
+        groups = [part.weights() for part in (self.attn, self.mlp, *norms)]
+        cast = iter(cast_together([weight for group in groups for weight in group], dtype))
+        attn, mlp, *of_norms = [[next(cast) for _ in group] for group in groups]
+        norm1, norm2 = of_norms or (None, None)
+        x = x[:, num_kv_only:] + self.drop_path(self.attn(self.norm1(x, norm1), attn, num_kv_only))
+        return x + self.drop_path(self.mlp(self.norm2(x, norm2), mlp))
 
 
 def initialize(module: nn.Module) -> None:

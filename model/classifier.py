@@ -5,6 +5,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from model.blocks import LayerNorm, initialize
+from model.casting import Linear
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
 from model.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ class VideoClassifier(nn.Module):
         self.encoder = Encoder(config, drop_path)
         self.encoder.norm = nn.Identity()  # the features are normalized after pooling instead
         self.norm = LayerNorm(width, eps=1e-6)
-        self.head = nn.Linear(width, num_classes)
+        self.head = Linear(width, num_classes)
         self.apply(initialize)
         with torch.no_grad():
             self.head.weight.mul_(0.001)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from common.errors import InputError
 from model.blocks import Mlp
+from model.casting import Linear
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
@@ -25,9 +26,9 @@ class AttentivePool(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
-        self.proj = nn.Linear(width, width)
+        self.q = Linear(width, width)
+        self.kv = Linear(width, 2 * width)
+        self.proj = Linear(width, width)
         self.mlp = Mlp(width, 4 * width)
         nn.init.trunc_normal_(self.latent, std=width**-0.5)
 
@@ -52,7 +53,7 @@ class Probe(nn.Module):
         self.pool = AttentivePool(size.encoder_width, size.encoder_heads) if kind == "attentive" else None
         # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
         self.norm = nn.BatchNorm1d(size.encoder_width, affine=False, eps=1e-6)
-        self.head = nn.Linear(size.encoder_width, num_classes)
+        self.head = Linear(size.encoder_width, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from kernels import patchify
-from model.casting import autocast_dtype
+from model.casting import Linear, autocast_dtype
 from model.config import ModelConfig
 
 
@@ -19,7 +19,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.tubelet_size = config.tubelet_size
         self.patch_size = config.patch_size
-        self.projection = nn.Linear(config.patch_values, config.dimensions.encoder_width)
+        self.projection = Linear(config.patch_values, config.dimensions.encoder_width)
 
     def forward(
         self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None

@@ -8,11 +8,12 @@ from torch import nn
 from torch._functorch import config as partitioner
 from torch.nn.parallel import DistributedDataParallel
 
-from common.devices import autocast_to
+from common.devices import autocast_to, choose_precision
 from common.errors import InputError
+from model.casting import keep_copies
 from pipeline.loader import Batch
 from training.config import Compile, TrainConfig
-from training.distributed import Distributed
+from training.distributed import Distributed, count_ranks
 from training.tasks.task import Task
 
 
@@ -40,6 +41,19 @@ def parallelize(task: Task, config: TrainConfig, dist: Distributed, batch_size: 
     for buffer, value in zip(task.model.buffers(), before, strict=True):
         buffer.copy_(value)
     return model
+
+
+def keep_bf16_copies(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, device: torch.device
+) -> None:
+    """Where weights are multiplied in bf16, keep copies of them in it, refreshed after every update.
+
+    To be called when the weights are there: from then on, nothing but the optimizer may change them. Not of a compiled
+    model in several ranks: up to torch 2.14, DDP's cutting of graphs refuses autograd functions.
+    """
+    if choose_precision(device, config.precision) == "bf16" and not (config.compile and count_ranks() > 1):
+        refresh = keep_copies(model, torch.bfloat16)
+        optimizer.register_step_post_hook(lambda *_: refresh())
 
 
 def reduce_gradients(model: nn.Module, now: bool) -> AbstractContextManager[None]:

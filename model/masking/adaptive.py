@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.blocks import Block
+from model.casting import Linear
 from model.config import SAMPLER_HEADS, ModelConfig
 from model.masking.mask import Mask, MaskingStrategy, descending_ranks, sample_in_groups
 
@@ -26,9 +27,9 @@ class AdaptiveMasking(MaskingStrategy):
         self.autocast = config.sampler_autocast
         self.activation_checkpointing = config.activation_checkpointing
         self.positions = nn.Parameter(torch.zeros(config.num_tokens, token_width))
-        self.projection = nn.Identity() if width == token_width else nn.Linear(token_width, width)
+        self.projection = nn.Identity() if width == token_width else Linear(token_width, width)
         if config.sampler == "mlp":
-            self.body = nn.Sequential(nn.Linear(width, width))
+            self.body = nn.Sequential(Linear(width, width))
         else:
             blocks = (
                 Block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5)

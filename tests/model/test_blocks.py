@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.blocks import Block, Dropout, DropPath, GeluLinear, Mlp
-from model.casting import cast_together
+from model.casting import cast_together, keep_copies
 from model.tokenizer import position_table
 
 
@@ -50,8 +50,7 @@ def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> No
 
 def test_gradients_of_gelu_linear_are_those_of_finite_differences() -> None:
     inputs = [torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((2, 3, 8), (4, 8), (4,))]
-    weight = inputs[1]
-    assert torch.autograd.gradcheck(lambda *given: GeluLinear.apply(*given, weight.detach(), given[2]), inputs)
+    assert torch.autograd.gradcheck(GeluLinear.apply, inputs)
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.25), DropPath(0.25)], ids=["dropout", "drop path"])
@@ -89,6 +88,38 @@ def test_weights_are_cast_by_one_launch_each_way() -> None:
     with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
         Block(16, 2)(torch.randn(2, 5, 16))
     assert operators.seen["_foreach_copy_"] == 1
+
+
+def test_kept_copies_are_used_without_a_cast_and_follow_the_weights() -> None:
+    block, x = Block(16, 2), torch.randn(2, 5, 16)
+
+    def run() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
+            out = block(x)
+        casts.append(operators.seen["_foreach_copy_"])
+        return [out, *torch.autograd.grad(out.square().sum(), list(block.parameters()))]
+
+    casts: list[int] = []
+    before = run()
+    refresh = keep_copies(block, torch.bfloat16)
+    for one, other in zip(run(), before, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == torch.float32
+    with torch.no_grad():
+        for weight in block.parameters():
+            weight.mul_(1.5)
+    assert torch.equal(run()[0], block_in_bf16(block, x)) is False, "until they are refreshed"
+    refresh()
+    assert torch.equal(run()[0], block_in_bf16(block, x))
+    assert casts == [1, 0, 0, 0]
+
+
+def block_in_bf16(block: Block, x: Tensor) -> Tensor:
+    """The same weights without copies."""
+    other = Block(16, 2)
+    other.load_state_dict(block.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        return other(x)
 
 
 def test_flat_positions_are_vaswanis() -> None:
