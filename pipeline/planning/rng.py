@@ -4,12 +4,15 @@ Philox's raw 64-bit words are used and turned into numbers here, because NumPy p
 bit generator stays the same between its versions.
 """
 
+import threading
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int, UInt64
 
+_generators = threading.local()
 SIGN = np.uint64(2**63)  # flipped, words are in the same order as signed numbers, which torch can sort
 
 
@@ -33,14 +36,22 @@ def random_words(
     """`count` words from word `first` on, wherever that is; streams of different places do not overlap (fewer than
     2^66 words are drawn from one)."""
     block, skipped = divmod(first, 4)  # a counter gives four words
-    counter = np.array([block, *place], dtype=np.uint64)
-    key = np.array([seed % 2**64, purpose], dtype=np.uint64)
-    return np.random.Philox(counter=counter, key=key).random_raw(skipped + count)[skipped:]
+    if not hasattr(_generators, "own"):  # a new one asks the system for a seed: .05 ms, and a clip needs two or three
+        _generators.own = np.random.Philox(0)
+    generator: np.random.Philox = _generators.own
+    state: Any = {
+        "bit_generator": "Philox", "state": {"counter": (block, *place), "key": (seed % 2**64, purpose)},
+        "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,
+    }  # fmt: skip
+    generator.state = state
+    words: UInt64[np.ndarray, " count"] = generator.random_raw(skipped + count)
+    return words[skipped:]
 
 
 def uniforms(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> list[float]:
     """`count` numbers in [0, 1)."""
-    return [word / 2**53 for word in (random_words(seed, purpose, place, count) >> np.uint64(11)).tolist()]
+    numbers: list[float] = ((random_words(seed, purpose, place, count) >> np.uint64(11)) * 2.0**-53).tolist()
+    return numbers
 
 
 def permutation(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> Int[np.ndarray, " count"]:

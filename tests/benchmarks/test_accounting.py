@@ -125,9 +125,9 @@ def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
 @pytest.mark.parametrize(
     ("changes", "gib", "flops"),
     [
-        ({}, 3.358, 4.179e12),
-        pytest.param({"decoder_depth": 8}, 4.310, 6.090e12, marks=pytest.mark.slow),
-        pytest.param({"activation_checkpointing": True}, 2.173, 5.103e12, marks=pytest.mark.slow),
+        ({}, 3.422, 4.179e12),
+        pytest.param({"decoder_depth": 8}, 4.379, 6.090e12, marks=pytest.mark.slow),
+        pytest.param({"activation_checkpointing": True}, 2.258, 5.103e12, marks=pytest.mark.slow),
     ],
 )
 def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flops: float) -> None:
@@ -142,7 +142,7 @@ print(account.peak_bytes / 2**30, account.flops, account.launches)
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True)
     found = [float(word) for word in done.stdout.split()]
     assert found[:2] == pytest.approx([gib, flops], rel=0.005)
-    assert changes or found[2] < 860  # 1,088 with a cast for every weight
+    assert changes or found[2] < 780  # 1,088 with a cast for every weight
 
 
 @pytest.mark.gpu
