@@ -71,7 +71,7 @@ class Cast(torch.autograd.Function):
 @torch.no_grad()
 def _copy_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(copies, tensors)
+    torch._foreach_copy_(copies, list(tensors))
     return copies
 
 
