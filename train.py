@@ -32,7 +32,7 @@ from training.config import TrainConfig
 from training.distributed import Distributed, count_ranks
 from training.failures import explain_failures
 from training.logger import SKIPPED, Logger, read_rows
-from training.numerics import describe_numerics, determinism_fingerprint, numerics
+from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
 from training.parallelize import check_graphs, keep_bf16_copies, parallelize, reduce_gradients
 from training.profiling import StepProfiler
@@ -75,7 +75,7 @@ def train(config: TrainConfig) -> bool:
             Logger(run, config, dist, schedule, loader, state.step) as log,
             StepProfiler(run.profile if config.profile and dist.is_main else None, dist.device) as profiler,
         ):
-            log.announce([describe_numerics(config, dist.device), *startup_warnings(config, dataset)])
+            log.announce(startup_warnings(config, dataset))
             log.stragglers.watch(model)
             if run.is_resumed and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation

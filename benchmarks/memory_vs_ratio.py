@@ -5,9 +5,8 @@
 
 With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU. Otherwise the memory
 of every point is predicted for a GPU at --batch-size, byte by byte and by part of the model. On a GPU every point is
-then measured, the paper's setting also compiled; on a CPU that one is measured at batch 2, and the bytes saved for its
-backward pass must equal the predicted ones. Results are written after every point; each measured point has a process of
-its own. Decoder depths and samplers are in benchmarks/ablations.py.
+then measured, the paper's setting also compiled. Results are written after every point; each measured point has a
+process of its own. Decoder depths and samplers are in benchmarks/ablations.py.
 """
 
 import argparse
@@ -26,9 +25,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    parser.add_argument(
-        "--repetitions", type=at_least(1), help="timed steps per point; default: 20 on a GPU, 2 on a CPU"
-    )
+    parser.add_argument("--repetitions", type=at_least(1), default=20, help="timed steps per point (default 20)")
     options = parser.parse_args(arguments)
     options.batch_size = options.batch_size or (16 if options.config is None else None)
     if options.overrides and options.config is None:
@@ -47,23 +44,20 @@ from typing import Any
 
 import common.openmp  # noqa: F401
 
-import torch
 import triton
 
-from benchmarks.accounting import RESERVE_GPU, Account, predict, saved_bytes
+from benchmarks.accounting import RESERVE_GPU, Account, predict
 from benchmarks.harness import (
     ROOT,
     Report,
     Row,
     in_fresh_process,
     matmul_tflops,
-    noise_clip,
     print_table,
-    require,
     side_by_side,
     utilization,
 )
-from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
+from benchmarks.step import measure_config, write_random_teacher
 from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
@@ -75,7 +69,6 @@ from training.config import parse
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)  # of adaptive masking
 CAPACITIES_GB = (16, 24, 40, 80, 141)
-CPU_BATCH = 2
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
@@ -92,7 +85,7 @@ NOTES = [
     "`mfu`: the step's own arithmetic, without what checkpointing recomputes (`recomputed_gflop_per_clip`), relative to"
     " one large matrix product in the same run; `mfu_once`: also without the scores that attention recomputes in its"
     " backward pass (`repeated_gflop_per_clip`).",
-    f"On a CPU, GPU memory is predicted for bf16; times are of the CPU, in `precision`, at batch {CPU_BATCH}.",
+    "On a CPU, GPU memory is predicted for bf16.",
 ]
 
 
@@ -118,9 +111,7 @@ def main(options: argparse.Namespace) -> None:
                 peak = in_fresh_process(predict_compiled, config, options.batch_size)
                 row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
             if on_gpu:
-                row.update(measure_on_gpu(config, row, options.repetitions or 20, matmul))
-            elif is_default(config):
-                row.update(measure_on_cpu(config, row, options.repetitions or 2, matmul))
+                row.update(measure_on_gpu(config, row, options.repetitions, matmul))
             report.write(rows)
     shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
     print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
@@ -239,17 +230,6 @@ def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: floa
     return found
 
 
-def measure_on_cpu(config: ModelConfig, row: Row, repetitions: int, matmul: float) -> Row:
-    counted = in_fresh_process(count_saved, config)
-    predicted = predict(config, CPU_BATCH, on_gpu=False, with_flops=False).saved
-    require(
-        "the bytes that an actual step saves for its backward are those predicted",
-        max(abs(counted[part] - predicted[part]) for part in counted) <= 0.01 * sum(predicted.values()),
-        f"{config.masking} {config.mask_ratio}: counted {counted}, predicted {predicted}",
-    )
-    return {"timed_batch_size": CPU_BATCH, **measure(config, row, CPU_BATCH, repetitions, matmul)}
-
-
 def measure(
     config: ModelConfig, row: Row, batch_size: int, repetitions: int, matmul: float, compiled: bool = False
 ) -> Row:
@@ -258,14 +238,6 @@ def measure(
     speed = timing.columns(batch_size)
     gflop, repeated = row["gflop_per_clip"], row["repeated_gflop_per_clip"]
     return columns | speed | utilization(gflop, repeated, speed["clips_per_second"], matmul, device)
-
-
-def count_saved(config: ModelConfig) -> dict[str, int]:
-    cpu = torch.device("cpu")
-    step, clip = PretrainingStep.of(config, cpu), noise_clip(config, CPU_BATCH, cpu)
-    with saved_bytes(step.model, (clip,)) as saved:
-        step(clip)
-    return saved
 
 
 if __name__ == "__main__":

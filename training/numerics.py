@@ -13,7 +13,7 @@ import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.devices import choose_precision, get_device_name
+from common.devices import get_device_name
 from training.config import TrainConfig
 from training.distributed import Distributed
 
@@ -56,20 +56,3 @@ def determinism_fingerprint(config: TrainConfig, dist: Distributed) -> str:
     }
     listed = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"{dist.world_size} × {get_device_name(dist.device)}{threads}, {listed}"
-
-
-def describe_numerics(config: TrainConfig, device: torch.device) -> str:
-    """Describe the choices in a log line; "" on a CPU with nothing to say."""
-    said = ["deterministic"] if config.deterministic else []
-    if device.type == "cuda":
-        dtype = torch.bfloat16 if choose_precision(device, config.precision) == "bf16" else torch.float32
-        size = config.model.dimensions
-        width = size.encoder_width // size.encoder_heads
-        said.insert(0, f"attention kernel: {attention_kernel(size.encoder_heads, width, dtype, device)}")
-    return "; ".join(said)
-
-
-def attention_kernel(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the name of the kernel that PyTorch chooses for heads of this width."""
-    q = torch.empty(1, heads, 256, width, dtype=dtype, device=device, requires_grad=True)
-    return SDPBackend(torch._fused_sdp_choice(q, q, q)).name.removesuffix("_ATTENTION").lower()

@@ -55,14 +55,9 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     assert plain["saved_mib"] == pytest.approx(sum(predict(TINY, 2).saved.values()) / 2**20, abs=0.1)
     fitting = [plain[f"largest_batch_{size}gb"] for size in memory_vs_ratio.CAPACITIES_GB]
     assert fitting == sorted(fitting)
-    assert plain["cpu_ms_per_clip"] > 0
     assert plain["recomputed_gflop_per_clip"] == 0 <= checkpointed["recomputed_gflop_per_clip"]
     assert checkpointed["gflop_per_clip"] == plain["gflop_per_clip"], "what is recomputed is no work"
     assert checkpointed["saved_mib"] < plain["saved_mib"]
-
-    monkeypatch.setattr(memory_vs_ratio, "count_saved", lambda config: dict.fromkeys(predict(TINY, 2).saved, 1))
-    with pytest.raises(InputError, match=r"no results written.*the bytes that an actual step saves"):
-        memory_vs_ratio.measure_on_cpu(TINY, plain, 1, 1.0)
 
 
 def test_the_largest_batch_fits_with_what_dali_holds() -> None:

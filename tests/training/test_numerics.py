@@ -14,9 +14,7 @@ from common.errors import InputError
 from train import train
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.numerics import attention_kernel, describe_numerics, determinism_fingerprint, numerics
-
-CPU = torch.device("cpu")
+from training.numerics import determinism_fingerprint, numerics
 
 
 def config(*overrides: str) -> TrainConfig:
@@ -32,12 +30,6 @@ def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(monkeypatch
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-
-
-def test_the_choices_are_logged() -> None:
-    assert attention_kernel(4, 24, torch.float32, CPU) == "flash"
-    assert describe_numerics(config(), CPU) == ""
-    assert describe_numerics(config("deterministic=true"), CPU) == "deterministic"
 
 
 def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
