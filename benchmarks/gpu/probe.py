@@ -12,15 +12,18 @@ import subprocess
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, copy_gb_per_second, matmul_tflops, print_table, time_calls
 from common.devices import choose_device, choose_precision
 from common.errors import run_command
-from training.numerics import KERNELS
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
+ATTENTION = (
+    *(SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
+    *(SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),
+)
 HEADS = {"decoder": (6, 64), "sampler": (8, 96)}  # and their width, of ViT-Base's parts that see all tokens
 
 
@@ -60,7 +63,7 @@ def rates(device: torch.device) -> list[Row]:
 
 
 def attention(device: torch.device) -> list[Row]:
-    """Forward and backward by each kernel that train.py's `attention` may name, 16 clips in bf16."""
+    """Forward and backward by each kernel, 16 clips in bf16."""
     found: list[Row] = []
     for part, (heads, width) in HEADS.items() if device.type == "cuda" else ():
         shape = (16, heads, 1568, width)
@@ -69,8 +72,8 @@ def attention(device: torch.device) -> list[Row]:
         def both_passes(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> None:
             torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
 
-        for name, kernel in KERNELS.items():
-            what = f"attention of the {part}, {name}"
+        for kernel in ATTENTION:
+            what = f"attention of the {part}, {kernel.name.removesuffix('_ATTENTION').lower()}"
             try:
                 with sdpa_kernel(kernel):
                     timing = time_calls(both_passes, device, warmup=3, repetitions=20)
