@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_connection
@@ -22,8 +22,6 @@ START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not
 NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 
-# (function, jobs, number of workers, seconds that a job may take without progress, what is told every second which jobs
-# run, and returns how far each of them is) -> (job, result) as they come
 Watch = Callable[[list[Any]], list[float | None]]
 RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
 
@@ -43,19 +41,19 @@ class Task:
     job: Any
     attempt: int = 1
     share: float | None = None  # that is done
-    since: float = field(default_factory=time.monotonic)
+    since: float = 0.0
 
 
 class Processes:
     """Processes of this machine."""
 
-    crashes = (ProcessExpired, BrokenProcessPool)
+    crashes: Any = (ProcessExpired, BrokenProcessPool)
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         self.capacity, self._function = num_workers, function
-        self.start()
+        self._start()
 
-    def start(self) -> None:
+    def _start(self) -> None:
         context = multiprocessing.get_context(START_METHOD)
         self._pool = ProcessPool(self.capacity, initializer=end_with_parent, context=context)
         # Ctrl-C is the parent's to handle: threads and processes started under the block inherit it.
@@ -66,23 +64,18 @@ class Processes:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    def stop(self) -> None:
-        self._pool.stop()
-        self._pool.join()
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether all running jobs are lost: pebble gives up if a worker is killed while none has a job."""
-        return not self._pool.active
-
     def submit(self, job: Any) -> Future[Any]:
+        if not self._pool.active:  # pebble gives up where a worker is killed that has no job
+            self.stop()
+            self._start()
         return self._pool.schedule(self._function, [job])
-
-    def is_started(self, future: Future[Any]) -> bool:
-        return future.running()  # a new process takes seconds
 
     def cancel(self, future: Future[Any]) -> None:
         future.cancel()
+
+    def stop(self) -> None:
+        self._pool.stop()
+        self._pool.join()
 
 
 def end_with_parent() -> None:
@@ -100,8 +93,6 @@ def end_with_parent() -> None:
 class RayCluster:
     """The cluster at $RAY_ADDRESS, whose nodes see all files, or one of `num_workers` processes."""
 
-    is_broken = False
-
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         try:
             import ray
@@ -115,27 +106,18 @@ class RayCluster:
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
         self._ray, self._task = ray, ray.remote(max_retries=0)(function)
-        self.crashes = (ray.exceptions.WorkerCrashedError,)
+        self.crashes, self.stop = ray.exceptions.WorkerCrashedError, ray.shutdown
         self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._references: dict[Future[Any], Any] = {}
 
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        self._ray.shutdown()
-
-    def submit(self, job: Any) -> Future[Any]:
+    def submit(self, job: Any) -> Any:
         reference = self._task.remote(job)
-        future: Future[Any] = reference.future()
-        self._references[future] = reference
-        future.add_done_callback(self._references.pop)
+        future = reference.future()
+        future.set_running_or_notify_cancel()
+        future.reference = reference
         return future
 
-    def is_started(self, future: Future[Any]) -> bool:
-        return True
-
-    def cancel(self, future: Future[Any]) -> None:
-        self._ray.cancel(self._references[future], force=True)
+    def cancel(self, future: Any) -> None:
+        self._ray.cancel(future.reference, force=True)
 
 
 def run_jobs(
@@ -146,18 +128,14 @@ def run_jobs(
     timeout: float,
     watch: Watch = lambda jobs: [None] * len(jobs),
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function`; see RunJobs."""
+    """Apply `function` to jobs, of which each may take `timeout` seconds without progress; yield (job, result) as they
+    come. `watch` is told every second which jobs run, and returns how far each of them is."""
     waiting = map(Task, jobs)
     retries: list[Task] = []
     running: dict[Future[Any], Task] = {}
     engine = make_engine(function, num_workers)
     try:
         while True:
-            if engine.is_broken:
-                retries += running.values()
-                running.clear()
-                engine.stop()
-                engine.start()
             # No more than there are workers: each starts at once.
             while len(running) < engine.capacity and (task := retries.pop() if retries else next(waiting, None)):
                 running[engine.submit(task.job)] = task
@@ -167,7 +145,7 @@ def run_jobs(
             now = time.monotonic()
             shares = watch([task.job for task in running.values()])
             for (future, task), share in zip(running.items(), shares, strict=True):
-                if share != task.share or not engine.is_started(future):
+                if share != task.share or not future.running() or not task.since:  # a new process takes seconds
                     task.share, task.since = share, now
             for future in [future for future, task in running.items() if future in done or now > task.since + timeout]:
                 task = running.pop(future)
