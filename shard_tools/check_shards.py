@@ -42,7 +42,6 @@ from shard_tools.workers import ENGINES, NUM_CPUS, Failed
 from shard_tools.write import (
     ChangedError,
     Members,
-    format_index,
     hash_description,
     list_members,
     place_sample,
@@ -87,7 +86,7 @@ def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
         return
     for shard, hashed in zip(info.shards, expected.shards, strict=True):
         if hashed != shard:
-            yield f"{shard.index_name} or {shard.samples_name} has changed since it was written"
+            yield f"{shard.samples_name} has changed since it was written"
     for entry in fields(DatasetInfo):
         if entry.name not in ("shards", "content") and getattr(expected, entry.name) != getattr(info, entry.name):
             yield f"{DATASET_FILE} does not match the files beside the shards: {entry.name}"
@@ -110,9 +109,6 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
         return [*problems, f"{shard.name} is not a complete tar file ({error})"], []
     except InputError as error:
         return [*problems, str(error)], []
-    index = folder / shard.index_name
-    if not index.is_file() or index.read_bytes() != format_index(members):
-        problems.append(f"{shard.index_name} does not match its tar")
     if not len(samples) == shard.num_samples == len(members) / 2:
         problems.append(
             f"{shard.name} holds {len(members)} files and {shard.samples_name} {len(samples)} samples, expected"

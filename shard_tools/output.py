@@ -131,7 +131,7 @@ class RemoteOutput(LocalOutput):
     def _upload_shard(self, shard: ShardInfo) -> None:
         tar = self.folder / shard.name
         try:
-            for name in (shard.samples_name, shard.index_name, shard.name):
+            for name in (shard.samples_name, shard.name):
                 self._upload(name)
         except (InputError, FileNotFoundError):
             if tar.exists():  # else another part, which ended last, was faster
@@ -159,10 +159,8 @@ class RemoteOutput(LocalOutput):
                 (self.folder / name).unlink(missing_ok=True)
         if DATASET_FILE in self._sizes:
             info = read_dataset_info(self.folder, lambda table: self._fetch_file(table.file, table.sha256))
-            files = [(shard.index_name, shard.index_sha256) for shard in info.shards]
-            files += [(shard.samples_name, shard.samples_sha256) for shard in info.shards]
             with ThreadPoolExecutor(DOWNLOADS, "download") as threads:
-                list(threads.map(lambda file: self._fetch_file(*file), files))
+                list(threads.map(lambda it: self._fetch_file(it.samples_name, it.samples_sha256), info.shards))
 
     def _fetch_file(self, name: str, sha256: str) -> Path:
         path = self.folder / name

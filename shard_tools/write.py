@@ -1,4 +1,4 @@
-"""Write shards (tar, DALI index, samples.jsonl), and from what lies beside them the tables and `dataset.json`.
+"""Write shards (tar, samples.jsonl), and from what lies beside them the tables and `dataset.json`.
 
 Each file exists whole or not at all. Files of tables are named by their content and never change; `dataset.json` says
 which ones count, and is replaced atomically. So readers go on with what they have opened, and a run that is killed
@@ -35,7 +35,6 @@ from pipeline.shards.format import (
 from pipeline.shards.gops import index_gops
 from pipeline.shards.index import RowWriter, Tables, encode_gops
 
-INDEX_VERSION = "v1.2"  # of DALI's wds2idx
 PLACE = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
@@ -64,8 +63,6 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
         with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             placed = [place_sample(sample, *members[f"{sample.key}.{sample.container}"], data) for sample, _ in samples]
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
-    with atomic_write(folder / info.index_name) as aside:
-        aside.write_bytes(format_index(members))
     with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
@@ -111,16 +108,6 @@ def list_members(path: Path) -> Members:
         raise tarfile.ReadError(f"a header describes an impossible file: {error}") from error
 
 
-def format_index(members: Members) -> bytes:
-    """Return what DALI's `wds2idx` writes for a tar with these members."""
-    lines: dict[str, list[str]] = {}
-    for name, (offset, size) in members.items():
-        start = name.find(".", name.rfind("/") + 1)
-        lines.setdefault(name[:start], []).append(f"{name[start + 1 :]} {offset} {size} {name}")
-    text = "\n".join([f"{INDEX_VERSION} {len(lines)}", *map(" ".join, lines.values()), ""])
-    return text.encode(errors="surrogateescape")
-
-
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     """Write the tables, then `dataset.json`, then remove tables that it no longer names; return what it says."""
     new = write_tables(folder, info, folder)
@@ -145,11 +132,11 @@ def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
         if len(samples) != shard.num_samples:
             raise InputError(f"{folder / shard.samples_name} lists {len(samples)} samples, not {shard.num_samples}")
         try:
-            index, lines = (hash_file(folder / name) for name in (shard.index_name, shard.samples_name))
+            lines = hash_file(folder / shard.samples_name)
         except OSError as error:
             raise InputError(f"{error.filename} cannot be read ({error.strerror}): restore it") from error
-        shards.append(replace(shard, index_sha256=index, samples_sha256=lines))
-        hashes = map(bytes.fromhex, (shard.sha256, index, lines))
+        shards.append(replace(shard, samples_sha256=lines))
+        hashes = bytes.fromhex(shard.sha256), bytes.fromhex(lines)
         row = shard.name.encode(), maker.num_samples, shard.num_samples, shard.num_bytes, *hashes
         tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
         try:

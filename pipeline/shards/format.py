@@ -37,7 +37,6 @@ SHARD = np.dtype(
         ("num_samples", "<u8"),
         ("num_bytes", "<u8"),
         ("sha256", "V32"),  # of the tar
-        ("index_sha256", "V32"),  # of its .idx
         ("samples_sha256", "V32"),  # of its .samples.jsonl
     ]
 )
@@ -114,12 +113,7 @@ class ShardInfo:
     num_samples: Annotated[int, Meta(ge=0, lt=2**32)]
     num_bytes: Bytes
     sha256: Sha256
-    index_sha256: str = ""
     samples_sha256: str = ""
-
-    @property
-    def index_name(self) -> str:
-        return self.name.removesuffix(".tar") + ".idx"
 
     @property
     def samples_name(self) -> str:
@@ -267,8 +261,8 @@ def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
 
 def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
     def shard(number: int) -> ShardInfo:
-        name, _, *numbers, sha256, index_sha256, samples_sha256 = rows[number].item()
-        values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), index_sha256.hex(), samples_sha256.hex())
+        name, _, *numbers, sha256, samples_sha256 = rows[number].item()
+        values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), samples_sha256.hex())
         try:
             return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
         except ValueError as error:

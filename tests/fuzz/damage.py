@@ -120,7 +120,6 @@ ANY = (flip_bits, truncate, zero_a_range, insert_bytes, change_number)
 BY_SUFFIX: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
     ".json": (change_json, change_json, encode_differently),
     ".jsonl": (change_lines, change_lines, encode_differently),
-    ".idx": (change_lines, encode_differently),
     ".csv": (change_lines, encode_differently),
     ".yaml": (change_yaml, change_yaml, change_lines),
     ".npy": (change_array, change_array),

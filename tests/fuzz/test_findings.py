@@ -69,7 +69,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "names overwritten": ("names-*.jsonl", rewrite(lambda data: data[:20] + bytes(range(80)) + data[100:])),
     "samples with a blank line": ("*.samples.jsonl", rewrite(lambda data: data.replace(b"\n", b"\n\n", 1))),
     "samples with a byte order mark": ("*.samples.jsonl", rewrite(lambda data: b"\xef\xbb\xbf" + data)),
-    "index that is no UTF-8": ("*.idx", rewrite(lambda data: b"\xff\xfe" + data)),
     "tar member of 8 EiB": ("*.tar", rewrite(lambda data: data[:124] + b"\x80\0\0\0\x7f" + b"\xff" * 7 + data[136:])),
     "shard lost": ("*.tar", Path.unlink),
 }

@@ -29,7 +29,6 @@ def test_whole_shards_pass(dataset: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(copied / "shard-000001.idx", copied / "shard-000002.idx")
     (copied / "shard-000001.tar").unlink()
     (copied / "shard-000000.tar").write_bytes((copied / "shard-000000.tar").read_bytes()[:-1024])
     shard, sample = all_samples(copied)[7]
@@ -41,7 +40,6 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     assert "shard-000000.tar has" in said
     assert f"{shard}: its bytes have changed since it was written\n" in said
     assert f"{shard}: {sample.key}: the video's bytes have changed\n" in said
-    assert "shard-000002.idx does not match its tar\n" in said
     lost = [sample for name, sample in all_samples(copied) if name == shard and sample.label == 2]
     assert lost
     assert all(f"{shard}: {sample.key}: label 2, but there are 2 classes\n" in said for sample in lost)
@@ -131,8 +129,6 @@ EDITS: dict[str, Edit] = {
     "tar: cut": change_bytes("*.tar", lambda data: data[:-512]),
     "tar: longer": change_bytes("*.tar", lambda data: data + bytes(512)),
     "tar: of another shard": lambda folder: shutil.copy(folder / "shard-000000.tar", folder / "shard-000002.tar"),
-    "index: an offset": change_bytes("*.idx", lambda data: data.replace(b" 512 ", b" 513 ", 1)),
-    "index: gone": remove("*.idx"),
     "table of a shard: gone": remove("*.samples.jsonl"),
     "description: classes in another order": change_description(classes=["left", "down", "right"]),
     "description: samples": change_description(num_samples=8),

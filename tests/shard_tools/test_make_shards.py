@@ -65,7 +65,7 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
     for shard in read_dataset_info(dataset).shards:
         with wds2idx.IndexCreator(str(dataset / shard.name), str(tmp_path / "index"), verbose=False) as creator:
             creator.create_index()
-        assert (tmp_path / "index").read_text() == (dataset / shard.index_name).read_text()
+        assert (tmp_path / "index").read_text().startswith(f"v1.2 {shard.num_samples}\n"), "what DALI's reader needs"
         read = list(webdataset.WebDataset(str(dataset / shard.name), shardshuffle=False))
         for entry, sample in zip(read, read_samples(dataset, shard), strict=True):
             assert entry["__key__"] == sample.key

@@ -87,7 +87,7 @@ def test_videos_are_added_without_a_look_at_the_tars(few, videos, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"), [(2, "before"), (2, "after"), (14, "after"), (20, "before"), (20, "after")]
+    ("number", "moment"), [(2, "before"), (2, "after"), (10, "after"), (16, "before"), (16, "after")]
 )
 def test_killed_at_an_upload_the_same_command_goes_on(videos, expected, monkeypatch, number, moment):
     left = number
@@ -117,7 +117,7 @@ REFUSED = "cannot be written to: no permission; run the same command"
     ("fault", "name", "says"),
     [
         ("refused", "shard-000001.tar", REFUSED),
-        ("refused", "shard-000000.idx", REFUSED),
+        ("refused", "shard-000000.samples.jsonl", REFUSED),
         ("refused", "dataset.json", REFUSED),
         ("cut", "shard-000001.tar", r"has \d+ bytes after uploading \d+; run the same command"),
     ],
