@@ -122,7 +122,7 @@ def _ascending(frames: Sequence[int]) -> list[int]:
 
 def try_decoding(video: VideoSlice, device: torch.device) -> str:
     """Decode a frame. Return DALI's error, "" if there is none."""
-    row = PlanRow(0, 0, 0, video.numbers[:1], Crop(0, 0, 16, 16), flip=False)
+    row = PlanRow(0, 0, video.numbers[:1], Crop(0, 0, 16, 16), flip=False)
     try:
         graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1, num_threads=1)
         graph.feed([(video._replace(numbers=video.numbers[:1]), [row])])

@@ -24,6 +24,7 @@ from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder, choose_subset
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import Sample
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -33,7 +34,6 @@ class PlanRow:
     """One clip."""
 
     position: int  # in the stream
-    epoch: int
     sample: int  # index into ShardDataset.samples
     frames: tuple[int, ...]  # stored frames, ascending; some repeated where the video is too short or too slow
     crop: Crop  # in stored pixels
@@ -119,31 +119,25 @@ class TrainingPlan(ClipPlan):
         return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
 
     def row(self, position: int) -> PlanRow:
-        draw = position // self.views
-        return self._make_row(position, draw // self._order.epoch_size, self._order.sample(draw), attempt=0)
+        return self._make_row(position, self._order.sample(position // self.views), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
         draw = row.position // self.views
         fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
-        sample = self._order.replacement(draw, fraction, attempt)
-        return self._make_row(row.position, row.epoch, sample, attempt)
+        return self._make_row(row.position, self._order.replacement(draw, fraction, attempt), attempt)
 
-    def _make_row(self, position: int, epoch: int, sample: int, attempt: int) -> PlanRow:
+    def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
         when = rng.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
         where = rng.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
-        if config.sampling == "segments":
-            frames = segment_frames(video.num_frames, when)
-        else:
-            step = frame_step(video.fps, video.frame_stride, config)
-            frames = strided_frames(video.num_frames, self.num_frames, step, when[0])
         sides = video.width, video.height
         if config.crop == "multiscale":
             crop = crops.multiscale_crop(*sides, where[1:], self.frame_size)
         else:
             crop = crops.random_resized_crop(*sides, where[1:], config.crop_min_area, self.frame_size)
         flip = config.flip and where[0] < 0.5
-        return PlanRow(position, epoch, sample, frames, crop, flip, *self._augmentation(position, attempt))
+        frames = choose_frames(video, config, when)
+        return PlanRow(position, sample, frames, crop, flip, *self._augmentation(position, attempt))
 
     def _augmentation(self, position: int, attempt: int) -> tuple[tuple[AugmentOp, ...], EraseBox | None]:
         count, share = self._config.rand_augment, self._config.random_erasing
@@ -200,15 +194,11 @@ class EvaluationPlan(ClipPlan):
         place, temporal = divmod(rest, self._num_temporal)
         sample = int(self._chosen[place])
         video = self._dataset.samples[sample]
-        if self._config.sampling == "segments":
-            share = temporal / self._num_temporal if self._num_temporal > 1 else 0.5
-            frames = segment_frames(video.num_frames, [share] * self.num_frames)
-        else:
-            share = temporal / (self._num_temporal - 1) if self._num_temporal > 1 else 0.5
-            step = frame_step(video.fps, video.frame_stride, self._config)
-            frames = strided_frames(video.num_frames, self.num_frames, step, share)
+        last = self._num_temporal - (self._config.sampling == "strided")
+        share = temporal / last if self._num_temporal > 1 else 0.5
+        frames = choose_frames(video, self._config, [share] * self.num_frames)
         crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
-        return PlanRow(position, 0, sample, frames, crop, flip=False)
+        return PlanRow(position, sample, frames, crop, flip=False)
 
 
 def split_step(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
@@ -251,6 +241,14 @@ def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
         f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
         f" {' or '.join(map(str, thinned))}: {advice} instead"
     )
+
+
+def choose_frames(video: Sample, config: DataConfig, shares: list[float]) -> tuple[int, ...]:
+    """Choose as many frames as `shares` in [0, 1), of which the first says where a clip begins that has a stride."""
+    if config.sampling == "segments":
+        return segment_frames(video.num_frames, shares)
+    step = frame_step(video.fps, video.frame_stride, config)
+    return strided_frames(video.num_frames, len(shares), step, shares[0])
 
 
 def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:

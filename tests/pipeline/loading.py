@@ -67,7 +67,7 @@ class OneVideoPlan(ClipPlan):
             for start in range(0, length - 3 * stride, 1 if stride == 1 else 3)
         ]
         clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
-        self.rows = [PlanRow(place, 0, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
+        self.rows = [PlanRow(place, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
 
     def batch(self, index: int) -> list[PlanRow]:
         return self.rows[index * self.batch_size : (index + 1) * self.batch_size]

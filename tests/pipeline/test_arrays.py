@@ -104,7 +104,7 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         codec = arrays.codec_name(channels) if container == "npy" else "ffv1"
         sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
 
-        row = PlanRow(0, 0, 0, (1, 4, 4, 11), Crop(6, 4, 32, 30), True)
+        row = PlanRow(0, 0, (1, 4, 4, 11), Crop(6, 4, 32, 30), True)
         clip = np.zeros((4, 16, 16, channels if container == "npy" else 3), np.uint8)
 
         def store(view: int, time: int, write: Callable[[np.ndarray], object], clip: np.ndarray = clip) -> None:
@@ -178,7 +178,7 @@ def test_a_table_that_is_wrong_about_an_array_costs_the_video(
 ) -> None:
     data = npy_bytes(smooth(5), tmp_path) if is_array else encode(T)
     sample = Sample("k", "npy", codec, T, 25.0, 1, width, H, None, "s", "0" * 64, 0, len(data))
-    row = PlanRow(0, 0, 0, (0, 1), Crop(0, 0, 32, 32), False)
+    row = PlanRow(0, 0, (0, 1), Crop(0, 0, 32, 32), False)
     with pytest.raises(VideoError, match="channels"):
         find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), lambda *_: None)
 

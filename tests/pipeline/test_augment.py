@@ -46,7 +46,7 @@ TIMM = {
 
 
 def augment_one(clip: Tensor, ops: tuple[AugmentOp, ...], box: EraseBox | None = None, seed: int = 0) -> Tensor:
-    row = PlanRow(seed, 0, 0, (0,), Crop(0, 0, 1, 1), flip=False, augment_ops=ops, erase_box=box)
+    row = PlanRow(seed, 0, (0,), Crop(0, 0, 1, 1), flip=False, augment_ops=ops, erase_box=box)
     return augment(clip[None], [row])[0]
 
 

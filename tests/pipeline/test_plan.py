@@ -140,7 +140,6 @@ def test_epochs_seeds_and_positions_differ() -> None:
     plan = make_plan(dataset)
     rows = [plan.row(position) for position in range(400)]
     assert plan.clips_per_epoch == 32
-    assert [row.epoch for row in rows] == [position // 32 for position in range(400)]
     starts = Counter(row.frames[0] for row in rows)
     assert set(starts) == set(range(37)), "every start from 0 to 40 - 4"
     assert 150 < sum(row.flip for row in rows) < 250

@@ -30,7 +30,7 @@ NUMBERS = (3, 9, 9, 12)
 
 
 def make_rows(*crops: Crop, flip: bool = False) -> list[PlanRow]:
-    return [PlanRow(place, 0, 0, NUMBERS, crop, flip) for place, crop in enumerate(crops)]
+    return [PlanRow(place, 0, NUMBERS, crop, flip) for place, crop in enumerate(crops)]
 
 
 def make_sample(width: int = WIDTH, height: int = HEIGHT) -> Sample:

@@ -170,7 +170,7 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
 
 def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -> np.ndarray:
     """The whole frame as the loader scales it."""
-    row = PlanRow(0, 0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
+    row = PlanRow(0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
     image = np.empty((size, size, 3), np.uint8)
     CLIP_SOURCES["video"].cut_views(
         VideoSlice(data, row.frames, sample.num_frames), sample, [row], FrameSize(size, size),
@@ -197,7 +197,7 @@ def test_colors_are_those_of_dali_or_the_video_is_not_for_it(matrix: int, full_r
         frame.pts, frame.time_base = 0, Fraction(1, 8)
         output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
-    data, row = file.getvalue(), PlanRow(0, 0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
+    data, row = file.getvalue(), PlanRow(0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
     cut = clip_of_one_frame(data, Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), 64)
     assert is_plain(data, 1) == (matrix not in (1, 9))
     if not is_plain(data, 1):
