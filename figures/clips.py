@@ -87,7 +87,8 @@ def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, Path,
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            yield sample.key.replace("/", "_"), dataset.shard_path(index), sample, partial(reader.read, index)
+            shard = Path(dataset.shards[int(dataset.shard_of[index])])
+            yield sample.key.replace("/", "_"), shard, sample, partial(reader.read, index)
         return
     path = Path(place)
     if not path.exists():
