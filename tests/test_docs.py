@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import json
+import os
 import re
 import runpy
 import shlex
@@ -17,7 +19,8 @@ from pipeline.loader import COUNTERS
 from training.config import parse
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING", "SECURITY")
+PAGES = [*(ROOT / f"{name}.md" for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
 METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme", "ranks")
 
@@ -117,6 +120,18 @@ def test_every_metric_is_explained() -> None:
 def test_the_python_api_works_as_documented() -> None:
     _, own_loop = list_code_blocks(ROOT / "docs/weights.md", "python")
     exec(compile(own_loop, "weights.md", "exec"), {})
+
+
+@pytest.mark.slow  # it trains for a minute
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "docs/first_hour.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    (tmp_path / "notebook.py").write_text("\n".join("".join(cell["source"]) for cell in code))
+    environment = os.environ | {"FIRST_HOUR": str(tmp_path / "out")}
+    subprocess.run([sys.executable, tmp_path / "notebook.py"], cwd=ROOT / "docs", env=environment, check=True)
+    assert len(list(tmp_path.glob("out/features/*.safetensors"))) == 32
+    assert len(list(tmp_path.glob("out/figures/*.png"))) == 1
 
 
 @pytest.mark.slow  # nine commands, three of them trainings
