@@ -3,8 +3,9 @@
 They lie among SQLite's temporary files ($SQLITE_TMPDIR or $TMPDIR) and vanish with the process, however it ends.
 """
 
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +13,11 @@ from common.errors import InputError
 
 CACHE_KIB = 64 * 1024  # of memory per database, and as much again while it sorts
 BYTES_PER_VIDEO = 1000  # of disk, about
+SURROGATES = re.compile("[\ud800-\udfff]")  # which stand for bytes
 
 
 class TempTable:
-    """One private database with the tables of `schema`. Text is stored as bytes, which sort as its characters do."""
+    """One private database with the tables of `schema`. Text sorts as its characters do, what is not UTF-8 last."""
 
     def __init__(self, schema: str) -> None:
         self.database = sqlite3.connect("", isolation_level=None)
@@ -24,21 +26,25 @@ class TempTable:
         )
 
     def run(self, query: str, *values: Any) -> Iterator[list[Any]]:
-        return map(_decode, self.database.execute(query, _encode(values)))
+        return map(_decode, self.database.execute(query, encode(values)))
 
     def fetch_one(self, query: str, *values: Any) -> list[Any] | None:
         return next(self.run(query, *values), None)
 
-    def insert(self, table: str, rows: Iterable[tuple[Any, ...]], num_columns: int) -> None:
-        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(_encode, rows))
+    def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
+        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows))
 
 
-def encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def encode(row: Sequence[Any]) -> Sequence[Any]:
+    """Return what SQLite stores: text itself, and bytes where a name of a file is not UTF-8."""
+    for value in row:
+        if value.__class__ is str and not value.isascii():
+            return [_encode_text(value) if isinstance(value, str) else value for value in row]
+    return row
 
 
-def _encode(row: Iterable[Any]) -> list[Any]:
-    return [encode(value) if value.__class__ is str else value for value in row]
+def _encode_text(text: str) -> str | bytes:
+    return text.encode("utf-8", "surrogatepass") if SURROGATES.search(text) else text
 
 
 def _decode(row: Iterable[Any]) -> list[Any]:

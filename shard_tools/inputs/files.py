@@ -53,6 +53,14 @@ class Finder:
         text = name if name.isascii() else to_text(name)  # the list may not be UTF-8
         return self.find(text) if text != name else None
 
+    def locate(self, path: str) -> tuple[str, str]:
+        """Return the name of the source, relative to the root if it lies below, and the absolute path."""
+        if path[0] != "/":
+            location = f"{self.absolute}/{path}"
+            return PurePosixPath(path).as_posix() if "./" in path or "//" in path else path, location
+        relative = os.path.relpath(path, self.root)
+        return path if relative.startswith("..") else relative, path
+
     def _look_at(self, name: str) -> str | None:
         is_file = self._ask_listing(name)
         if is_file is not None:
@@ -111,7 +119,7 @@ class Finder:
     def index(self) -> None:
         """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
         if self._index is None:
-            self._index = TempTable("CREATE TABLE files (name BLOB, path BLOB)")
+            self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
             self._index.insert("files", self._walk(), 2)
             self._index.run("CREATE INDEX by_name ON files (name)")
 
@@ -156,11 +164,3 @@ def _normalize(name: str) -> list[str]:
     if not name.isascii():
         name = unicodedata.normalize("NFC", name)
     return name.replace("\\", "/").strip("/").removeprefix("./").casefold().split("/")
-
-
-def relative_to_root(path: str, root: Path) -> str:
-    """Return a path as names of sources write it: relative to the root, if it lies below."""
-    if path[:1] == "/":
-        relative = os.path.relpath(path, root)
-        return path if relative.startswith("..") else relative
-    return PurePosixPath(path).as_posix() if "./" in path or "//" in path else path

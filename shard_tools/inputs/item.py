@@ -135,7 +135,7 @@ class Skipped:
     """What is not taken for a video, by kind, and so is in no shard and no reject."""
 
     def __init__(self) -> None:
-        self._table = TempTable("CREATE TABLE skipped (source BLOB, kind BLOB)")
+        self._table = TempTable("CREATE TABLE skipped (source TEXT, kind TEXT)")
         self.extensions: Counter[str] = Counter()  # of those of UNKNOWN kind
 
     def add(self, kind: str, name: str) -> None:
@@ -153,7 +153,9 @@ class Skipped:
 
     def remove(self, kind: str) -> bool:
         """Forget all of a kind, which are taken after all; return whether there were any."""
-        return self._table.database.execute("DELETE FROM skipped WHERE kind = ?", [kind.encode()]).rowcount > 0
+        found = self.counts.get(kind, 0) > 0
+        self._table.run("DELETE FROM skipped WHERE kind = ?", kind)
+        return found
 
     def lines(self) -> list[str]:
         """Return a sentence for each kind."""

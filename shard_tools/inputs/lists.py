@@ -17,7 +17,7 @@ from shard_tools.encoding.source import open_source
 from shard_tools.inputs.cells import Row, dump_fields, read_label, read_labels, read_segment, to_path, to_text
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import Choices, Judgement, RoleChooser, judge_rows
-from shard_tools.inputs.files import Finder, relative_to_root
+from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS, count_frames
 from shard_tools.inputs.item import Item, ParquetCell, Segment
 from shard_tools.inputs.sniff import Table, read_table
@@ -52,6 +52,7 @@ class ListReader:
         if not self.sample:
             raise InputError(f"{where} has no rows but its header")
         self.roles = RoleChooser(self.table, self.sample, self._is_file, choices, self._count_frames).choose()
+        self.has_segments = bool(self.roles.times) or self.roles.pair is not None
         self.names = self.table.columns or []
         self.subset = choices.subset
         if choices.is_split and self.subset not in {self._to_group(row) for row in self.sample}:
@@ -150,7 +151,8 @@ class ListReader:
         return f"{self.where}, row {self.num_rows}: {','.join(map(to_text, row))[:100]}"
 
     def _read_name(self, row: Row) -> str:
-        name = to_path(row[self.roles.path]) if len(row) > self.roles.path else ""
+        cell = row[self.roles.path] if len(row) > self.roles.path else None
+        name = cell.strip() if cell.__class__ is str else to_path(cell)
         return name and name + self.choices.suffix
 
     def _make_item(self, row: Row, kept: list[int]) -> Item:
@@ -160,7 +162,7 @@ class ListReader:
             return Item(self._name_row(row), "", problem="this row names no video")
         labels = self._read_labels(row)
         fields = dump_fields(self.names, row, kept) if kept else ""
-        segment, problem = read_segment(row, roles) if roles.times or roles.pair is not None else (None, None)
+        segment, problem = read_segment(row, roles) if self.has_segments else (None, None)
         if self.table.holds_videos and isinstance(cell := row[roles.path], ParquetCell):
             return Item(f"{Path(cell.archive).name}/{cell.name}", cell, labels, 0, problem, segment, fields)
         if segment and (found := self._find_trimmed(name, row, segment)):
@@ -174,16 +176,14 @@ class ListReader:
                 return Item(name, name, labels, 0, problem, segment, fields)
             name = match[1] + self.choices.suffix  # a page, whose video was downloaded under its id
             found = finder.find(name)
+        source, location = finder.locate(name if found is None else found)
         if found is None:
-            location = os.path.join(finder.absolute, name)
-            return Item(relative_to_root(name, finder.root), location, labels, 0, finder.explain(name), None, fields)
-        source = relative_to_root(found, finder.root)
+            return Item(source, location, labels, 0, finder.explain(name), None, fields)
         if segment and len(roles.times) > 1 and found in finder.frame_folders:
             segment, problem = read_segment(row, roles, in_frames=True)
         if roles.label_is_folder:
             labels = (source.split("/")[-2],) if "/" in source else None
             self.labels[labels] += 1
-        location = found if found[0] == "/" else f"{finder.absolute}/{found}"
         return Item(source, location, labels, 0, problem, segment, fields)
 
     def _read_labels(self, row: Row) -> tuple[str, ...] | None:
@@ -194,7 +194,7 @@ class ListReader:
             return None
         else:
             cell = row[roles.label]
-            labels = (self.parse_labels if isinstance(cell, str) else read_labels)(cell, roles.is_multiple)
+            labels = (self.parse_labels if cell.__class__ is str else read_labels)(cell, roles.is_multiple)
             if labels and self.names and self.names[roles.label] == "template":  # whose label map has no brackets
                 labels = tuple(label.translate(BRACKETS) for label in labels)
         self.labels[labels] += 1

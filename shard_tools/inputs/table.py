@@ -16,17 +16,17 @@ from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
-from shard_tools.temp_table import TempTable, encode
+from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes
 NUM_REASONS = 5
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
-    CREATE TABLE items (source BLOB, location BLOB, labels BLOB, size INTEGER, problem BLOB, segment BLOB, fields BLOB);
-    CREATE TABLE names (labels BLOB PRIMARY KEY, names BLOB, problem BLOB) WITHOUT ROWID;
-    CREATE TABLE stored (source BLOB, segment BLOB, labels BLOB, size INTEGER);
-    CREATE TABLE rejects (source BLOB, segment BLOB)
+    CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
+    CREATE TABLE names (labels TEXT PRIMARY KEY, names TEXT, problem TEXT) WITHOUT ROWID;
+    CREATE TABLE stored (source TEXT, segment TEXT, labels TEXT, size INTEGER);
+    CREATE TABLE rejects (source TEXT, segment TEXT)
 """
 IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
 IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)
@@ -43,7 +43,7 @@ class Inputs:
         self.num_repeated = 0  # rows that say nothing new
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", map(_to_row, items))
+        self._table.insert("items", map(_to_row, items), 7)
 
     def _exists(self, condition: str) -> bool:
         return self._table.fetch_one(f"SELECT 1 FROM items WHERE {condition} LIMIT 1") is not None
@@ -54,7 +54,7 @@ class Inputs:
 
     @property
     def has_segments(self) -> bool:
-        return self._exists("segment != x''")
+        return self._exists("segment != ''")
 
     @property
     def repeats_sources(self) -> bool:
@@ -82,30 +82,30 @@ class Inputs:
 
     def _remove_repeated(self) -> None:
         table = self._table
-        whole = "SELECT source FROM repeated WHERE segment = x''"
-        conflicts = f"""SELECT source, min(items.rowid) FROM items WHERE segment = x'' AND source IN ({whole})
-            GROUP BY source HAVING count(DISTINCT coalesce(labels, x'')) > 1"""
+        whole = "SELECT source FROM repeated WHERE segment = ''"
+        conflicts = f"""SELECT source, min(items.rowid) FROM items WHERE segment = '' AND source IN ({whole})
+            GROUP BY source HAVING count(DISTINCT coalesce(labels, '')) > 1"""
         for source, first in list(table.run(conflicts)):
-            labels = "SELECT labels FROM items WHERE source = ? AND segment = x''"
+            labels = "SELECT labels FROM items WHERE source = ? AND segment = ''"
             ((label,),) = table.run(f"{labels} AND rowid = ?", source, first)
             ((other,),) = table.run(f"{labels} AND labels IS NOT ? ORDER BY rowid DESC LIMIT 1", source, label)
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
-        table.run(f"""DELETE FROM items WHERE segment = x'' AND source IN ({whole})
+        table.run(f"""DELETE FROM items WHERE segment = '' AND source IN ({whole})
             AND rowid NOT IN (SELECT first FROM repeated)""")
-        ((self.num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = x''")
-        table.run("""UPDATE items SET segment = CAST(segment || ';' || number AS BLOB) FROM (
+        ((self.num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = ''")
+        table.run("""UPDATE items SET segment = segment || ';' || number FROM (
             SELECT rowid AS id,
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
-            FROM items WHERE segment != x'' AND (source, segment) IN (SELECT source, segment FROM repeated)
+            FROM items WHERE segment != '' AND (source, segment) IN (SELECT source, segment FROM repeated)
             ) WHERE items.rowid = id AND number > 1""")
         table.run(BY_SOURCE)
 
     def measure(self) -> None:
         """Find out the bytes of files that so far are only known to be there, and whether they can be read."""
         unmeasured = """SELECT rowid, location FROM items WHERE rowid > ? AND size = 0 AND problem IS NULL
-            AND substr(location, 1, 1) = x'2f' LIMIT 10000"""
+            AND substr(location, 1, 1) = '/' LIMIT 10000"""
         rowid = 0
         while rows := list(self._table.run(unmeasured, rowid)):
             for rowid, path in rows:
@@ -195,7 +195,7 @@ class Inputs:
     def describe(self) -> str:
         """Say what was found: samples, files, classes, and what is wrong."""
         total, usable, segments, unlabeled = next(
-            self._table.run("""SELECT count(*), sum(problem IS NULL), sum(segment != x''),
+            self._table.run("""SELECT count(*), sum(problem IS NULL), sum(segment != ''),
                 sum(problem IS NULL AND labels IS NULL) FROM items""")
         )
         ((files,),) = self._table.run("SELECT count(DISTINCT source) FROM items")
@@ -262,21 +262,10 @@ def _to_row(item: Item) -> tuple[Any, ...]:
         problem = segment.problem
     if problem is None and len(fields) > MAX_FIELDS:
         problem = f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}"
-    place = location if location.__class__ is str else json.dumps(location)  # paths start with /, and no URL with [
-    return (
-        encode(source),
-        encode(place),
-        None if labels is None else _encode_labels(labels),
-        size if size < MAX_SIZE else MAX_SIZE,
-        None if problem is None else encode(problem),
-        b"" if segment is None else encode(str(segment)),
-        encode(fields) if fields else b"",
-    )
-
-
-@lru_cache(maxsize=2**16)
-def _encode_labels(labels: tuple[str, ...]) -> bytes:
-    return encode(_dump_labels(labels))
+    place = location if isinstance(location, str) else json.dumps(location)  # paths start with /, and no URL with [
+    names = None if labels is None else _dump_labels(labels)
+    text = "" if segment is None else str(segment)
+    return source, place, names, min(size, MAX_SIZE), problem, text, fields
 
 
 def _to_item(row: list[Any]) -> Item:
@@ -287,6 +276,7 @@ def _to_item(row: list[Any]) -> Item:
     )
 
 
+@lru_cache(maxsize=2**16)
 def _dump_labels(labels: tuple[str, ...]) -> str:
     return json.dumps(sorted(set(labels)))
 

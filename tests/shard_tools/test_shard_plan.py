@@ -28,10 +28,11 @@ def collect(items: list[Item], unlabeled: bool = False) -> Inputs:
     return inputs
 
 
-def test_sources_come_complete_and_in_the_order_of_their_characters() -> None:
+def test_sources_come_complete_and_in_the_order_of_their_characters_those_that_are_not_utf_8_last() -> None:
     items = [Item(name, os.path.join("/in", name), ("x",), number) for number, name in enumerate(NAMES)]
     inputs = collect([Item(LAST, member := TarMember("a.tar", 512, 2**70, "a"), ("x",), 2**70), *reversed(items)])
-    assert list(inputs) == [*sorted(items, key=lambda item: item.source), Item(LAST, member, ("x",), MAX_SIZE)]
+    known = [*items, Item(LAST, member, ("x",), MAX_SIZE)]
+    assert list(inputs) == sorted(known, key=lambda item: ("\udcff" in item.source, item.source))
     assert len(inputs) == inputs.num_usable == len(items) + 1
     assert inputs.location(NAMES[4]) == f"/in/{NAMES[4]}"
     assert inputs.location("none") is None
