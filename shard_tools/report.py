@@ -60,7 +60,7 @@ def describe_samples(
 def _hash_files(files: TempTable) -> tuple[str, list[list[str]]]:
     """Hash the input files with their names, however they were encoded; also list the names of equal files."""
     digest, duplicates = hashlib.sha256(), []
-    rows = files.run("SELECT DISTINCT sha256, source FROM files ORDER BY sha256, source || char(10)")
+    rows = files.run("SELECT DISTINCT sha256, source FROM files ORDER BY sha256, CAST(source AS BLOB) || x'0a'")
     for sha256, group in groupby(rows, itemgetter(0)):
         sources = [source for _, source in group]
         for source in sources:
