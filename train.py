@@ -92,11 +92,11 @@ def train(config: TrainConfig) -> bool:
                 if requested or evaluating or is_due(step + 1, config.checkpoint_every or math.inf, schedule):
                     log.flush(step + 1)
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
-                    if not stopping and config.evaluation.every is not None:
-                        with stop.at_once(), log.paused():
-                            if dist.is_main:
-                                task.plot(step + 1, log)
-                            if evaluating:
+                    with log.paused():
+                        if dist.is_main and not stopping and config.evaluation.every is not None:
+                            task.plot(step + 1, log)
+                        if evaluating:
+                            with stop.at_once():
                                 task.evaluate(step + 1, log)
                     run.in_background(lambda: write_report(run.path, config, schedule.total_steps))
                 if stopping:
