@@ -75,4 +75,4 @@ def _find_conflicts(files: TempTable) -> list[list[str]]:
     rows = files.run("""SELECT DISTINCT sha256, segment, source FROM files WHERE (sha256, segment) IN (
         SELECT sha256, segment FROM files GROUP BY sha256, segment
         HAVING count(DISTINCT labels) > 1 AND count(DISTINCT source) > 1) ORDER BY sha256, segment, source""")
-    return sorted([source for *_, source in group] for _, group in groupby(rows, itemgetter(0, 1)))
+    return sorted(sorted(source for *_, source in group) for _, group in groupby(rows, itemgetter(0, 1)))
