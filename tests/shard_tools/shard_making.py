@@ -1,6 +1,7 @@
 """A short way to make shards in tests, and to look at what came out."""
 
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ def run_here(
 ) -> Iterator[tuple[Any, Any]]:
     """Run all jobs in this process."""
     return ((job, function(job)) for job in jobs)
+
+
+def list_segments(videos: Path, path: Path) -> Path:
+    """Write a list of some segments of each video, with any number of labels each."""
+    rows = [
+        {"path": str(video), "label": ["a", "b"][number % 3 : 2], "start": start, "end": start + 0.3}
+        for number, video in enumerate(sorted(videos.rglob("*.mp4")))
+        for start in (0, 0.1, 0.25)
+    ]
+    path.write_text(json.dumps(rows))
+    return path
 
 
 def make(inputs: Path | str, output: Path, *options: str) -> int:

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from shard_making import all_samples, make
+from shard_making import all_samples, list_segments, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
@@ -268,9 +268,11 @@ def can_mount() -> bool:
 
 @pytest.mark.skipif(not can_mount(), reason="this machine does not let users mount")
 @pytest.mark.parametrize("size", ["36k", "96k"])  # full in a worker, and when the shard is put together
-def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path, size: str) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path, size: str, cut: bool) -> None:
     (disk := tmp_path / "disk").mkdir()
-    command = [sys.executable, make_shards.__file__, str(videos), str(disk / "out"), "--workers", "1"]
+    given = list_segments(videos, tmp_path / "list.json") if cut else videos
+    command = [sys.executable, make_shards.__file__, str(given), str(disk / "out"), "--workers", "1"]
     mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'  # seen by nobody else
     result = subprocess.run([*UNSHARE, "sh", "-c", mount, str(disk), *command], capture_output=True, text=True)
     assert result.returncode == 74, result.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import hashes, make, run_here
+from shard_making import hashes, list_segments, make, run_here
 
 from shard_tools import make_shards
 from shard_tools.workers import ENGINES
@@ -20,6 +20,7 @@ from shard_tools.workers import ENGINES
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 OPTIONS = {
     "copied": ["--encode", "copy", "--samples-per-shard", "2"],
+    "segments": ["--samples-per-shard", "4", "--frame-stride", "3", "--preset", "ultrafast"],
     "in pieces": ["--samples-per-shard", "3", "--frame-stride", "3", "--clip-seconds", "0.3", "--preset", "ultrafast"],
 }
 
@@ -94,20 +95,23 @@ def in_clean_process(function: Callable[..., Any], *arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three videos and a file that is none."""
+    """Three videos, a file that is none, and a list of segments of them all with several labels."""
     folder = tmp_path_factory.mktemp("few")
     for path in sorted(videos.rglob("*.mp4"))[:3]:
         (folder / path.name).write_bytes(path.read_bytes())
     (folder / "text.mp4").write_text("no video")
+    list_segments(folder, folder / "list.json")
     return folder
 
 
-@pytest.mark.slow  # a minute: two runs per change of the disk
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.slow  # three minutes: two runs per change of the disk
+@pytest.mark.parametrize("options", ["copied", "segments"])
 def test_killed_before_any_change_of_the_disk(few: Path, tmp_path: Path, options: str) -> None:
-    assert in_clean_process(kill_before_every_change, few, tmp_path, OPTIONS[options]) >= 30
+    videos = few / "list.json" if options == "segments" else few
+    assert in_clean_process(kill_before_every_change, videos, tmp_path, OPTIONS[options]) >= 30
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_killed_again_and_again(few: Path, tmp_path: Path, options: str) -> None:
-    in_clean_process(kill_again_and_again, few, tmp_path, OPTIONS[options])
+    videos = few / "list.json" if options == "segments" else few
+    in_clean_process(kill_again_and_again, videos, tmp_path, OPTIONS[options])

@@ -274,8 +274,10 @@ def test_one_long_video_fills_as_many_shards_as_asked_for(videos: Path, tmp_path
 
 
 def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
-    make(videos, tmp_path, "--fps", "10")
-    assert {(sample.frame_stride, sample.fps) for _, sample in all_samples(tmp_path)} == {(3, 10.0)}
+    for asked, stride in (("10", 3), ("8", 3), ("11", 2), ("20", 1), ("30.02", 1), ("15.1", 2)):
+        make(videos, tmp_path / asked, "--fps", asked)
+        found = {(sample.frame_stride, sample.fps) for _, sample in all_samples(tmp_path / asked)}
+        assert found == {(stride, 30 / stride)}, "the largest stride that keeps as many frames a second"
 
 
 def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,6 +345,8 @@ def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
     options = {"x264-params": "tff=1", "flags": "+ilme+ildct"}
     path = write(tmp_path / "in.mp4", frames, options=options)
     assert np.mean([combing(frame) for frame in decode(path)]) > 1.3
+    with pytest.raises(UnusableError, match="it is interlaced, which copies stay: leave out --encode copy"):
+        stored(path, encode="copy")
     made = stored(path)
     assert np.mean([combing(frame) for frame in decode(made.path)]) < 0.9
     assert numbers_in(made.path) == list(range(20))

@@ -10,7 +10,7 @@ from shard_making import hashes, make
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.inputs import Inputs, Item, TarMember
+from shard_tools.inputs import Inputs, Item, Segment, TarMember
 from shard_tools.inputs.table import MAX_SIZE
 from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shuffle_key
 from shard_tools.settings import Settings
@@ -70,6 +70,8 @@ def test_shards_have_about_equal_bytes() -> None:
     totals = [sum(sizes[int(entry.source[:5])] for entry in entries) for entries in shards]
     assert len(shards) == round(sum(sizes) / 50e6)
     assert max(totals) - min(totals) <= 2 * max(sizes)
+    cuts = [Item("long.mp4", "long.mp4", size=1_000_000_000, segment=Segment(n, n + 1)) for n in range(1000)]
+    assert len(shard(cuts, shard_mb=100)) == 10, "a video's bytes are shared by its segments"
     with_giant = shard(numbered(5, [1, 1, 10**9, 1, 1]), shard_mb=100)
     assert all(with_giant)
     assert sum(map(len, with_giant)) == 5

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shard_making import hashes, make
+from shard_making import hashes, list_segments, make
 
 from common.errors import InputError
 from shard_tools.workers import Failed, run_in_processes, run_on_ray
@@ -79,10 +79,17 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         next(run_on_ray(len, [], 1, 60))
 
 
-@pytest.mark.slow  # 30 s: two clusters start; run_in_processes and Ray share all else
-def test_a_ray_cluster_gives_the_same_bytes(videos: Path, dataset: Path, tmp_path: Path) -> None:
-    make(videos, tmp_path / "out", "--samples-per-shard", "3", "--engine", "ray", "--workers", "2")
-    assert hashes(tmp_path / "out") == hashes(dataset)
+@pytest.mark.slow  # 30 s: two clusters start
+def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(workers: None, videos: Path, tmp_path: Path) -> None:
+    segments = list_segments(videos, tmp_path / "list.json")
+    ways = {"one": [], "processes": ["--workers", "2"], "ray": ["--workers", "2", "--engine", "ray"]}
+    parts = {f"parts {number}": ["--part", f"{number}/2"] for number in (2, 1)}
+    for inputs, name in ((videos, "whole"), (segments, "segments")):
+        for way, options in (ways | parts).items():
+            make(inputs, tmp_path / name / way.split()[0], "--samples-per-shard", "4", *options)
+        expected = hashes(tmp_path / name / "one")
+        assert len(expected) > 10
+        assert all(hashes(folder) == expected for folder in (tmp_path / name).iterdir())
 
 
 @pytest.mark.slow  # 30 s: Ray takes many seconds to see that a process has died
