@@ -223,12 +223,11 @@ class RowWriter:
 
     def __init__(self) -> None:
         self.num_samples = self._num_gops = self._num_name_bytes = self._num_shards = self._num_unlabeled = 0
-        self._codecs: dict[str, int] = {}
+        self._codecs: dict[str, Sides] = {}  # in the order of their numbers, as are containers
         self._containers: dict[str, int] = {}
         self._strides: set[int] = set()
-        self._labels: tuple[int, int] | None = None
+        self._labels: set[int] = set()
         self._multi_label = False
-        self._sides: dict[int, Sides] = {}
 
     def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
         """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
@@ -239,7 +238,6 @@ class RowWriter:
         rows["num_gops"] = [len(part) for part in gops]
         rows["name"] = self._num_name_bytes + np.cumsum([0, *map(len, names)])[:-1]
         rows["first_gop"] = self._num_gops + np.cumsum([0, *map(len, gops)])[:-1]
-        self._count(rows, [label for sample in samples for label in sample.labels or ()])
         self._num_shards += 1
         self.num_samples += len(samples)
         self._num_gops += sum(map(len, gops))
@@ -250,33 +248,27 @@ class RowWriter:
         """Add to `info` what is known of all samples."""
         return replace(
             info,
-            codecs={name: self._sides[number] for name, number in self._codecs.items()},
+            codecs=self._codecs,
             containers=list(self._containers),
             frame_strides=sorted(self._strides),
-            labels=self._labels,
+            labels=(min(self._labels), max(self._labels)) if self._labels else None,
             num_unlabeled=self._num_unlabeled,
             multi_label=self._multi_label,
         )
 
     def _row(self, sample: Sample) -> tuple[int | float | bytes, ...]:
-        codec = self._codecs.setdefault(sample.codec, len(self._codecs))
-        container = self._containers.setdefault(sample.container, len(self._containers))
+        width, height, stride = sides = sample.width, sample.height, sample.frame_stride
         label = UNLABELED if sample.labels is None else MULTI_LABEL if sample.label is None else sample.label
-        sides = sample.width, sample.height, sample.frame_stride
+        found = Sides(1, width, width, height, height)
+        self._codecs[sample.codec] = found.merge(self._codecs[sample.codec]) if sample.codec in self._codecs else found
+        self._strides.add(stride)
+        self._labels.update(sample.labels or ())
+        self._num_unlabeled += label == UNLABELED
+        self._multi_label |= label == MULTI_LABEL
+        codec = list(self._codecs).index(sample.codec)
+        container = self._containers.setdefault(sample.container, len(self._containers))
         place = 0, label, sample.offset, sample.size, 0, 0
         return *place, sample.fps, 0, sample.num_frames, *sides, codec, container, bytes.fromhex(sample.sha256)
-
-    def _count(self, rows: np.ndarray, labels: list[int]) -> None:
-        self._strides |= set(np.unique(rows["frame_stride"]).tolist())
-        self._num_unlabeled += int((rows["label"] == UNLABELED).sum())
-        self._multi_label = self._multi_label or bool((rows["label"] == MULTI_LABEL).any())
-        if labels := [*labels, *(self._labels or ())]:
-            self._labels = min(labels), max(labels)
-        for codec in np.unique(rows["codec"]).tolist():
-            chosen = rows[rows["codec"] == codec]
-            widths, heights = chosen["width"], chosen["height"]
-            sides = Sides(len(chosen), *map(int, (widths.min(), widths.max(), heights.min(), heights.max())))
-            self._sides[codec] = self._sides[codec].merge(sides) if codec in self._sides else sides
 
 
 def _names_line(sample: Sample) -> bytes:
