@@ -80,6 +80,7 @@ class Outcome:
     def save(self, stem: Path) -> None:
         samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
         value = {"name": self.name, "reason": self.reason, "samples": samples}
+        stem.parent.mkdir(exist_ok=True)
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
         aside.write_text(json.dumps(value), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))

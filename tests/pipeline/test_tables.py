@@ -69,7 +69,7 @@ def test_tables_say_what_lines_say(copied: Path, short: ShardDataset) -> None:
 
 
 def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
-    write_shards(tmp_path, [("a", encode(4)), ("b", encode(5))], classes=3, labels=[(0, 1), (0, 2)])
+    tmp_path = write_shards(tmp_path / "out", [("a", encode(4)), ("b", encode(5))], classes=3, labels=[(0, 1), (0, 2)])
     before = ShardDataset.open(tmp_path).digest
     (lines,) = tmp_path.glob("*.samples.jsonl")
     lines.write_text(lines.read_text().replace("[0, 2]", "[1, 2]"))
