@@ -67,7 +67,7 @@ def train(config: TrainConfig) -> bool:
         schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
         fingerprint = determinism_fingerprint(config, dist)
         start = TrainState(0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest)
-        state = run.load(task.modules, optimizer, start, schedule.total_steps)
+        state = run.load(task.modules, optimizer, start)
         model = parallelize(task, config, dist, plan.batch_size)
         keep_bf16_copies(task.model, optimizer, config, dist.device)
         with (
@@ -77,7 +77,7 @@ def train(config: TrainConfig) -> bool:
         ):
             log.announce(startup_warnings(config, dataset))
             log.stragglers.watch(model)
-            if run.is_resumed and is_due(state.step, config.evaluation.every, schedule):
+            if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
             stop.is_deferred, stopping = True, False
             for step in range(state.step, schedule.total_steps):

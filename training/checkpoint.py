@@ -244,7 +244,7 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
         for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)  # the configuration's, which a run that forks another may have changed
+            group.update(own)  # the configuration's, which may have changed in the copy of a run
         for p, moments in optimizer.state.items():  # which load_state_dict compares in number only
             for name, value in moments.items():
                 if isinstance(value, Tensor) and value.dim() > 0 and value.shape != p.shape:

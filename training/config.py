@@ -116,8 +116,6 @@ class TrainConfig:
     """run directory, or a URL (s3://…); the same command resumes from its newest checkpoint"""
     init_from: str = ""
     """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
-    init_optimizer: bool = False
-    """fork: init_from also gives optimizer state, step and data position; use it with --config RUN/config.yaml"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -143,8 +141,6 @@ class TrainConfig:
         check_ranges(self)
         if not self.data.shards:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
-        if self.init_optimizer and not self.init_from:
-            raise InputError("init_optimizer=true forks the run that init_from names: set init_from=RUN")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
         if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:

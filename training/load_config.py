@@ -27,7 +27,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
     if run and not {"--config", "--data.shards"} & options.keys() and (own := _find_config(run)):
         arguments = ["--config", str(own / "config.yaml"), *arguments]
     config = parse(arguments)
-    if not config.init_from or config.init_optimizer:
+    if not config.init_from:
         return config
     from model.weights import pretrained
     from training.remote_run import local_run

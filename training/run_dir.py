@@ -7,7 +7,6 @@ copied to host memory at once, and hashed, written and uploaded by a thread besi
 
 import fcntl
 import math
-import re
 import shutil
 import sys
 import threading
@@ -35,14 +34,13 @@ from training.checkpoint import (
     find_not_finite,
     list_checkpoints,
     load_checkpoint,
-    parse_step,
     save_checkpoint,
     take_snapshot,
 )  # fmt: skip
 from training.config import TrainConfig, differences, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
-from training.remote_run import RemoteRun, TakenOverError, local_run, staging
+from training.remote_run import RemoteRun, TakenOverError, staging
 
 
 class BackgroundWriter:
@@ -82,8 +80,8 @@ class BackgroundWriter:
 class RunDir:
     """Holds a run's directory for one training job; a context manager, entered and used by all ranks.
 
-    Entering decides, for all ranks and after the remote copy is here, which checkpoint the run starts from: the newest
-    of its own, or, for a new run with init_optimizer, that of the run which it forks. The main rank alone writes.
+    Entering decides, for all ranks and after the remote copy is here, whether the run is new or resumes from its newest
+    checkpoint. The main rank alone writes.
     """
 
     def __init__(self, config: TrainConfig, dist: Distributed) -> None:
@@ -97,8 +95,7 @@ class RunDir:
         self.profile = self.path / "profile"
         self.figures = self.path / "figures"  # the newest ones, for the report
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
-        self.checkpoint: Path | None = None  # to start from
-        self.is_resumed = False
+        self.checkpoint: Path | None = None  # to resume from
         self._next_save_s = math.inf  # by the monotonic clock
         self._writer = BackgroundWriter()
         self._memory = HostMemory()  # of the last snapshot
@@ -141,10 +138,8 @@ class RunDir:
         if isinstance(error, DivergedError):
             raise DivergedError(f"{error}; {self._describe_recovery()}") from error
 
-    def load(
-        self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState, total_steps: int
-    ) -> TrainState:
-        """Load the checkpoint that the run starts from; return how far the run is, `start` if it is new.
+    def load(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState) -> TrainState:
+        """Load the checkpoint that the run resumes from; return how far the run is, `start` if it is new.
 
         The files' hashes are checked once per node: that takes longer than reading them."""
         state = start
@@ -153,12 +148,7 @@ class RunDir:
                 check_checkpoint(self.checkpoint, start, list(modules))
             self.dist.barrier()
             state = load_checkpoint(self.checkpoint, modules, optimizer)
-            if not self.is_resumed and state.step >= total_steps:
-                raise InputError(
-                    f"{self.checkpoint} is of step {state.step}, and this run ends at step {total_steps}: raise steps="
-                    " or epochs="
-                )
-        if self.dist.is_main and not (self.is_resumed and (self.path / "config.yaml").exists()):
+        if self.dist.is_main and (self.is_new or not (self.path / "config.yaml").exists()):
             write_text(self.path / "config.yaml", to_yaml(self.config))
             if self.remote is not None:
                 self.remote.sync()  # storage that refuses to be written to says so now, not at the first checkpoint
@@ -211,15 +201,14 @@ class RunDir:
                 " if they do, try again in a minute"
             )
         if not own:
-            self.checkpoint = find_checkpoint(self.config.init_from) if self.config.init_optimizer else None
             return
-        self.is_resumed, self.checkpoint = True, own[-1]
+        self.checkpoint = own[-1]
         known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
         if changed := differences(self.config, known):
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
-                f" run= with init_from={self.config.run} (the weights), and with init_optimizer=true (also optimizer"
-                " state, step and data position)"
+                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, start a new"
+                f" run= with init_from={self.config.run} (the weights), or copy the folder and change the copy's"
+                " config.yaml (also optimizer state, step and data position)"
             )
 
     def _write(self, state: TrainState, snapshot: Snapshot, copied: torch.cuda.Event | None) -> None:
@@ -247,24 +236,10 @@ class RunDir:
         older = f", or after removing newer ones from {' or '.join(reversed(saved[:-1]))}" if saved[:-1] else ""
         return (
             f"all checkpoints are finite: copy {self.config.run} to another folder, {advice} in the config.yaml there,"
-            f" and `train.py --config THERE/config.yaml run=THERE` resumes from {saved[-1]}{older}"
+            f" and `train.py run=THERE` resumes from {saved[-1]}{older}"
         )
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""
         if {file.name for file in self.path.iterdir()} <= {".lock", ".holder"}:
             shutil.rmtree(self.path)
-
-
-def find_checkpoint(source: str) -> Path:
-    """Find the checkpoint that a run forks: RUN (its newest) or RUN/checkpoints/step-200; raise InputError."""
-    if is_remote(source) and "/checkpoints/" in source:
-        raise InputError(f"{source} is one checkpoint of a run in object storage: copy it here, or give the run itself")
-    path = local_run(source)
-    match = re.fullmatch(r"step-(\d{1,18})", path.name)
-    found = complete_checkpoints(path.parent if match else path / "checkpoints")
-    chosen = [folder for folder in found if not match or parse_step(folder.name) == int(match[1])]
-    if not source or not chosen:
-        there = f"one of {', '.join(folder.name for folder in found)}" if found else "a run directory with checkpoints/"
-        raise InputError(f"init_optimizer=true needs a checkpoint, and init_from={source} has none: set it to {there}")
-    return chosen[-1]

@@ -36,7 +36,6 @@ from training.schedule import Schedule
         ("seed=-1", "seed is -1"),
         ("data.cache_gib=.nan", "data.cache_gib is nan"),
         ("model.sampling_loss_weight=.nan", "model.sampling_loss_weight is nan"),
-        ("init_optimizer=true", "set init_from=RUN"),
         ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
         ("data.frame_stride=0", "data.frame_stride is 0"),
         ("data.fps=0", "data.fps is 0"),

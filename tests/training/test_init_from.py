@@ -1,10 +1,11 @@
-"""Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
+"""Runs that begin with what others have learned: from weights, as a copy, in the shape of a checkpoint."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from runs import is_same, load_weights, read_losses
 from tiny import TINY
 
@@ -31,43 +32,44 @@ def run(*arguments: str) -> TrainConfig:
     return config
 
 
-def fork(source: Path, new_run: Path, *more: str, checkpoint: str = "") -> TrainConfig:
-    settings = ["--config", str(source / "config.yaml"), f"run={new_run}", "init_optimizer=true"]
-    return run(*settings, f"init_from={source}{checkpoint}", *more)
+def copy_run(source: Path, folder: Path, step: int, **changes: object) -> Path:
+    """Copy a run as it was after a step, with changes in config.yaml."""
+    shutil.copytree(source, folder)
+    for newer in (folder / "checkpoints").glob("step-*"):
+        if newer.name > f"step-{step:08d}":
+            shutil.rmtree(newer)
+    (folder / "config.yaml").write_text(yaml.safe_dump(run_config(source) | changes))
+    return folder
 
 
-def test_a_fork_with_nothing_changed_ends_as_its_source(tiny_run, tmp_path):
-    fork(tiny_run, tmp_path / "run", checkpoint="/checkpoints/step-3")
-    assert is_same(load_weights(tmp_path / "run", 6), load_weights(tiny_run, 6))
-    assert read_losses(tmp_path / "run") == {step: loss for step, loss in read_losses(tiny_run).items() if step > 3}
-
-
-def test_a_fork_may_be_longer_and_have_other_settings_and_resumes_without_its_source(tiny_run, tmp_path):
-    source, new_run = Path(shutil.copytree(tiny_run, tmp_path / "source")), tmp_path / "run"
-    longer = ["steps=9", "checkpoint_every=1", "keep_checkpoints=9", "optimizer.weight_decay=0.5"]
-    fork(source, new_run, *longer)
-    assert list(read_losses(new_run)) == [7, 8, 9]
-    state = torch.load(new_run / "checkpoints/step-00000009/optimizer.pt", weights_only=True)
+def test_a_copy_of_a_run_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
+    settings = run_config(tiny_run)["optimizer"] | {"weight_decay": 0.5}
+    copy = copy_run(tiny_run, tmp_path / "run", 6, steps=9, optimizer=settings)
+    run(f"run={copy}", "checkpoint_every=1", "keep_checkpoints=9")
+    assert list(read_losses(copy)) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    state = torch.load(copy / "checkpoints/step-00000009/optimizer.pt", weights_only=True)
     assert {int(moments["step"]) for moments in state["state"].values()} == {9}
     assert {group["weight_decay"] for group in state["param_groups"]} == {0, 0.5}
-    whole = load_weights(new_run, 9)
-    for step in (8, 9):
-        shutil.rmtree(new_run / f"checkpoints/step-{step:08d}")
-    config = tmp_path / "config.yaml"
-    shutil.copy(source / "config.yaml", config)
-    shutil.rmtree(source)
-    run("--config", str(config), f"run={new_run}", "init_optimizer=true", f"init_from={source}", *longer)
-    assert is_same(load_weights(new_run, 9), whole)
 
 
-@pytest.mark.parametrize("forks", [False, True])
+def test_a_copy_of_a_run_that_does_not_fit_is_one_sentence(tiny_run, tmp_path):
+    copy = copy_run(tiny_run, tmp_path / "larger", 6, model=run_config(tiny_run)["model"] | {"image_size": 48}, steps=9)
+    with pytest.raises(InputError, match=r"step-00000006 cannot be loaded .*mismatch"):
+        run(f"run={copy}")
+    copy = copy_run(tiny_run, tmp_path / "damaged", 6, steps=9)
+    file = copy / "checkpoints/step-00000006/optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"cannot be loaded \(optimizer\.pt has changed"):
+        run(f"run={copy}")
+
+
 def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
-    tiny_run, synthetic_shards, tmp_path, monkeypatch, forks
+    tiny_run, synthetic_shards, tmp_path, monkeypatch
 ):
     """Whether a run is new is known when its remote copy is here, and not before."""
     source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
     new = [*TINY, f"data.shards={synthetic_shards}", f"run=file://{tmp_path}/bucket/run", f"init_from={source}"]
-    new += ["steps=8", "checkpoint_every=1", f"init_optimizer={str(forks).lower()}"]
+    new += ["steps=8", "checkpoint_every=1"]
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
     run(*new)
     bucket = tmp_path / "bucket/run"
@@ -77,33 +79,6 @@ def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "second")
     run(*new)
     assert is_same(load_weights(bucket, 8), whole)
-
-
-def test_what_cannot_be_forked_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path):
-    def says(sentence: str, source: Path, *more: str, **options: str) -> None:
-        with pytest.raises(InputError, match=sentence):
-            fork(source, tmp_path / "run", *more, **options)
-        assert not (tmp_path / "run").exists()
-
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    shutil.copy(tiny_run / "config.yaml", empty)
-    says("needs a checkpoint, and init_from=.* has none: set it to a run directory", empty)
-    says("one of step-00000003, step-00000006", tiny_run, checkpoint="/checkpoints/step-4")
-    says("is of step 6, and this run ends at step 6: raise steps=", tiny_run)
-    says(
-        "trained with 4 clips per step, .* gives 2.* or start a new run with init_from=",
-        tiny_run,
-        "batch_size=2",
-        "steps=9",
-    )
-    says("step-00000006 cannot be loaded .*mismatch", tiny_run, "model.image_size=48", "steps=9")
-    damaged = Path(shutil.copytree(tiny_run, tmp_path / "damaged"))
-    file = damaged / "checkpoints/step-00000006/optimizer.pt"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    says(r"cannot be loaded \(optimizer\.pt has changed", damaged, "steps=9")
-    with pytest.raises(InputError, match="set init_from=RUN"):
-        run("data.shards=s", "init_optimizer=true")
 
 
 def test_pretraining_starts_from_weights(tiny_run, new, tmp_path, capsys):
@@ -160,14 +135,15 @@ def test_published_weights_give_what_they_know(new, tmp_path):
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
 
-def test_an_average_continues_in_a_fork(new, tmp_path):
+def test_an_average_continues_in_a_copy(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
     save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
     averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
     run(*labeled(new, tmp_path / "theirs.safetensors", *averaged))
-    fork(tmp_path / "run", tmp_path / "again", checkpoint="/checkpoints/step-1")
+    copy = copy_run(tmp_path / "run", tmp_path / "copy", 1)
+    run(f"run={copy}")
     for name in ("model", "average"):
-        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "again", 2, name))
+        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(copy, 2, name))
 
 
 def test_the_name_of_a_run_is_enough_to_resume_it(tiny_run, tmp_path):
