@@ -291,6 +291,10 @@ class RoleChooser:
         cells = self.cells(column)
         if any(isinstance(cell, dict) for cell in cells):
             raise self.refuse(f"{self.names[column]} holds objects, not labels", "give --label-column, or --unlabeled")
+        if self.choices.label is None and self.is_number(column) and not self.is_whole(column):
+            raise self.refuse(
+                f"{self.names[column]} holds fractions, not classes", "give --label-column, or --unlabeled"
+            )
         lists = [isinstance(cell, list) or looks_like_list(cell) for cell in cells]
         marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
         texts = self.texts(column)
@@ -388,7 +392,7 @@ class RoleChooser:
     def _holds(self, kind: str, column: int) -> bool:
         """Whether a column may be what a layout says of it."""
         if kind in ("path", "youtube_id"):
-            return kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column)))
+            return kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""]))
         if kind == "name" or not self.is_whole(column):
             return kind == "name" and not self.is_number(column)
         values = [int(float(text)) for text in self.texts(column)]

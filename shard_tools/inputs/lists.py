@@ -22,7 +22,7 @@ from shard_tools.inputs.folders import GROUPS, count_frames
 from shard_tools.inputs.item import Item, ParquetCell, Segment
 from shard_tools.inputs.sniff import Table, read_table
 
-MIN_CAPTIONS = 20  # rows: with fewer, labels that are all different are believed
+FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
 CAPTION_WORDS = 3
 YOUTUBE = re.compile(r"youtu(?:be\.com/watch\?v=|\.be/)([\w-]{11})")
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
@@ -168,13 +168,11 @@ class ListReader:
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1
+        elif is_remote(name) and not (match := YOUTUBE.search(name)):
+            problem = "no file can have its name" if HALF_A_PAIR.search(name) else problem
+            return Item(name, name, labels, 0, problem, segment, fields)
         else:
-            found = finder.find(name)
-        if found is None and is_remote(name):
-            if not (match := YOUTUBE.search(name)):
-                problem = "no file can have its name" if HALF_A_PAIR.search(name) else problem
-                return Item(name, name, labels, 0, problem, segment, fields)
-            name = match[1] + self.choices.suffix  # a page, whose video was downloaded under its id
+            name = match[1] + self.choices.suffix if is_remote(name) else name  # downloaded from a page with its id
             found = finder.find(name)
         source, location = finder.locate(name if found is None else found)
         if found is None:
@@ -233,7 +231,8 @@ class ListReader:
             return
         column = self.names[self.roles.label] if self.names else f"column {self.roles.label + 1}"
         total, words = counts.total(), sum(len(label.split()) for label in counts) / len(counts)
-        if total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS:
+        few = total >= FEW_CAPTIONS and len(counts) == total and words >= CAPTION_WORDS + 2
+        if few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS):
             raise InputError(
                 f"{self.where}: {column} has {len(counts)} different values in {total} rows, such as"
                 f" {printable(next(iter(counts)))!r}, which look like captions, not classes: give --label-column, or"

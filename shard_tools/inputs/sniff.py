@@ -26,7 +26,7 @@ MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow th
 SAMPLE_CHARACTERS = 2**20
 SAMPLE_ROWS = 1000
 MAX_WORDS = 9  # of a line that is split at spaces
-SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
+SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
