@@ -153,6 +153,8 @@ class ListReader:
     def _read_name(self, row: Row) -> str:
         cell = row[self.roles.path] if len(row) > self.roles.path else None
         name = cell.strip() if cell.__class__ is str else to_path(cell)
+        if "://" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
+            name = page[1]
         return name and name + self.choices.suffix
 
     def _make_item(self, row: Row, kept: list[int]) -> Item:
@@ -168,11 +170,10 @@ class ListReader:
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1
-        elif is_remote(name) and not (match := YOUTUBE.search(name)):
+        elif is_remote(name):
             problem = "no file can have its name" if HALF_A_PAIR.search(name) else problem
             return Item(name, name, labels, 0, problem, segment, fields)
         else:
-            name = match[1] + self.choices.suffix if is_remote(name) else name  # downloaded from a page with its id
             found = finder.find(name)
         source, location = finder.locate(name if found is None else found)
         if found is None:
