@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
@@ -16,6 +18,7 @@ from model.maps import Maps
 from pipeline.shards.arrays import to_rgb
 
 VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the error map that are visible
+OPACITY = 0.6  # of a map over the frames
 COLORMAP = "cividis"  # made for any color vision, and ordered in grayscale too (Nuñez et al. 2018)
 STATISTICS_NOTE = (
     "“Patch statistics from ground truth”: masked patches get their own mean and deviation (standard practice), so"
@@ -42,11 +45,15 @@ def make_rows(maps: Maps) -> dict[str, Row]:
     rows["error"] = _map_row(f"error (mean {np.nanmean(error):.3f})", error, maps)
     if maps.probability is not None:
         times_uniform = maps.probability[0] * maps.probability[0].numel()
-        rows["probability"] = _map_row("sampling probability\n(× uniform)", times_uniform.cpu().numpy(), maps)
+        rows["probability"] = _overlay("sampling probability\n(× uniform)", times_uniform, maps)
     is_masked = maps.is_masked[0].cpu().numpy()
     gray = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)[..., None]
     cells = np.repeat(to_rgb(gray), maps.frames.shape[1] // len(gray), axis=0)
     rows["mask"] = Row(f"mask\nmask ratio {is_masked.mean():.2f}", cells, is_map=True)
+    features = maps.features[0].float()
+    colors = np.repeat(color_features(features), maps.frames.shape[1] // len(features), axis=0)
+    rows["features"] = Row("features (first three principal components)", colors, is_map=True)
+    rows["similarity"] = _similarity_row(features, maps)
     return rows
 
 
@@ -102,6 +109,46 @@ def _draw_legend(canvas: Image.Image, x: int, y: int, size: int) -> None:
     ramp = colormaps[COLORMAP](np.linspace(0, 1, 8 * size), bytes=True)[None, :, :3].repeat(size, axis=0)
     canvas.paste(Image.fromarray(ramp), (x, y))
     draw_text(canvas, (x + round(8.5 * size), y - size // 8), "low to high, color scale normalized per row", size)
+
+
+def color_features(features: Float[Tensor, "t h w D"]) -> UInt8[np.ndarray, "t h w 3"]:
+    """Show the first three principal components of a clip's features as red, green and blue (as DINOv2)."""
+    flat = features.flatten(0, 2) - features.mean(dim=(0, 1, 2))
+    directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -3:].flip(1)
+    directions = directions * directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
+    projected = flat @ directions
+    low, high = projected.quantile(torch.tensor([0.02, 0.98], device=flat.device), dim=0)
+    colors = ((projected - low) / (high - low).clamp_min(1e-12)).clamp(0, 1) * 255
+    return colors.to(torch.uint8).unflatten(0, features.shape[:3]).cpu().numpy()
+
+
+def _similarity_row(features: Float[Tensor, "t h w D"], maps: Maps) -> Row:
+    """Show how similar all tokens are to one of the middle token frame, which is boxed: the most probable one, or the
+    center where there are no probabilities."""
+    t, height, width = (side // 2 for side in features.shape[:3])
+    if maps.probability is not None:
+        height, width = divmod(int(maps.probability[0, t].argmax()), features.shape[2])
+    centered = F.normalize(features - features.mean(dim=(0, 1, 2)), dim=-1)
+    row = _overlay("similarity of features to the boxed token (cosine)", centered @ centered[t, height, width], maps)
+    tubelet_size, side = len(row.cells) // len(features), row.cells.shape[1] // features.shape[1]
+    for cell in row.cells[t * tubelet_size : (t + 1) * tubelet_size]:
+        box = cell[height * side : (height + 1) * side, width * side : (width + 1) * side]
+        for edge in (box[0], box[-1], box[:, 0], box[:, -1]):
+            edge[:] = 255
+    return row
+
+
+def _overlay(label: str, values: Float[Tensor, "t h w"], maps: Maps) -> Row:
+    """Color values, interpolated between tokens, over the frames in gray."""
+    frames = _first(maps.frames)
+    low, high = values.min().item(), values.max().item()
+    fractions = F.interpolate(
+        (values.float().cpu()[None] - low) / max(high - low, 1e-12), frames.shape[1:3], mode="bilinear"
+    )
+    colors = colormaps[COLORMAP](fractions[0].numpy())[..., :3] * 255
+    colors = np.repeat(colors, len(frames) // len(colors), axis=0)
+    cells = OPACITY * colors + (1 - OPACITY) * frames.mean(axis=3, keepdims=True)
+    return Row(f"{label}\n{low:.2f} … {high:.2f}", cells.astype(np.uint8))
 
 
 def _map_row(label: str, values: Float[np.ndarray, "t h w"], maps: Maps) -> Row:

@@ -31,6 +31,7 @@ class Maps(NamedTuple):
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
     probability: Float[Tensor, "B t h w"] | None  # None where tokens have none of their own
     is_masked: Bool[Tensor, "B t h w"]
+    features: Float[Tensor, "B t h w D"]  # of the encoder, on the whole clip
 
 
 @contextmanager
@@ -58,6 +59,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
     was_training = model.training
     try:
         output = model.eval()(clip, seed, 0)
+        features = model.encode(clip).tokens.unflatten(1, config.grid)
     finally:
         model.train(was_training)
     clip, masked = adapt_channels(clip, config.in_channels, config.motion_channel), output.masked_ids
@@ -71,6 +73,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         error=_token_map(masked, output.loss_per_token, torch.nan, config.grid),
         probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
         is_masked=_token_map(masked, torch.ones_like(output.loss_per_token), 0, config.grid).bool(),
+        features=features,
     )
 
 

@@ -73,7 +73,7 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
             assert 3 * layout.font < rest < 10 * layout.font
             return rows
 
-    assert count_rows("a.png", 1600) == 6
+    assert count_rows("a.png", 1600) == 8
     assert count_rows("a.strategies.png", 1000) == 1 + 3 * 4 + 3 * 3  # adaptive and motion have probabilities
     assert count_rows("a.checkpoints.png", 1000) == 1 + 2 * 4
     with Image.open(run / "figures/a.gif") as moving:
@@ -86,7 +86,7 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert [sheet["mask_ratio"] for sheet in clips[0]["sheets"]] == ["0.5", "0.75", "0.85", "0.9", "0.95", "0.98"]
     assert "ratio.value = 1;" in text, "it opens at the ratio of the run"
     assert all(sheet["image"].startswith("data:image/webp;base64,") for sheet in clips[0]["sheets"])
-    assert len(clips[0]["sheets"][0]["labels"]) == 6
+    assert len(clips[0]["sheets"][0]["labels"]) == 8
 
 
 def test_a_checkpoint_is_plotted_as_its_run_is(run: Path, videos: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_model_that_predicts_pixels_has_one_reconstruction(clip: torch.Tensor)
     maps = model.reconstruct(clip)
     assert maps.visible_stats is None
     rows = reconstruction.make_rows(maps)
-    assert list(rows) == ["frames", "reconstruction", "error", "probability", "mask"]
+    assert list(rows) == ["frames", "reconstruction", "error", "probability", "mask", "features", "similarity"]
     assert rows["reconstruction"].label == "reconstruction"
     assert reconstruction.explain_figure(model.config) == ""
 
@@ -153,6 +153,33 @@ def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
     colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(color) for color in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
+
+
+def test_features_are_colored_by_their_principal_components() -> None:
+    features = torch.randn(2, 4, 4, 8) / 100
+    features[:, :, 2:, 0] += 1  # what differs most is the half
+    colors = reconstruction.color_features(features)
+    assert colors.shape == (2, 4, 4, 3)
+    assert abs(int(colors[:, :, :2, 0].mean()) - int(colors[:, :, 2:, 0].mean())) > 200
+    assert np.array_equal(reconstruction.color_features(features * 2), colors)
+
+
+def test_maps_over_frames_and_the_token_that_others_are_compared_with(clip: torch.Tensor) -> None:
+    maps = AdaMAE(ModelConfig(**CONFIG)).eval().reconstruct(clip)
+    probability = torch.zeros(1, 4, 4, 4)
+    probability[0, 2, 1, 3] = 1
+    features = torch.randn(1, 4, 4, 4, 8)
+    rows = reconstruction.make_rows(maps._replace(probability=probability, features=features))
+    overlay = rows["probability"].cells.astype(int)
+    assert overlay.shape == (8, 32, 32, 3)
+    high, low = overlay[4, 12, 28], overlay[4, 28, 4]
+    assert high[0] > high[2] + 50, "yellow"
+    assert low[2] > low[0] + 30, "blue"
+    assert rows["similarity"].label.endswith("… 1.00")
+    boxes = (rows["similarity"].cells == 255).all(axis=3)
+    assert boxes.any(axis=(1, 2)).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+    assert boxes[4, 8, 24:32].all()
+    assert boxes[4].sum() == 4 * 8 - 4
 
 
 def test_times_stand_below_the_columns(monkeypatch) -> None:
