@@ -94,7 +94,7 @@ class Trained:
             return step
 
     def load(self, run: RunDir) -> int:
-        return run.load({"model": self.model}, self.optimizer, TrainState(0, 2, "these"), 100).step
+        return run.load({"model": self.model}, self.optimizer, TrainState(0, 2, "these")).step
 
     def steps(self, run: RunDir, *steps: int) -> None:
         for step in steps:
