@@ -36,15 +36,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
-import os
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import common.openmp  # noqa: F401
-
-import triton
 
 from benchmarks.accounting import RESERVE_GPU, Account, predict
 from benchmarks.harness import (
@@ -75,8 +72,7 @@ NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decode
 NOTES = [
     "`saved_*`: bytes kept for the backward pass, by part. `at_peak_*`: what is alive at the peak of the step; the sum"
     " is `predicted_peak_gib`, what PyTorch allocates. `launches`: operators of its forward and backward passes.",
-    "`compiled_predicted_peak_gib`: of the program that torch.compile generates for a GPU; `ddp_predicted_peak_gib`:"
-    " with gradients in DistributedDataParallel's buckets, in each process.",
+    "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
     "Predicted with flash attention; cuDNN's, where PyTorch prefers it, has another workspace.",
     "`loaded_mib`: what DALI holds besides, for prefetched clips from shards of 342×256. `largest_batch_*`: predicted,"
     f" with that and {(RESERVE_GPU + NVDEC_BYTES) / 1e9:.1f} GB held back for the CUDA context, NCCL, NVDEC's decoders"
@@ -107,9 +103,6 @@ def main(options: argparse.Namespace) -> None:
             report.write(rows)
         paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
         for config, row in progress_bar(paper_first, unit="point", desc="measure"):
-            if is_default(config) and not triton.knobs.runtime.interpret:  # an interpreter compiles no program
-                peak = in_fresh_process(predict_compiled, config, options.batch_size)
-                row["compiled_predicted_peak_gib"] = round(peak / 2**30, 3)
             if on_gpu:
                 row.update(measure_on_gpu(config, row, options.repetitions, matmul))
             report.write(rows)
@@ -196,17 +189,6 @@ def describe_run(file: Path, overrides: list[str], batch_size: int | None) -> st
     return f"a step of {batch_size} clips takes {format_bytes(account.peak_bytes)} {where} ({parts}); at most {largest}"
 
 
-def predict_compiled(config: ModelConfig, batch_size: int) -> int:
-    """Predict the peak of the compiled step, for a process of its own in which there is then no GPU.
-
-    Imported earlier, torch 2.11's Inductor would ask for a GPU, which a forked process may not.
-    """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from benchmarks.gpu.program import predict_compiled_peak
-
-    return predict_compiled_peak(config, batch_size)
-
-
 def loaded_per_clip(config: ModelConfig) -> int:
     """Return the bytes that DALI holds for a clip of a step: the stored frames of the batch that it decodes, and the
     clips of those that are prefetched (pipeline/loader.py)."""
@@ -224,9 +206,9 @@ def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: floa
     found: Row = {}
     for compiled in (False, True) if is_default(config) else (False,):
         columns = measure(config, row, row["batch_size"], repetitions, matmul, compiled)
-        prefix = "compiled_" if compiled else ""
-        columns["prediction_error"] = round(row[f"{prefix}predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)
-        found |= {f"{prefix}{name}": value for name, value in columns.items()}
+        if not compiled:
+            columns["prediction_error"] = round(row["predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)
+        found |= {f"{'compiled_' if compiled else ''}{name}": value for name, value in columns.items()}
     return found
 
 

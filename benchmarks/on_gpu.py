@@ -1,12 +1,12 @@
 """The first hour on a GPU: everything that needs one, in stages, into one folder.
 
-    python benchmarks/on_gpu.py [STAGE ...] --output DIR [--videos VIDEOS] [--small]
+    python -m benchmarks.on_gpu [STAGE ...] --output DIR [--videos VIDEOS] [--minutes N] [--small]
 
 STAGE is any of those in benchmarks/on_gpu.yaml, in their order, the most telling first; none: all. A stage takes 8
-minutes at most, what is left of it is then given up, and the next one goes on; so it does after a failure. Nothing
-outside of DIR is needed or written: without VIDEOS, synthetic ones are generated in DIR/scratch, beside shards and
-runs. DIR/<stage>.log holds what a stage printed, DIR/goals.json the goals beside the results. Called again for other
-stages with the same DIR, it adds them.
+minutes at most, and all together --minutes; what is left of it is then given up, and the next one goes on; so it does
+after a failure. Nothing outside of DIR is needed or written: without VIDEOS, synthetic ones are generated in
+DIR/scratch, beside shards and runs. DIR/<stage>.log holds what a stage printed, DIR/goals.json the goals beside the
+results. Called again for other stages with the same DIR, it adds them.
 --small: the same commands at sizes that a CPU takes, to see that they run.
 """
 
@@ -20,19 +20,21 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.arguments import ArgumentParser, existing_folder
-from benchmarks.harness import ROOT, Report, Row, print_table
+from benchmarks.arguments import ArgumentParser, at_least, existing_folder
+from benchmarks.harness import ROOT, Report, Row, find_version, print_table
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
 
 STAGE_SECONDS = 480.0
 # What train.py imports besides PyTorch and what comes with it; stages that are `plain` do without.
-PACKAGES = ("av", "docstring_parser", "fsspec", "jsonargparse", "matplotlib", "msgspec", "safetensors", "tensorboard")
+PACKAGES = (
+    "av", "docstring-parser", "fsspec", "jaxtyping", "jinja2", "jsonargparse", "matplotlib", "msgspec", "pebble",
+    "ruamel.yaml", "safetensors", "tensorboard", "torchao", "webdataset",
+)  # fmt: skip
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL of a command whose time is up
 
 
@@ -50,16 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     videos = options.videos.resolve() if options.videos else folder / "scratch" / "videos"
-    ended = {}
+    ended: dict[str, str] = {}
+    deadline = time.monotonic() + 60 * options.minutes
     for name in options.stages:
         started = time.monotonic()
         print(f"== {name}: {STAGES[name]['purpose']}", file=sys.stderr, flush=True)
-        missing = [] if STAGES[name].get("plain") else [package for package in PACKAGES if find_spec(package) is None]
+        missing = (
+            [] if STAGES[name].get("plain") else [package for package in PACKAGES if find_version(package) is None]
+        )
         if missing:
             ended[name] = f"left out, for lack of packages: pip install {' '.join(missing)}"
         else:
             commands = list_commands(STAGES[name], folder, videos, options.small)
-            ended[name] = run_stage(commands, folder / f"{name}.log")
+            ended[name] = run_stage(commands, folder / f"{name}.log", min(STAGE_SECONDS, deadline - started))
         print(f"== {name}: {ended[name]}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     rows = rate_goals(folder)
     stages = {f"stage {name}": how for name, how in ended.items()}
@@ -72,6 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__, output=None)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--videos", type=existing_folder, help="folder of videos (default: synthetic ones)")
+    parser.add_argument("--minutes", type=at_least(1), default=1000, help="for all stages together")
     parser.add_argument("--small", action="store_true", help="a dry run at sizes that a CPU takes")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.stages if name not in STAGES]
@@ -117,16 +123,16 @@ def rate(
     return {**row, "figure": round(figure, 4), "met": "yes" if met else "no"}
 
 
-def run_stage(commands: Sequence[list[str]], log: Path) -> str:
+def run_stage(commands: Sequence[list[str]], log: Path, seconds: float) -> str:
     """Run commands, what they print into `log`; return how it ended, or the first failure."""
-    deadline, ended = time.monotonic() + STAGE_SECONDS, "done"
+    deadline, ended = time.monotonic() + seconds, "done"
     with log.open("wb") as file:
         for command in commands:
             file.write(f"$ python {shlex.join(command)}\n".encode())
             file.flush()
             code = run(command, file, deadline - time.monotonic())
             if code is None:
-                return f"given up after {STAGE_SECONDS:.0f} s in `{command[0]}`"
+                return f"given up after {max(0, seconds):.0f} s in `{command[0]}`"
             if code and ended == "done":
                 last_line = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-1]
                 ended = f"`{command[0]}` failed with exit code {code}: {last_line.strip()[:300]}"

@@ -27,7 +27,8 @@ from benchmarks.accounting import (
 from benchmarks.harness import ROOT, noise_clip
 from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
 from model.config import ModelConfig
-from training.numerics import deterministic
+from training.config import parse
+from training.numerics import numerics
 
 CPU = torch.device("cpu")
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
@@ -82,7 +83,9 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(target: 
 def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
     """Flash attention's, worked out by hand: 70 rows of 40 values are 128 of 64, in fp32, beside a sum for each row."""
     assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 64)
-    with deterministic():  # a gradient for each of 22 groups of 6 heads that keep 132 multiprocessors busy
+    with numerics(
+        parse(["data.shards=s", "deterministic=true"])
+    ):  # a gradient for each of 22 groups of 6 heads that keep 132 multiprocessors busy
         assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 22 * 64)
     on_gpu, on_cpu = (LiveBytes("now", on_gpu=where) for where in (True, False))
     q, k, v = (torch.randn(1, 2, 300, 32, requires_grad=True) for _ in range(3))

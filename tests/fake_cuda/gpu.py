@@ -67,7 +67,7 @@ def build(folder: Path) -> Path:
 
 
 def run(
-    library: Path, script: str, arguments: Sequence[object], gpus: int = 1, **settings: object
+    library: Path, script: str, arguments: Sequence[object], gpus: int = 1, seconds: float = 300, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script in the project's root, with more than one GPU by torchrun; settings: of the environment."""
     folder = library.parent
@@ -79,4 +79,4 @@ def run(
     env |= {name: str(value) for name, value in settings.items()}
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if gpus > 1 else []
     command = [sys.executable, *launcher, script, *map(str, arguments)]
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)

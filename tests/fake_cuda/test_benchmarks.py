@@ -6,47 +6,83 @@ from pathlib import Path
 import gpu
 import pytest
 
-STEPS = """
-import json, os
-os.environ.pop("PYTORCH_ALLOC_CONF")  # there is no NVML here: segments that expand would end the process
-import common.devices
+COMPILED = """
+import json, sys
 import torch
-from benchmarks.accounting import predict
 from benchmarks.step import measure_config
 from model.config import ModelConfig
 
-torch.backends.cudnn.enabled = False
-for changes in ({}, {"masking": "tube"}, {"activation_checkpointing": True}):
-    config = ModelConfig(size="small", **changes)
-    _, measured = measure_config(config, 16, 1, torch.device("cuda", 0))
-    print(json.dumps([predict(config, 16, with_flops=False).peak_bytes / 2**30, measured["measured_peak_gib"]]))
+for checkpointing in (False, True):
+    config = ModelConfig(activation_checkpointing=checkpointing)
+    _, measured = measure_config(config, 16, 1, torch.device("cuda", 0), compiled=True)
+    print(json.dumps(measured["measured_peak_gib"]))
 """
-
-
-KERNELS = """
+# Kernels compute nothing here. A module's main is called, so that processes forked for a measurement find it by name.
+UNCHECKED = """
 import sys
-from benchmarks import kernel_speed
+from importlib import import_module
 
-kernel_speed.check = lambda case, name: None  # kernels compute nothing here
-kernel_speed.main(["--batch-size", "2", "--mask-ratio", "0.9", "--repetitions", "2", *sys.argv[1:]])
+from benchmarks import harness
+
+harness.require = lambda *_: None
+from benchmarks import kernel_speed, train_throughput
+
+kernel_speed.check = train_throughput.check_losses = lambda *_: None
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    module, arguments = import_module(sys.argv[0].removesuffix(".py").replace("/", ".")), sys.argv[1:]
+    sys.exit(module.main(module.parse_arguments(arguments) if "memory" in sys.argv[0] else arguments))
 """
+# Every command of a stage, but those of pytest, by that program, whose path comes first.
+STAGES = """
+import sys
+from benchmarks import on_gpu
+
+run = on_gpu.run
+on_gpu.run = lambda command, *rest: run(command if command[0] == "-m" else [sys.argv[1], *command], *rest)
+sys.exit(on_gpu.main(sys.argv[2:]))
+"""
+# Of the tests that need a GPU, those that compare no values. One more needs NVML, one CUPTI.
+GPU_TESTS = [
+    "tests/benchmarks/test_accounting.py",
+    "tests/common/test_devices.py::test_a_gpu_that_is_full_is_explained",
+    "tests/kernels/test_gpu.py::test_no_tensor_of_the_targets_size_is_allocated",
+    "tests/model/test_adamae_in_triton.py::test_the_host_never_waits",
+    "tests/training/test_numerics.py",
+]
 
 
-@pytest.mark.slow  # it compiles the GPU, and PyTorch starts
-def test_predicted_memory_is_the_allocators_peak(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(STEPS)
-    done = gpu.run(library, str(tmp_path / "program.py"), [])
+@pytest.mark.slow  # they train, and count steps of ViT-Small
+def test_tests_for_a_gpu_that_compare_no_values_pass(library: Path) -> None:
+    done = gpu.run(library, "-m", ["pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS])
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow  # torch.compile of ViT-Base
+def test_the_compiled_steps_memory_is_what_the_docs_say(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(COMPILED)
+    done = gpu.run(library, str(tmp_path / "program.py"), [], seconds=600)
     assert done.returncode == 0, done.stderr
-    for predicted, measured in map(json.loads, done.stdout.splitlines()):
-        assert predicted == pytest.approx(measured, rel=0.02)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == pytest.approx([2.81, 2.51], rel=0.02)
 
 
 @pytest.mark.slow
 def test_kernels_are_timed_by_replays_of_graphs_and_the_published_way_by_calls(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(KERNELS)
-    done = gpu.run(library, str(tmp_path / "program.py"), ["--op", "gather_tokens", "--output", tmp_path])
+    (tmp_path / "program.py").write_text(UNCHECKED)
+    arguments = ["--batch-size", "2", "--mask-ratio", "0.9", "--repetitions", "2", "--op", "gather_tokens"]
+    command = ["benchmarks/kernel_speed.py", *arguments, "--output", tmp_path]
+    done = gpu.run(library, str(tmp_path / "program.py"), command)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "kernel_speed.json").read_text())["rows"]
     timed = {(row["implementation"], row["phase"]) for row in rows if row["kernel_ms"] is not None}
     assert {phase for name, phase in timed if name == "ours"} == {"forward", "backward", "both"}
     assert "published" not in {name for name, _ in timed}
+
+
+@pytest.mark.slow  # every command that a GPU is to run, at its smallest
+def test_every_stage_ends(library: Path, tmp_path: Path) -> None:
+    for name, program in (("unchecked.py", UNCHECKED), ("stages.py", STAGES)):
+        (tmp_path / name).write_text(program)
+    arguments = [tmp_path / "unchecked.py", "--small", "--output", tmp_path / "out"]
+    done = gpu.run(library, str(tmp_path / "stages.py"), arguments, seconds=900)
+    assert done.returncode == 0, done.stderr

@@ -6,10 +6,13 @@ from typing import Any
 
 import gpu
 import pytest
+from runs import read_rows
 from tiny import TINY
 
+from benchmarks.step import write_random_teacher
 from kernels.crop_resize import frame_bytes
 from model.masking import MASKS
+from model.targets import TARGETS
 from pipeline.decoding.planes import find_window
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
@@ -20,9 +23,9 @@ SETTINGS = [*TINY, "device=cuda", "precision=bf16", "steps=17", "log_every=100",
 SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 
-def count_steps(library: Path, runs: list[list[str]], gpus: int = 1) -> list[dict[str, Any]]:
+def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings: object) -> list[dict[str, Any]]:
     """Train with each list of arguments; return what the counted steps called."""
-    done = gpu.run(library, "tests/fake_cuda/count_steps.py", [FIRST, LAST, json.dumps(runs)], gpus)
+    done = gpu.run(library, "tests/fake_cuda/count_steps.py", [FIRST, LAST, json.dumps(runs)], gpus, **settings)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     for run in found:
@@ -41,6 +44,7 @@ def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
     arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
     (found,) = count_steps(library, [arguments])
     calls, steps = found["calls"], LAST - FIRST + 1
+    assert calls["launches"] <= 403 * steps
     assert abs(calls["LAUNCH crop_resize_kernel"] - steps) <= 1
     assert abs(calls["COPY pinned to device"] - 3 * steps) <= 1, "frames with their tables, labels, positions"
     assert calls["BYTES pinned to device"] == pytest.approx(count_frame_bytes(synthetic_shards, arguments), rel=0.3)
@@ -58,18 +62,57 @@ def count_frame_bytes(shards: Path, arguments: list[str]) -> int:
     return total
 
 
-def test_every_masking_strategy_ends(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    """But the one that needs maps of true motion beside the frames."""
-    runs = [
-        [*SETTINGS, f"data.shards={synthetic_shards}", f"model.masking={masking}"]
-        for masking in MASKS
-        if masking != "oracle"
-    ]
-    runs.append([*SETTINGS, f"data.shards={synthetic_shards}", "model.in_channels=1"])  # by the references, not Triton
-    runs = [[*run, f"run={tmp_path / str(number)}", "model.mask_ratio=0.5"] for number, run in enumerate(runs)]
-    count_steps(library, runs)
+def list_runs(shards: Path, folder: Path) -> list[list[str]]:
+    """List a run of every masking strategy but the one that needs maps of true motion, every target, and gray clips,
+    which the references make instead of Triton."""
+    changes = [[f"model.masking={masking}"] for masking in MASKS if masking != "oracle"]
+    for target in TARGETS:
+        config = parse([*SETTINGS, "data.shards=s"]).model
+        teacher = [f"model.teacher={write_random_teacher(config, folder)}"] if target == "teacher" else []
+        changes.append([f"model.target={target}", *teacher])
+    changes.append(["model.in_channels=1"])
+    common = [*SETTINGS, f"data.shards={shards}", "model.mask_ratio=0.5"]
+    return [[*common, *change, f"run={folder / str(number)}"] for number, change in enumerate(changes)]
 
 
-def test_ranks_have_a_gpu_each(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    count_steps(library, [arguments], gpus=2)
+@pytest.mark.slow  # ten runs
+def test_every_masking_strategy_and_target_ends(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+    count_steps(library, list_runs(synthetic_shards, tmp_path))
+
+
+@pytest.mark.slow  # torchrun and two ranks start
+@pytest.mark.parametrize("change", ["model.masking=adaptive", "model.masking=tube"])
+def test_ranks_have_a_gpu_each(change: str, library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", change]
+    count_steps(library, [[*arguments, "model.mask_ratio=0.5"]], gpus=2)
+
+
+@pytest.mark.slow  # torch.compile
+@pytest.mark.parametrize(("how", "launches", "graphs"), [("true", 378, 0), ("reduce-overhead", 46, 2)])
+def test_a_compiled_step_launches_less(
+    how: str, launches: int, graphs: int, library: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
+    """One graph forward and one backward: a break, or a copy of what a kernel writes, would be a launch more."""
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", f"compile={how}"]
+    (found,) = count_steps(library, [arguments])
+    steps = LAST - FIRST + 1
+    assert 0 < found["calls"]["launches"] <= launches * steps
+    assert found["calls"].get("graph launches", 0) == graphs * steps
+    if not graphs:
+        assert found["calls"]["LAUNCH loss_backward_kernel"] == steps
+
+
+KERNEL_US = 3000  # a step of 400 kernels is 1.2 s, and the loader's work is milliseconds
+
+
+@pytest.mark.slow  # seconds on the clock of a slow GPU
+def test_the_loader_keeps_up_with_a_step_of_a_stated_speed(
+    library: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
+    """The host queues the step, the loader works beside it, and nothing but the GPU takes time."""
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", "log_every=4"]
+    (found,) = count_steps(library, [arguments], FAKE_US=KERNEL_US)
+    (row,) = (row for row in read_rows(tmp_path / "run") if row["step"] == LAST)  # of the last four
+    expected = found["calls"]["launches"] / (LAST - FIRST + 1) * KERNEL_US * 1e-6
+    assert 4 / row["clips_per_second"] == pytest.approx(expected, rel=0.1)
+    assert row["data_wait_fraction"] < 0.02

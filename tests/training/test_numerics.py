@@ -2,14 +2,17 @@
 
 import os
 import shutil
+import signal
+import sys
+import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from runs import is_same, load_weights
+from runs import is_same, load_weights, read_rows
 from tiny import TINY
 
-from benchmarks.gpu import resume_check
 from common.errors import InputError
 from train import train
 from training.config import TrainConfig, parse
@@ -54,8 +57,29 @@ def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: P
     assert is_same(load_weights(run), whole)
 
 
+@pytest.fixture(scope="module")
+def run_on_gpu(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> tuple[list[object], Path]:
+    """Train deterministically to the end; return the command, but for the run directory, and the run."""
+    run = tmp_path_factory.mktemp("gpu") / "run"
+    settings = ["device=cuda", "precision=bf16", "deterministic=true", "model.image_size=64", "steps=60"]
+    command = [sys.executable, "train.py", *TINY, *settings, f"data.shards={synthetic_shards}"]
+    done = forked.run([*command, f"run={run}"])
+    assert done.returncode == 0, done.stderr
+    return command, run
+
+
 @pytest.mark.gpu
-def test_killed_and_stopped_on_a_gpu_a_deterministic_run_ends_with_the_same_bits(
-    tmp_path: Path, synthetic_shards: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_on_a_gpu_and_started_again_a_run_has_the_same_bits(
+    number: signal.Signals, run_on_gpu: tuple[list[object], Path], tmp_path: Path
 ) -> None:
-    resume_check.main([str(synthetic_shards), "--steps", "12", "--output", str(tmp_path)])  # which requires it
+    (command, whole), run = run_on_gpu, tmp_path / "run"
+    process = forked.start([*command, f"run={run}"], tmp_path / "log", tmp_path / "log")
+    while len(read_rows(run)) < 20:
+        assert process.is_alive(), (tmp_path / "log").read_text()
+        time.sleep(0.01)
+    os.kill(process.pid or 0, number)
+    forked.wait(process, 60)
+    assert not (run / "checkpoints/step-00000060").exists(), "too late to prove anything"
+    assert forked.run([*command, f"run={run}"]).returncode == 0
+    assert is_same(load_weights(run, 60), load_weights(whole, 60))
