@@ -34,7 +34,7 @@ from training.failures import explain_failures
 from training.logger import SKIPPED, Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
-from training.parallelize import check_graphs, keep_bf16_copies, parallelize, reduce_gradients
+from training.parallelize import check_graphs, parallelize, reduce_gradients
 from training.profiling import StepProfiler
 from training.report import write_report
 from training.run_dir import RunDir
@@ -68,8 +68,7 @@ def train(config: TrainConfig) -> bool:
         fingerprint = determinism_fingerprint(config, dist)
         start = TrainState(0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest)
         state = run.load(task.modules, optimizer, start)
-        model = parallelize(task, config, dist, plan.batch_size)
-        keep_bf16_copies(task.model, optimizer, config, dist.device)
+        model = parallelize(task, optimizer, config, dist, plan.batch_size)
         with (
             ClipLoader(dataset, plan, dist.device, config.data, run.quarantine) as loader,
             Logger(run, config, dist, schedule, loader, state.step) as log,

@@ -12,8 +12,6 @@ The rows are in benchmarks/ablations.yaml; `g` has options beyond the paper. Re-
 """
 
 import argparse
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +32,8 @@ from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from training.config import TrainConfig, parse, to_yaml
+from train import train
+from training.config import TrainConfig, parse
 
 CPU_BATCH = 2  # clips
 PAPER_WIDTH = 768  # of the encoder; sampler widths in ablations.yaml refer to it
@@ -123,20 +122,12 @@ def count_cost(config: ModelConfig, batch_size: int) -> Row:
 
 
 def train_and_evaluate(config: TrainConfig, videos: Path) -> Row:
-    """Pre-train in a process of its own and evaluate the result on unseen videos."""
-    run = Path(config.run)
-    recipe = run.with_suffix(".yaml")
-    recipe.parent.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(to_yaml(config), encoding="utf-8")
-    run_training(recipe)
-    report = motion_report.measure(AdaMAE.from_pretrained(run), videos, config.data)
+    """Pre-train, and evaluate the result on unseen videos."""
+    if not train(config):
+        raise KeyboardInterrupt  # a signal has stopped it, after a checkpoint
+    report = motion_report.measure(AdaMAE.from_pretrained(config.run), videos, config.data)
     return {f"trained_{name}": round(value, 3) for name, value in report.items() if isinstance(value, float)}
 
 
-def run_training(recipe: Path) -> None:
-    if subprocess.run([sys.executable, str(ROOT / "train.py"), "--config", str(recipe)]).returncode:
-        raise InputError(f"the training run of {recipe} failed, see above; re-run the same command to resume")
-
-
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, resumable=True)

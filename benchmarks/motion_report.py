@@ -65,8 +65,9 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[Row] = []
     for run in options.runs:
-        measured = measure(AdaMAE.from_pretrained(run), options.videos, DataConfig(**trained_rate(run)))
-        rows.append({"run": run.name, **measured})
+        model = AdaMAE.from_pretrained(run)
+        masks = {"masking": model.config.masking, "mask_ratio": model.config.mask_ratio}
+        rows.append({"run": run.name, **masks, **measure(model, options.videos, DataConfig(**trained_rate(run)))})
     Report("motion_report", options.output, choose_device()).write(rows)
     print_table(rows)
 

@@ -24,6 +24,8 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
     """Keep copies of what modules name by `weights()`, which `cast_together` then returns.
 
     The function returned refreshes those of trained weights, by one launch, and is to be called after every update.
+    Gradients that are there now must be views of DDP's buckets: later ones are cast straight into them, while DDP would
+    copy each by a launch of its own.
     """
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "weights")]
     weights = [weight for module in modules for weight in module.weights() if weight is not None]
@@ -32,10 +34,15 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
         torch._dynamo.mark_static_address(weight.cast_copy)  # CUDA graphs would copy it otherwise
     trained = [weight for weight in weights if weight.requires_grad]
 
+    buckets = [(weight, weight.grad) for weight in trained if weight.grad is not None]
+
     @torch.no_grad()
     def refresh() -> None:
         torch._foreach_copy_([weight.cast_copy for weight in trained], trained)
+        for weight, bucket in buckets:
+            weight.bucket = bucket  # for one gradient; what comes after it must not overwrite it
 
+    refresh()
     return refresh
 
 
@@ -50,7 +57,7 @@ def cast_together(weights: Weights, dtype: torch.dtype) -> Weights:
     elif torch.compiler.is_compiling():  # which fuses them as it likes
         cast = iter([weight.to(dtype) for weight in given])
     else:
-        cast = iter(Cast.apply(*_copy_together(given, dtype), *given))
+        cast = iter(Cast.apply(*_copy_together(given, dtype, [None] * len(given)), *given))
     return [None if weight is None else next(cast) for weight in weights]
 
 
@@ -59,18 +66,24 @@ class Cast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *copies_and_weights: Tensor) -> tuple[Tensor, ...]:
-        copies = copies_and_weights[: len(copies_and_weights) // 2]
-        ctx.dtype = copies_and_weights[-1].dtype
+        half = len(copies_and_weights) // 2
+        copies, weights = copies_and_weights[:half], copies_and_weights[half:]
+        ctx.dtype = weights[0].dtype
+        ctx.weights = () if torch.compiler.is_compiling() else weights
         return tuple(copy.detach() for copy in copies)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *[None] * len(grads), *_copy_together(grads, ctx.dtype)
+        places = [vars(weight).pop("bucket", None) for weight in ctx.weights] or [None] * len(grads)
+        return *[None] * len(grads), *_copy_together(grads, ctx.dtype, places)
 
 
 @torch.no_grad()
-def _copy_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+def _copy_together(tensors: Sequence[Tensor], dtype: torch.dtype, places: Sequence[Tensor | None]) -> list[Tensor]:
+    copies = [
+        torch.empty_like(tensor, dtype=dtype) if place is None else place.detach()
+        for tensor, place in zip(tensors, places, strict=True)
+    ]
     torch._foreach_copy_(copies, list(tensors))
     return copies
 

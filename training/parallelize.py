@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist_c10d
 from torch import nn
 from torch._functorch import config as partitioner
 from torch.nn.parallel import DistributedDataParallel
@@ -17,26 +18,34 @@ from training.distributed import Distributed, count_ranks
 from training.tasks.task import Task
 
 
-def parallelize(task: Task, config: TrainConfig, dist: Distributed, batch_size: int) -> nn.Module:
-    """Return the model as the loop calls it: compiled if asked for, and averaging gradients if there are several ranks.
+def parallelize(
+    task: Task, optimizer: torch.optim.Optimizer, config: TrainConfig, dist: Distributed, batch_size: int
+) -> nn.Module:
+    """Return the model as the loop calls it: compiled if asked for, with bf16 copies of its weights, and averaging
+    gradients if there are several ranks. The weights must be there: from now on, only the optimizer may change them.
 
     DDP lays out its buckets again after the first backward pass, and a first step with other buckets rounds otherwise:
-    resumed, a run would differ in the last bits. So one pass of `batch_size` black clips is thrown away.
+    resumed, a run would differ in the last bits. So passes of `batch_size` black clips are thrown away: the first, and
+    one whose gradients show where the buckets are.
     """
     if config.compile:
         compile_in_place(task.model, config.compile)
     if dist.world_size == 1:
+        keep_bf16_copies(task.model, optimizer, config, dist.device)
         return task.model
     # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its task shares.
     model = DistributedDataParallel(task.model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    model._register_builtin_comm_hook(dist_c10d.BuiltinCommHookType.ALLREDUCE)  # divides buckets, not gradients
     model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # each measurement waits for the GPU, at every 100th step
     before = [buffer.clone() for buffer in task.model.buffers()]
     shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.clip_channels)
     black = torch.zeros(shape, dtype=torch.uint8, device=dist.device)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=dist.device)
-    with autocast_to(dist.device, config.precision):
-        loss, _ = task.loss(model, Batch(black, labels, [""] * batch_size, list(range(batch_size))))
-    loss.backward()
+    for _ in range(2):
+        with autocast_to(dist.device, config.precision):
+            loss, _ = task.loss(model, Batch(black, labels, [""] * batch_size, list(range(batch_size))))
+        loss.backward()
+    keep_bf16_copies(task.model, optimizer, config, dist.device)
     model.zero_grad(set_to_none=True)
     for buffer, value in zip(task.model.buffers(), before, strict=True):
         buffer.copy_(value)
@@ -48,8 +57,7 @@ def keep_bf16_copies(
 ) -> None:
     """Where weights are multiplied in bf16, keep copies of them in it, refreshed after every update.
 
-    To be called when the weights are there: from then on, nothing but the optimizer may change them. Not of a compiled
-    model in several ranks: up to torch 2.14, DDP's cutting of graphs refuses autograd functions.
+    Not of a compiled model in several ranks: up to torch 2.14, DDP's cutting of graphs refuses autograd functions.
     """
     if choose_precision(device, config.precision) == "bf16" and not (config.compile and count_ranks() > 1):
         refresh = keep_copies(model, torch.bfloat16)

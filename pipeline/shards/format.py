@@ -19,7 +19,7 @@ from common.errors import InputError
 from pipeline.shards.arrays import MALFORMED
 from pipeline.shards.gops import GOP
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
 SKIPPED_FILE = "skipped.jsonl"  # what the last run did not take for videos
@@ -182,7 +182,6 @@ class DatasetInfo:
     codecs: dict[Word, Sides] = field(default_factory=dict)
     containers: list[Word] = field(default_factory=list)
     frame_strides: list[Stride] = field(default_factory=list)
-    labels: tuple[int, int] | None = None  # lowest and highest; None: no sample has one
     num_unlabeled: Bytes = 0
     multi_label: bool = False  # whether any sample has other than one label
     tables: dict[str, TableInfo] = field(default_factory=dict)

@@ -226,7 +226,6 @@ class RowWriter:
         self._codecs: dict[str, Sides] = {}  # in the order of their numbers, as are containers
         self._containers: dict[str, int] = {}
         self._strides: set[int] = set()
-        self._labels: set[int] = set()
         self._multi_label = False
 
     def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
@@ -251,7 +250,6 @@ class RowWriter:
             codecs=self._codecs,
             containers=list(self._containers),
             frame_strides=sorted(self._strides),
-            labels=(min(self._labels), max(self._labels)) if self._labels else None,
             num_unlabeled=self._num_unlabeled,
             multi_label=self._multi_label,
         )
@@ -262,7 +260,6 @@ class RowWriter:
         found = Sides(1, width, width, height, height)
         self._codecs[sample.codec] = found.merge(self._codecs[sample.codec]) if sample.codec in self._codecs else found
         self._strides.add(stride)
-        self._labels.update(sample.labels or ())
         self._num_unlabeled += label == UNLABELED
         self._multi_label |= label == MULTI_LABEL
         codec = list(self._codecs).index(sample.codec)

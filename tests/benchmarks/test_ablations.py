@@ -3,10 +3,8 @@ from pathlib import Path
 
 import pytest
 
-import train
 from benchmarks import ablations
 from common.errors import InputError
-from training.config import parse
 
 TINY = [
     "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4", "model.image_size=32", "global_batch=2",
@@ -19,7 +17,6 @@ def test_a_table_with_trained_columns(
 ) -> None:
     table = ablations.read_yaml(ablations.ROOT / "benchmarks/ablations.yaml")["f"]
     monkeypatch.setattr(ablations, "read_yaml", lambda _: {"f": {**table, "rows": table["rows"][1:3]}})
-    monkeypatch.setattr(ablations, "run_training", lambda recipe: train.train(parse(["--config", str(recipe)])))
     monkeypatch.setattr(ablations, "in_fresh_process", lambda function, *arguments: function(*arguments))
     recipe = str(ablations.ROOT / "configs/demo.yaml")
     arguments = ["--table", "f", "--config", recipe, "--batch-size", "2", "--measure", "--output", str(tmp_path)]

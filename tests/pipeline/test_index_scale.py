@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path,) = folder.glob(f"{name}.*")
         tables[name] = TableInfo(path.name, num_rows, path.stat().st_size, "0" * 64)
     about: dict[str, Any] = {
-        "codecs": {"h264": Sides(NUM_CLIPS, 342, 342, 256, 256, 342 * 256)}, "containers": ["mp4"],
-        "frame_strides": [4], "labels": (0, 399), "tables": tables, "content": "0" * 64,
+        "codecs": {"h264": Sides(NUM_CLIPS, 342, 342, 256, 256)}, "containers": ["mp4"],
+        "frame_strides": [4], "tables": tables, "content": "0" * 64,
     }  # fmt: skip
     info = DatasetInfo(
         NUM_CLIPS, NUM_CLIPS * 75, NUM_CLIPS * VIDEO_BYTES, [f"c{n}" for n in range(400)], {}, [], **about

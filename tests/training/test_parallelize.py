@@ -1,5 +1,6 @@
 """torch.compile and DDP: compile=true in two ranks, where PyTorch cuts the graph at the borders of DDP's buckets."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import SERVER
+from torch import nn
 
 from common.errors import InputError
 from model.config import ModelConfig
@@ -15,6 +17,7 @@ from pipeline.config import DataConfig
 from training import parallelize
 from training.config import TrainConfig
 from training.distributed import Distributed
+from training.optimizer import make_optimizer, update
 from training.parallelize import check_graphs, compile_in_place
 from training.tasks.pretraining import Pretraining
 
@@ -32,7 +35,8 @@ def compute_gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
     ranks = Distributed("cpu")
     ranks.rank, ranks.world_size = rank, RANKS
     task = Pretraining(config, None, ranks)
-    model = parallelize.parallelize(task, config, ranks, batch_size=2)
+    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+    model = parallelize.parallelize(task, optimizer, config, ranks, batch_size=2)
     assert all(p.grad is None for p in model.parameters()), "the warm-up left gradients"
     noise = torch.Generator().manual_seed(rank)
     clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
@@ -79,6 +83,60 @@ def test_compiled_in_two_ranks_gradients_are_the_plain_ones(tmp_path: Path) -> N
         off, graphs = (tmp_path / f"{rank}").read_text(encoding="utf-8").split()
         assert float(off) < 1e-5
         assert int(graphs) > 1, "it was not cut"
+
+
+def accumulate(model: nn.Module, rank: int) -> None:
+    """Run two forward and backward passes, of which DDP reduces the second."""
+    for number in range(2):
+        noise = torch.Generator().manual_seed(2 * rank + number)
+        clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
+        zero = torch.zeros((), dtype=torch.int64)
+        with parallelize.reduce_gradients(model, now=number == 1):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(clip, zero, zero).loss
+            (loss / 2).backward()
+
+
+def compare_in_bf16(rank: int, folder: Path) -> None:
+    """In a process of its own: write how far gradients in two ranks, cast into DDP's buckets, are off at two steps."""
+    torch.set_num_threads(1)
+    parallelize.choose_precision = lambda device, wanted: wanted  # also on a CPU that multiplies no bf16
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    ranks = Distributed("cpu")
+    ranks.rank, ranks.world_size = rank, RANKS
+    torch.manual_seed(0)
+    config = TrainConfig(DataConfig(shards="none"), model=CONFIG)
+    task = Pretraining(config, None, ranks)
+    alone = copy.deepcopy(task.model).eval()
+    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+    model = parallelize.parallelize(task, optimizer, config, ranks, batch_size=2).eval()
+    off = 0.0
+    for _ in range(2):
+        alone.load_state_dict(task.model.state_dict())
+        for other in range(RANKS):
+            accumulate(alone, other)
+        accumulate(model, rank)
+        for mine, plain in zip(task.model.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is not None
+            off = max(off, ((mine.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item())
+        alone.zero_grad()
+        assert not hasattr(task.model.encoder.blocks[0].mlp.fc1.weight, "bucket"), "its bucket is filled"
+        update(optimizer, 1e-3, clip_grad_norm=None)
+    (folder / f"{rank}").write_text(str(off), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+# 19 s beside other work: three processes import PyTorch.
+def test_gradients_of_bf16_copies_go_straight_into_the_buckets(tmp_path: Path) -> None:
+    processes = [SERVER.Process(target=compare_in_bf16, args=(rank, tmp_path)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+    for rank in range(RANKS):
+        assert float((tmp_path / f"{rank}").read_text(encoding="utf-8")) < 1e-6
 
 
 def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
