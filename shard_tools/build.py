@@ -100,7 +100,10 @@ class Build:
         if classes and classes[: len(known)] != known:
             raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
-        stored = ((it.source, it.segment, name_labels(it, known), it.source_size) for it in self._stored())
+        stored = (
+            (it.source, it.segment, it.labels and tuple(known[label] for label in it.labels), it.source_size)
+            for it in self._stored()
+        )
         inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{where} holds {change}: give another output folder")
@@ -255,10 +258,6 @@ def mark_parts(samples: Iterator[Sample], rejected: dict[str, str]) -> Iterator[
         if name in rejected and not rejected[name].endswith(PARTLY):
             rejected[name] += PARTLY
         yield sample
-
-
-def name_labels(sample: Sample, classes: list[str]) -> tuple[str, ...] | None:
-    return None if sample.labels is None else tuple(classes[label] for label in sample.labels)
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

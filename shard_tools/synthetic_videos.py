@@ -113,7 +113,7 @@ def _clip(boxes: list[Box], size: tuple[int, int]) -> Boxes:
     return [box for box in visible.tolist() if box[0] < box[2] and box[1] < box[3]]
 
 
-def _check_bits(number: int) -> int:
+def check_bits(number: int) -> int:
     # Adding 5 keeps an all-black corner from reading as frame 0.
     return (number + (number >> 4) + (number >> 8) + 5) & 15
 
@@ -124,26 +124,12 @@ def _cell_edges(length: int) -> list[int]:
 
 def draw_frame_number(frame: np.ndarray, number: int) -> None:
     """Write `number` (below 4096) into the top left corner of `frame`, uint8 [H, W, 3]."""
-    code = number << 4 | _check_bits(number)
+    code = number << 4 | check_bits(number)
     rows, columns = _cell_edges(frame.shape[0]), _cell_edges(frame.shape[1])
     for i in range(GRID * GRID):
         row, column = divmod(i, GRID)
         value = 235 if code >> i & 1 else 20
         frame[rows[row] : rows[row + 1], columns[column] : columns[column + 1]] = value
-
-
-def read_frame_number(frame: np.ndarray) -> int:
-    """Read the number drawn into `frame`, uint8 [H, W, 3]; raise ValueError if none is readable."""
-    height, width = frame.shape[:2]
-    code = 0
-    for i in range(GRID * GRID):
-        row, column = divmod(i, GRID)
-        y, x = (row + 0.5) * height / GRID_FRACTION, (column + 0.5) * width / GRID_FRACTION
-        code |= int(frame[round(y - 1) : round(y + 1), round(x - 1) : round(x + 1)].mean() > 127) << i
-    number = code >> 4
-    if code & 15 != _check_bits(number):
-        raise ValueError("no frame number is readable in the top left corner")
-    return number
 
 
 def draw_directions(
@@ -302,16 +288,9 @@ def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Itera
     """Write a video and its sidecar to `stem`.<extension>, in the folder of its class."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     container = ARRAY if arguments.codec == ARRAY else CONTAINER
-    moving_boxes: list[Boxes] = []
-
-    def collect_boxes() -> Iterator[Frame]:
-        for frame, boxes in frames:
-            moving_boxes.append(boxes)
-            yield frame
-
-    pictures: Iterable[UInt8[np.ndarray, "H W C"]] = collect_boxes()
+    pictures, moving_boxes = zip(*frames, strict=True)
     if arguments.motion_channel:
-        pictures = [add_motion_map(frame, moving_boxes[number]) for number, frame in enumerate(pictures)]
+        pictures = tuple(map(add_motion_map, pictures, moving_boxes))
     write_video(stem.with_suffix(f".{container}"), pictures, arguments.size, arguments.fps, arguments.codec)
     width, height = arguments.size
     facts = {"fps": arguments.fps, "width": width, "height": height, "num_frames": arguments.num_frames}

@@ -203,7 +203,7 @@ class ProgressFile:
 
     def write(self, share: float) -> None:
         if time.monotonic() > self._due:
-            self._path.write_text(f"{share:.3f}", encoding="ascii")
+            self._path.write_text(f"{share:.6f}", encoding="ascii")
             self._due = time.monotonic() + PROGRESS_EVERY_S
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from frame_numbers import read_frame_number
 from shard_making import decode
 
 from pipeline.decoding.video import is_plain
 from shard_tools.encoding.codecs import CODECS, TUNES
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.settings import PURPOSES, Settings
-from shard_tools.synthetic_videos import read_frame_number
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import wds2idx
 import webdataset
+from frame_numbers import read_frame_number
 from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
 
 from common.errors import InputError
@@ -18,7 +19,6 @@ from pipeline.shards.format import read_dataset_info, read_samples, sample_line
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import read_frame_number
 from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
 from shard_tools.write import PLACE
 

@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
+from frame_numbers import read_frame_number
 from shard_making import decode
 
 from pipeline.decoding.sources import decode_frames
@@ -16,7 +17,7 @@ from shard_tools.encoding.codecs import CODECS
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import FrameConverter, UnusableError
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import draw_frame_number, make_texture, read_frame_number
+from shard_tools.synthetic_videos import draw_frame_number, make_texture
 
 
 def numbered(number: int, width: int = 96, height: int = 64) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from frame_numbers import read_frame_number
 from shard_making import all_samples, decode, make
 
 from shard_tools.build import read_rejects
@@ -16,7 +17,7 @@ from shard_tools.encoding import encode
 from shard_tools.encoding.cuts import Cut, Result
 from shard_tools.inputs import Segment
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import draw_frame_number, read_frame_number
+from shard_tools.synthetic_videos import draw_frame_number
 
 NUM_FRAMES, GROUP = 150, 30
 CONTAINERS = ["mp4", "matroska", "mpegts", "avi", "flv"]

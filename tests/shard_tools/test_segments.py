@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frame_numbers import read_frame_number
 from PIL import Image
 from shard_making import all_samples, decode, hashes, make, run_here, video_bytes
 from test_picture import numbered, write
@@ -18,7 +19,6 @@ from shard_tools.encoding import encode
 from shard_tools.inputs import Inputs, Item, Segment
 from shard_tools.output import LocalOutput
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import read_frame_number
 from shard_tools.work import Outcome, process_job
 from shard_tools.workers import Failed
 

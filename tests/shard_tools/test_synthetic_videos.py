@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frame_numbers import read_frame_number
 from PIL import Image
 from shard_making import decode
 
 from common.errors import InputError
 from shard_tools import synthetic_videos
 from shard_tools.encoding.codecs import CODECS
-from shard_tools.synthetic_videos import DATASETS, MOTIONS, draw_frame_number, draw_motion, read_frame_number
+from shard_tools.synthetic_videos import DATASETS, MOTIONS, draw_frame_number, draw_motion
 
 SIZE, NUM_FRAMES, FPS = (48, 48), 32, 30
 NAMES = list(MOTIONS)
