@@ -50,7 +50,8 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
         # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
-                metadata = tar_metadata(sample)
+                facts = {name: value for name, value in asdict(sample).items() if name not in PLACE}
+                metadata = json.dumps(facts).encode()
                 with path.open("rb") as video:
                     _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                     try:
@@ -66,11 +67,6 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
     with atomic_write(folder / info.samples_name) as aside:
         aside.write_bytes(b"".join(map(sample_line, placed)))
     return info
-
-
-def tar_metadata(sample: Sample) -> bytes:
-    """Return the <key>.json member: all of a sample but what follows from the tar."""
-    return json.dumps({name: value for name, value in asdict(sample).items() if name not in PLACE}).encode()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
@@ -110,7 +106,7 @@ def list_members(path: Path) -> Members:
 
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     """Write the tables, then `dataset.json`, then remove tables that it no longer names; return what it says."""
-    new = write_tables(folder, info, folder)
+    new = write_tables(folder, info)
     write_description(folder, new)
     for name, suffix in SUFFIXES.items():
         for path in folder.glob(f"{name}-*.{suffix}"):
@@ -119,13 +115,13 @@ def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     return new
 
 
-def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
-    """Write the tables of the shards that `info` names to `target`; return `info` with what they say.
+def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
+    """Write the tables of the shards that `info` names; return `info` with what they say.
 
     Raise InputError if the samples.jsonl of a shard is missing or broken.
     """
     maker = RowWriter()
-    tables = {name: _TableFile(target, name) for name in SUFFIXES}
+    tables = {name: _TableFile(folder, name) for name in SUFFIXES}
     shards = []
     for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
         samples = list(read_samples(folder, shard))
@@ -154,7 +150,7 @@ def write_tables(folder: Path, info: DatasetInfo, target: Path) -> DatasetInfo:
         content="",
         schema_version=SCHEMA_VERSION,
     )
-    return replace(new, content=Tables.open(new, target, lambda table: target / table.file).content)
+    return replace(new, content=Tables.open(new, folder, lambda table: folder / table.file).content)
 
 
 def write_description(folder: Path, info: DatasetInfo) -> None:

@@ -37,7 +37,7 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     code, said = check(copied, capsys, "--decode", "0")
     assert code == 1
     assert "shard-000001.tar is missing\n" in said
-    assert "shard-000000.tar has" in said
+    assert "shard-000000.tar: its bytes have changed since it was written\n" in said
     assert f"{shard}: its bytes have changed since it was written\n" in said
     assert f"{shard}: {sample.key}: the video's bytes have changed\n" in said
     lost = [sample for name, sample in all_samples(copied) if name == shard and sample.label == 2]
