@@ -65,9 +65,12 @@ def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
     state, config, classes, multi_label = weights
-    if config.target != "pixels" and options.command == "export":  # a decoder that others cannot use
+    is_own = config.target != "pixels" or config.decoder_attention != "self"
+    if is_own and options.command == "export":  # a decoder that others cannot use
         state = {name: value for name, value in state.items() if not name.startswith(("decoder.", "token_sampler."))}
-        weights = weights._replace(state=state, config=replace(config, target="pixels", teacher="", loss="mse"))
+        weights = weights._replace(
+            state=state, config=replace(config, target="pixels", teacher="", loss="mse", decoder_attention="self")
+        )
     if "norm.running_mean" in state and (options.command == "import" or options.to != "encoder"):
         raise InputError(f"{source} is a probe, for which no other project has a place: use export … --to encoder")
     if options.command == "import":

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from common.errors import InputError
-from kernels import gather_tokens, sampling_loss, scatter_tokens
-from model.blocks import Block, LayerNorm, initialize
-from model.casting import Linear
+from kernels import gather_tokens, sampling_loss
+from model.blocks import initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig
+from model.decoder import DECODERS
 from model.decoder_masking import select_decoder_targets
 from model.encoder import Encoder, Features, encode
 from model.masking import Mask, make_masking
 from model.targets import make_target
-from model.tokenizer import Tokenizer, position_table
+from model.tokenizer import Tokenizer
 from model.weights.loading import load_weights
 
 if TYPE_CHECKING:
@@ -39,41 +38,6 @@ class Output(NamedTuple):
     masked_ids: Int[Tensor, "B M"]  # the predicted ones: in training a fraction of them (model.decoder_share)
 
 
-class Decoder(nn.Module):
-    """Predicts the masked tokens from the encoder's features and their positions."""
-
-    positions: Tensor
-
-    def __init__(self, config: ModelConfig, num_values: int) -> None:
-        super().__init__()
-        size = config.dimensions
-        width = size.decoder_width
-        table = position_table(config.positions, config.grid, width)
-        self.register_buffer("positions", table, persistent=False)
-        self.embed = Linear(size.encoder_width, width, bias=False)
-        self.mask_token = nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
-        self.activation_checkpointing = config.activation_checkpointing
-        self.norm = LayerNorm(width, eps=1e-6)
-        self.head = Linear(width, num_values)
-
-    def forward(
-        self,
-        features: Float[Tensor, "B K D"],
-        visible_ids: Int[Tensor, "B K"],
-        masked_ids: Int[Tensor, "B M"],
-        with_visible: bool = False,
-    ) -> Float[Tensor, "B M P"]:
-        """Predict the tokens at masked_ids; with_visible: before them, those at visible_ids."""
-        x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
-        *first_blocks, last_block = self.blocks
-        for block in first_blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
-        # Visible tokens come first and are not read: the last block and the head work for masked ones only. To
-        # recompute the last block would save nothing: its backward pass comes when all else is still kept.
-        return self.head(self.norm(last_block(x, num_kv_only=0 if with_visible else visible_ids.shape[1])))
-
-
 class AdaMAE(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -87,7 +51,7 @@ class AdaMAE(nn.Module):
                 " not: choose random or running-cell"
             )
         self.encoder = Encoder(config)
-        self.decoder = Decoder(config, self.target.num_values)
+        self.decoder = DECODERS[config.decoder_attention](config, self.target.num_values)
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 

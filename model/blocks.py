@@ -77,16 +77,16 @@ class Attention(nn.Module):
         return [self.qkv.weight, self.q_bias, self.k_bias, self.v_bias, self.proj.weight, self.proj.bias]
 
     def forward(
-        self, x: Float[Tensor, "B N D"], weights: Weights, num_kv_only: int = 0
-    ) -> Float[Tensor, "B N-num_kv_only D"]:
-        """The first `num_kv_only` tokens give keys and values, but get no output."""
+        self, x: Float[Tensor, "B N D"], weights: Weights, context: Float[Tensor, "B K D"] | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Attend to x itself, or to `context`, whose tokens then give keys and values."""
         width, (weight, *biases, proj_weight, proj_bias) = x.shape[-1], weights
         assert weight is not None
         assert proj_weight is not None
         bias = None if self.k_bias is None else torch.cat(biases)  # type: ignore[arg-type]
-        if num_kv_only:
-            q = F.linear(x[:, num_kv_only:], weight[:width], None if bias is None else bias[:width])
-            k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
+        if context is not None:
+            q = F.linear(x, weight[:width], None if bias is None else bias[:width])
+            k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
@@ -161,15 +161,23 @@ class Block(nn.Module):
         self.mlp = Mlp(width, 4 * width, dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Float[Tensor, "B N D"], num_kv_only: int = 0) -> Float[Tensor, "B N-num_kv_only D"]:
-        """The first `num_kv_only` tokens give keys and values, but get no output: for a last block not read whole."""
+    def forward(
+        self, x: Float[Tensor, "B N D"], context: Float[Tensor, "B K D"] | None = None, num_kv_only: int = 0
+    ) -> Float[Tensor, "B N-num_kv_only D"]:
+        """Attend to x itself, or only to `context`. The first `num_kv_only` tokens give keys and values, but get no
+        output: for a last block not read whole."""
         dtype = autocast_dtype(x, self.mlp.fc1.weight)
         norms = (self.norm1, self.norm2) if x.is_cuda and x.dtype == dtype else ()
         groups = [part.weights() for part in (self.attn, self.mlp, *norms)]
         cast = iter(cast_together([weight for group in groups for weight in group], dtype))
         attn, mlp, *of_norms = [[next(cast) for _ in group] for group in groups]
         norm1, norm2 = of_norms or (None, None)
-        x = x[:, num_kv_only:] + self.drop_path(self.attn(self.norm1(x, norm1), attn, num_kv_only))
+        y = self.norm1(x, norm1)
+        if context is not None:
+            context = self.norm1(context, norm1)
+        elif num_kv_only:
+            context, x, y = y, x[:, num_kv_only:], y[:, num_kv_only:]
+        x = x + self.drop_path(self.attn(y, attn, context))
         return x + self.drop_path(self.mlp(self.norm2(x, norm2), mlp))
 
 

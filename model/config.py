@@ -118,6 +118,8 @@ class ModelConfig:
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 
+    decoder_attention: Literal["self", "cross"] = "self"  # the names in model.decoder.DECODERS
+    """cross: masked tokens attend to visible ones only, which is faster (CrossMAE); self: to all (the paper)"""
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
     decoder_choice: Literal["random", "running-cell", "probability"] = "random"

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from material import random_clip, random_ids, randomize, small
+from material import close, random_clip, random_ids, randomize, small
 from torch import Tensor
 
 from model.adamae import AdaMAE
@@ -58,9 +58,25 @@ def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> N
     assert not torch.equal(features[0], features[2])
 
 
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_tokens_of_a_cross_decoder_are_predicted_by_themselves(checkpointing) -> None:
+    config = small(decoder_attention="cross", activation_checkpointing=checkpointing)
+    model = AdaMAE(config)
+    randomize(model)
+    visible, masked = random_ids(config)
+    features = torch.randn(2, config.num_visible, 48)
+    pred = model.decoder(features, visible, masked)
+    close(model.decoder(features, visible, masked[:, 3:7]), pred[:, 3:7])
+    assert not torch.allclose(model.decoder(features.flip(0), visible, masked), pred)
+    with_visible = model.decoder(features, visible, masked, with_visible=True)
+    close(with_visible[:, config.num_visible :], pred)
+    assert with_visible.shape[1] == config.num_tokens
+
+
+@pytest.mark.parametrize("decoder", ["self", "cross"])
 @pytest.mark.parametrize("detach", [True, False])
-def test_gradients_reach_only_what_they_should(detach) -> None:
-    config = small(detach_sampler_input=detach)
+def test_gradients_reach_only_what_they_should(detach, decoder) -> None:
+    config = small(detach_sampler_input=detach, decoder_attention=decoder)
     model = AdaMAE(config)
     randomize(model)
     output = model(random_clip(config), 0, 0)
