@@ -18,8 +18,8 @@ from model.maps import Maps
 from pipeline.shards.arrays import to_rgb
 
 VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the error map that are visible
-OPACITY = 0.6  # of a map over the frames
-COLORMAP = "cividis"  # made for any color vision, and ordered in grayscale too (Nuñez et al. 2018)
+OPACITY = 0.55  # of a map over the frames
+COLORMAP = "plasma"  # ordered in grayscale, for any color vision, and stands out on gray frames
 STATISTICS_NOTE = (
     "“Patch statistics from ground truth”: masked patches get their own mean and deviation (standard practice), so"
     " colors are correct even for an untrained model. “Statistics interpolated from visible patches”: nothing is"
@@ -152,7 +152,7 @@ def _overlay(label: str, values: Float[Tensor, "t h w"], maps: Maps) -> Row:
 
 
 def _map_row(label: str, values: Float[np.ndarray, "t h w"], maps: Maps) -> Row:
-    """Color values from dark blue (the lowest) to yellow (the highest); NaN is white. Token frames are repeated."""
+    """Color values from blue (the lowest) to yellow (the highest); NaN is white. Token frames are repeated."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     fractions = (values - low) / max(high - low, 1e-12)
     colors = colormaps[COLORMAP](np.nan_to_num(fractions), bytes=True)[..., :3]

@@ -151,7 +151,7 @@ def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
     row = reconstruction.make_rows(maps)["error"]
     assert row.label == f"error (mean {error.mean():.3f})\n{error.min():.2f} … {error.max():.2f}"
     colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
-    ends = {tuple(color) for color in colormaps["cividis"]([0.0, 1.0], bytes=True)[:, :3].tolist()}
+    ends = {tuple(color) for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()}
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
 
 
