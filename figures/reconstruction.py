@@ -1,5 +1,6 @@
 """The paper's figure: frames, reconstructions, error, sampling probability and mask of a clip."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from model.maps import Maps
 from pipeline.shards.arrays import to_rgb
 
 VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the error map that are visible
+MAX_COLUMNS = 16
 OPACITY = 0.55  # of a map over the frames
 COLORMAP = "plasma"  # ordered in grayscale, for any color vision, and stands out on gray frames
 STATISTICS_NOTE = (
@@ -75,8 +77,9 @@ def _first(clips: UInt8[Tensor, "B T H W C"]) -> UInt8[np.ndarray, "T H W 3"]:
 def render_figure(
     rows: Sequence[Row], config: ModelConfig, times: Sequence[float], min_width: int = MIN_WIDTH
 ) -> Image.Image:
-    """Stack rows, a column per token frame, with the `times` of the frames (in seconds) below, a legend and a note."""
-    columns = range(0, len(rows[0].cells), config.tubelet_size)
+    """Stack rows, a column per token frame, or per several of long clips, with the `times` of the frames (in seconds)
+    below, a legend and a note."""
+    columns = range(0, len(rows[0].cells), config.tubelet_size * math.ceil(config.grid[0] / MAX_COLUMNS))
     layout = Layout.fit(len(columns), max(row.aspect for row in rows), min_width)
     sheet, size = render_sheet(rows, columns, min_width), layout.font
     notes = textwrap.wrap(explain_figure(config), width=int(sheet.width / size * 1.8))

@@ -38,7 +38,7 @@ SIZES = {
 # Of one part, far above any that was ever trained (ViT-22B: 6,144 wide, 48 deep), far below what fills a machine.
 MAX_WIDTH, MAX_DEPTH = 16_384, 256
 MAX_CHANNELS = 12
-MAX_TOKENS = 2**17  # of a clip: 64 frames of 1024 × 1024 pixels
+MAX_TOKENS = 2**14  # of a clip, as kernels.gumbel_topk samples: 128 frames of 256 × 256 pixels
 
 SAMPLER_HEADS = 8  # at every size, as in the authors' code
 
