@@ -156,12 +156,7 @@ class Report(TypedDict, total=False):
 
     hours: float
     num_sources: Bytes
-    video_bytes: Bytes
-    codecs: dict[str, Bytes]
-    sizes: dict[str, Bytes]
     class_histogram: dict[str, Bytes]
-    unlabeled: Bytes
-    file_list_sha256: Sha256
     duplicates: list[list[str]]  # sources of equal bytes
     conflicts: list[list[str]]  # those of them that have different labels
 
