@@ -102,15 +102,7 @@ class Part:
     """Encodes what is shown in a cut, from tick `first` on and before `end`, and decodes what was stored: the number of
     frames is the one that comes out again."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        timing: Timing,
-        settings: Settings,
-        pixel_aspect: Fraction | None,
-        missing: UnusableError | None = None,
-    ) -> None:
-        """missing: why the video's end is."""
+    def __init__(self, cut: Cut, timing: Timing, settings: Settings, pixel_aspect: Fraction | None) -> None:
         self.cut, self.settings, self.codec = cut, settings, CODECS[settings.encode]
         stride = settings.frame_stride
         if settings.fps:
@@ -127,7 +119,7 @@ class Part:
         self.convert = FrameConverter(self.codec, settings.short_side, pixel_aspect)
         self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from; `wanted` is the next one to store
         self.files: list[StoredVideo] = []
-        self.damage = missing if self.end == math.inf else None  # that is left out
+        self.damage = timing.missing if self.end == math.inf else None  # that is left out
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame, end: int) -> Result | None:

@@ -6,6 +6,7 @@ A video is decoded once, whatever is cut out of it. Memory does not grow with it
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -83,36 +84,29 @@ def _make_results(
             raise UnusableError("it holds no frame")
         if container.format.name == "mjpeg" and timing.num_packets == 1:
             raise UnusableError("it is a still image")
-        missing = None
         try:
             if not source.is_dir():
                 require_complete(source, container, stream, timing.num_packets)
         except UnusableError as error:
             if not settings.salvage:
                 raise
-            missing = error
+            timing = replace(timing, missing=error)
     if settings.encode == COPY:
         yield Result(cuts[0], [_copy(source, timing, progress)])
     else:
-        yield from _transcode(open_here, cuts, settings, timing, missing, progress)
+        yield from _transcode(open_here, cuts, settings, timing, progress)
 
 
 def _transcode(
-    open_here: Open,
-    cuts: Sequence[Cut],
-    settings: Settings,
-    timing: Timing,
-    missing: UnusableError | None,
-    progress: Callable[[float], None],
+    open_here: Open, cuts: Sequence[Cut], settings: Settings, timing: Timing, progress: Callable[[float], None]
 ) -> Iterator[Result]:
-    """Encode cuts; `missing`: why the video's end is."""
     num_ticks = timing.tick(None, timing.num_packets - 1) + 1
     with open_here() as (_, stream):
         pixel_aspect = stream.sample_aspect_ratio
     waiting: list[Part] = []
     for cut in cuts:
         try:
-            waiting.append(Part(cut, timing, settings, pixel_aspect, missing))
+            waiting.append(Part(cut, timing, settings, pixel_aspect))
         except UnusableError as error:
             yield Result(cut, [], error)
     while waiting:

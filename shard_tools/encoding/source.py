@@ -295,6 +295,7 @@ class Timing:
     # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
     times: Sequence[int] | None
     ticks: Sequence[int] | None = None  # of the frames, from 0 at `rate`
+    missing: UnusableError | None = None  # why the video's end is
     seek_points: list[SeekPoint] = field(default_factory=lambda: [START])  # ascending
 
     def find_seek_point(self, tick: int) -> SeekPoint:
@@ -303,7 +304,7 @@ class Timing:
 
     def next_seek_point(self, tick: int) -> SeekPoint | None:
         """Return the first one that is shown at `tick` or later."""
-        return next(iter(self.seek_points[bisect_left(self.seek_points, tick, key=lambda point: point.tick) :]), None)
+        return next((point for point in self.seek_points if point.tick >= tick), None)
 
     def tick(self, time: int | None, count: int) -> int:
         """Return the tick of frame number `count`, shown at `time`."""
