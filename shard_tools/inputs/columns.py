@@ -24,6 +24,7 @@ from shard_tools.inputs.cells import (
     to_path,
     to_text,
 )
+from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS, PICTURES, has_video_extension
 from shard_tools.inputs.item import ParquetCell
 from shard_tools.inputs.sniff import Table
@@ -136,21 +137,10 @@ def judge_rows(rows: Sequence[Row], is_file: Callable[[str], bool]) -> Judgement
 
 
 class RoleChooser:
-    """Says which column is what; raises InputError where that is not clear, with the columns that there are.
+    """Says which column is what; raises InputError where that is not clear, with the columns that there are."""
 
-    `is_file` says whether a video has a name, `count_frames` how many pictures are in the folder of this name.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        sample: list[Row],
-        is_file: Callable[[str], bool],
-        choices: Choices,
-        count_frames: Callable[[str], int],
-    ) -> None:
-        self.table, self.sample, self.choices = table, sample, choices
-        self.is_file, self.count_frames = is_file, count_frames
+    def __init__(self, table: Table, sample: list[Row], choices: Choices, finder: Finder) -> None:
+        self.table, self.sample, self.choices, self.finder = table, sample, choices, finder
         width = len(table.columns) if table.columns else max(map(len, sample), default=0)
         self.names = [*map(str, table.columns)] if table.columns else [f"column {n}" for n in range(1, width + 1)]
         self.keys = [to_key(name) for name in table.columns] if table.columns else [""] * width
@@ -203,7 +193,7 @@ class RoleChooser:
         if self.choices.path:
             return self.resolve(self.choices.path, "--path-column")
         if not self.table.columns:
-            return judge_rows([self.sample[0], *self.sample], self.is_file).column
+            return judge_rows([self.sample[0], *self.sample], self.finder.has).column
         videos = [n for n in range(len(self.names)) if any(isinstance(cell, ParquetCell) for cell in self.cells(n))]
         if len(videos) == 1:
             return videos[0]
@@ -212,7 +202,7 @@ class RoleChooser:
         found = {}
         for n in range(len(self.names)):
             cells = self.cells(n)
-            found[n] = sum(self.is_file(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_JUDGED)])
+            found[n] = sum(self.finder.has(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_JUDGED)])
         if any(found[n] for n in named):
             return max(named, key=found.__getitem__)
         whole = [n for n, count in found.items() if count and 2 * count >= min(len(self.sample), NUM_JUDGED)]
@@ -299,7 +289,7 @@ class RoleChooser:
         marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
         texts = self.texts(column)
         has_numbers = all(map(NUMBERS.fullmatch, texts)) and any(" " in text for text in texts)  # mmaction2's
-        if has_numbers and any(self.count_frames(to_path(cell)) for cell in self.cells(roles.path)):
+        if has_numbers and any(self.finder.count_frames(to_path(cell)) for cell in self.cells(roles.path)):
             raise self.refuse("its folders have several labels behind the number of frames", "give CSV or JSON")
         has_lists = any(lists) if self.keys[column] else all(lists) or has_numbers
         roles.label, roles.is_multiple = column, has_lists or (self.keys[column] in MULTIPLE and any(marked))
@@ -410,7 +400,7 @@ class RoleChooser:
         """Whether folders of frames have as many as a column says, or as many from a start on."""
         known = []
         for row in self.sample:
-            if len(row) > column and (count := self.count_frames(to_path(row[self.path]))):
+            if len(row) > column and (count := self.finder.count_frames(to_path(row[self.path]))):
                 number = float(row[column])
                 known.append(
                     abs(count - number) <= 1 if start_column is None else float(row[start_column]) + number <= count + 1

@@ -9,7 +9,14 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from shard_tools.inputs.cells import to_text
-from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_named_video, make_item, walk_folders
+from shard_tools.inputs.folders import (
+    count_frames,
+    has_video_extension,
+    is_frame_folder,
+    is_named_video,
+    make_item,
+    walk_folders,
+)
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("mp4", "webm", "mkv", "avi", "mov")
@@ -27,8 +34,8 @@ class Finder:
     enough questions to pay for it.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, suffix: str = "") -> None:
+        self.root, self.suffix = root, suffix
         self.absolute = str(root.absolute())
         self.frame_folders: set[str] = set()  # among the paths that were found
         self._extensions = list(OMITTED_EXTENSIONS)
@@ -52,6 +59,15 @@ class Finder:
             return self._look_at(matches[0])
         text = name if name.isascii() else to_text(name)  # the list may not be UTF-8
         return self.find(text) if text != name else None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a video of this name, which may lack the suffix."""
+        return bool(name) and self.find(name + self.suffix) is not None
+
+    def count_frames(self, name: str) -> int:
+        """Count the frames in a folder of this name; 0 if there is none."""
+        found = self.find(name)
+        return count_frames(self.root / found) if found in self.frame_folders else 0
 
     def locate(self, path: str) -> tuple[str, str]:
         """Return the name of the source, relative to the root if it lies below, and the absolute path."""

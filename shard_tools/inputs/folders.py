@@ -182,9 +182,8 @@ def has_video_extension(name: str) -> bool:
 
 
 def _refuse_unlistable(error: OSError) -> None:
-    raise InputError(
-        f"{error.filename} cannot be listed ({error.strerror}): make it readable, or move it away"
-    ) from error
+    fix = "make it readable, or move it away"
+    raise InputError(f"{error.filename} cannot be listed ({error.strerror}): {fix}") from error
 
 
 def make_item(source: str, path: Path, labels: tuple[str, ...] | None) -> Item:
@@ -207,9 +206,4 @@ def _explain_missing(path: Path, error: OSError | ValueError) -> str:
         return "no file can have its name"
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "it is a link to a file that does not exist" if os.path.islink(path) else "there is no such file"
-    reasons = {
-        errno.ENAMETOOLONG: "its name is longer than a file's may be",
-        errno.ELOOP: "it is a link to itself",
-        errno.EACCES: "no permission to read it",
-    }
-    return reasons.get(error.errno or 0, f"it cannot be read ({error.strerror})")
+    return "no permission to read it" if error.errno == errno.EACCES else f"it cannot be read ({error.strerror})"

@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import av
@@ -18,7 +18,7 @@ from shard_tools.inputs.cells import Row, dump_fields, read_label, read_labels, 
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import Choices, Judgement, RoleChooser, judge_rows
 from shard_tools.inputs.files import Finder
-from shard_tools.inputs.folders import GROUPS, count_frames
+from shard_tools.inputs.folders import GROUPS
 from shard_tools.inputs.item import Item, ParquetCell, Segment
 from shard_tools.inputs.sniff import Table, read_table
 
@@ -51,7 +51,7 @@ class ListReader:
         self.sample = self.table.sample()
         if not self.sample:
             raise InputError(f"{where} has no rows but its header")
-        self.roles = RoleChooser(self.table, self.sample, self._is_file, choices, self._count_frames).choose()
+        self.roles = RoleChooser(self.table, self.sample, choices, self.finder).choose()
         self.has_segments = bool(self.roles.times) or self.roles.pair is not None
         self.names = self.table.columns or []
         self.subset = choices.subset
@@ -67,7 +67,7 @@ class ListReader:
     def _find_root(self, path: Path, where: str, roots: list[Path]) -> tuple[Finder, Table]:
         """Return a finder below the first root where most of the sampled rows are files; index it if need be."""
         tried = []
-        for finder in map(Finder, roots):
+        for finder in (Finder(root, self.choices.suffix) for root in roots):
             table, judgement = self._sniff(path, where, finder)
             if judgement.num_found >= 0.9 * judgement.num_rows or table.holds_videos:
                 return finder, table
@@ -80,27 +80,16 @@ class ListReader:
     def _sniff(self, path: Path, where: str, finder: Finder) -> tuple[Table, Judgement]:
         judgements: list[Judgement] = []
 
-        @cache
-        def is_file(name: str) -> bool:
-            return bool(name) and finder.find(name + self.choices.suffix) is not None
-
         def judge(rows: list[list[str]]) -> tuple[tuple[int, ...], bool]:
-            judgement = judge_rows(rows, is_file)
+            judgement = judge_rows(rows, finder.has)
             judgements.append(judgement)
             return (judgement.num_found, judgement.num_known, judgement.num_looks), judgement.has_header
 
         table = read_table(path, where, judge)
         if not judgements and (sample := table.sample()):
             paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in sample]
-            judgements.append(judge_rows([[""] * len(sample[0]), *paths], is_file))
+            judgements.append(judge_rows([[""] * len(sample[0]), *paths], finder.has))
         return table, max(judgements, default=Judgement(0, 0, 0, 1, False, 0))
-
-    def _is_file(self, name: str) -> bool:
-        return bool(name) and self.finder.find(name + self.choices.suffix) is not None
-
-    def _count_frames(self, name: str) -> int:
-        found = self.finder.find(name)
-        return count_frames(self.finder.root / found) if found in self.finder.frame_folders else 0
 
     def _are_trimmed(self) -> bool:
         """Whether the files are what was cut out of videos already: some end before their segment, none is longer."""

@@ -28,21 +28,15 @@ SAMPLE_ROWS = 1000
 MAX_WORDS = 9  # of a line that is split at spaces
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
 COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
-}
+}  # fmt: skip
 BOMS = {  # UTF-32's first: UTF-16's is a part of it
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
 PARQUET = b"PAR1"
+NO_VIDEO = ("Image", "Audio")  # what else Hugging Face keeps as {bytes, path}
 NESTED = ("annotations", "annotation")
 ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
 FORMATS = "give a list as CSV, JSON, JSON lines or Parquet"
@@ -323,8 +317,11 @@ def _read_parquet(path: Path, where: str) -> Table:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
     parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
     bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
-    bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    others = {name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") in NO_VIDEO}
+    bytes_of |= {
+        name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children and name not in others
+    }
     classes = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
     columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
     columns = [column for column in columns if column not in bytes_of]

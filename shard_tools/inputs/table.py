@@ -180,13 +180,8 @@ class Inputs:
         for labels in self._label_sets():
             unknown = [label for label in labels if label not in names]
             problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
-            rows.append(
-                (
-                    json.dumps(labels),
-                    None if unknown else _dump_labels(tuple(names[label] for label in labels)),
-                    problem,
-                )
-            )
+            known = None if unknown else _dump_labels(tuple(names[label] for label in labels))
+            rows.append((json.dumps(labels), known, problem))
         self._table.run("DELETE FROM names")
         self._table.insert("names", rows, 3)
         self._table.run("""UPDATE items SET (labels, problem) = (SELECT names, names.problem FROM names
@@ -271,9 +266,8 @@ def _to_row(item: Item) -> tuple[Any, ...]:
 def _to_item(row: list[Any]) -> Item:
     source, location, labels, size, problem, segment, fields = row
     names = None if labels is None else tuple(json.loads(labels))
-    return Item(
-        source, _parse_location(location), names, size, problem, Segment.parse(segment) if segment else None, fields
-    )
+    part = Segment.parse(segment) if segment else None
+    return Item(source, _parse_location(location), names, size, problem, part, fields)
 
 
 @lru_cache(maxsize=2**16)
