@@ -58,6 +58,7 @@ NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
 )
 BOXES = {"x1", "y1", "x2", "y2", "xmin", "ymin", "bbox", "box", "bboxes", "boxes"}
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
+GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
 NONE = "none"  # --start-column none: numbers that look like times are none
 NUM_JUDGED = 24
 YOUTUBE_ID = re.compile(r"[\w-]{11}")
@@ -164,10 +165,9 @@ class RoleChooser:
 
     def resolve(self, given: str, option: str) -> int:
         """Return the column that an option names, by its name or its number from 1."""
-        if given in self.names:
-            return self.names.index(given)
-        if to_key(given) in self.keys and to_key(given):
-            return self.keys.index(to_key(given))
+        for name, names in ((given, self.names), (to_key(given), self.keys)):
+            if name and name in names:
+                return names.index(name)
         if given.isdecimal() and 1 <= int(given) <= len(self.names):
             return int(given) - 1
         raise self.refuse(f"there is no column {given}", f"give {option} one of them, or a number from 1")
@@ -244,15 +244,13 @@ class RoleChooser:
                 named = [self.keys.index("classname")]
         if len(named) > 1:
             names = ", ".join(self.names[n] for n in named)
-            raise self.refuse(f"{names} may each be the label", "choose with --label-column, or give --unlabeled")
+            raise self.refuse(f"{names} may each be the label", GIVE_LABEL)
         if named:
             self._set_label(roles, named[0])
         elif unknown := [n for n in free if self._may_be_label(n)]:
             looked = "looked for label, class, class_name, category, action, target, verb, …"
             names = ", ".join(self.names[n] for n in unknown)
-            raise self.refuse(
-                f"no column is known as the label ({looked}), and {names} may be", "give --label-column, or --unlabeled"
-            )
+            raise self.refuse(f"no column is known as the label ({looked}), and {names} may be", GIVE_LABEL)
 
     def _find_named_times(self, free: list[int]) -> list[Times]:
         starts = {get_unit(self.keys[n]): n for n in reversed(free) if START.fullmatch(self.keys[n])}
@@ -280,11 +278,9 @@ class RoleChooser:
         """Take a column of labels: of several a cell if there are lists, or separators and it is called labels."""
         cells = self.cells(column)
         if any(isinstance(cell, dict) for cell in cells):
-            raise self.refuse(f"{self.names[column]} holds objects, not labels", "give --label-column, or --unlabeled")
+            raise self.refuse(f"{self.names[column]} holds objects, not labels", GIVE_LABEL)
         if self.choices.label is None and self.is_number(column) and not self.is_whole(column):
-            raise self.refuse(
-                f"{self.names[column]} holds fractions, not classes", "give --label-column, or --unlabeled"
-            )
+            raise self.refuse(f"{self.names[column]} holds fractions, not classes", GIVE_LABEL)
         lists = [isinstance(cell, list) or looks_like_list(cell) for cell in cells]
         marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
         texts = self.texts(column)
@@ -353,10 +349,8 @@ class RoleChooser:
             roles.unused = [n for n in free if n != roles.label]
         elif candidates or fractions:
             names = " and ".join(self.names[n] for n in candidates or fractions)
-            raise self.refuse(
-                f"it has no header, and what {names} say{'s' * (len(candidates or fractions) == 1)} is not clear",
-                "give --label-column (a number from 1), or --unlabeled",
-            )
+            says = "say" if len(candidates or fractions) > 1 else "says"
+            raise self.refuse(f"it has no header, and what {names} {says} is not clear", GIVE_LABEL)
 
     def _choose_published(self, roles: Roles, free: list[int]) -> bool:
         """Know the layouts of published lists; return whether this is one."""
@@ -400,11 +394,10 @@ class RoleChooser:
         """Whether folders of frames have as many as a column says, or as many from a start on."""
         known = []
         for row in self.sample:
-            if len(row) > column and (count := self.finder.count_frames(to_path(row[self.path]))):
-                number = float(row[column])
-                known.append(
-                    abs(count - number) <= 1 if start_column is None else float(row[start_column]) + number <= count + 1
-                )
+            number = parse_time(row[column]) if len(row) > column else None
+            start = 0.0 if start_column is None else parse_time(row[start_column]) or 0.0
+            if number is not None and (count := self.finder.count_frames(to_path(row[self.path]))):
+                known.append(start + number <= count + 1 and (start_column is not None or number >= count - 1))
         return bool(known) and all(known)
 
     def _counts_rows(self, column: int) -> bool:
