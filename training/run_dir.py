@@ -31,7 +31,6 @@ from training.checkpoint import (
     TrainState,
     check_checkpoint,
     complete_checkpoints,
-    find_not_finite,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -215,8 +214,11 @@ class RunDir:
         if copied is not None:
             copied.synchronize()
         for name, tensors in snapshot.modules.items():
-            if (bad := find_not_finite(tensors)) is not None:
-                raise DivergedError(f"the run has diverged: after step {state.step}, {name}'s {bad} is not finite")
+            for tensor_name, value in tensors.items():
+                if not bool(value.isfinite().all()):
+                    raise DivergedError(
+                        f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is not finite"
+                    )
         save_checkpoint(self.checkpoints, state, snapshot)
         for old in complete_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
             shutil.rmtree(old)  # one that is not complete neither counts nor goes

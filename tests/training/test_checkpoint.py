@@ -173,24 +173,12 @@ def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, 
         small.load()
 
 
-def test_files_of_another_model_are_refused(tmp_path, small):
+def test_weights_of_another_model_are_refused(tmp_path, small):
     other = Small(tmp_path / "other", width=5)
-    snapshot = take_snapshot({"model": small.model}, other.optimizer, {}, HostMemory())
-    save_checkpoint(small.folder, STATE, snapshot)
-    with pytest.raises(InputError, match=r"optimizer.pt is of another model"):
-        small.load()
     other.write(1)
     other.model = small.model
     with pytest.raises(InputError, match=r"cannot be loaded \(Error.* size mismatch for"):
         other.load()
-
-
-@pytest.mark.usefixtures("two")
-def test_weights_that_are_not_finite_are_not_resumed_from(small):
-    small.model[0].weight.data[0, 0] = math.nan
-    small.write(3)
-    with pytest.raises(InputError, match=r"0.weight of model.safetensors is not finite\): .* from step-00000002$"):
-        small.load()
 
 
 def test_only_the_newest_are_kept_and_neither_incomplete_ones_nor_strays_push_them_out(small, two):
