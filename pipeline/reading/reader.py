@@ -18,7 +18,6 @@ from pipeline.planning.plan import ClipPlan
 from pipeline.pool import ThreadPool
 from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
@@ -43,7 +42,7 @@ class Reader:
 
         The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode to something.
         """
-        video = self._usable(sample)
+        video = self._dataset.samples[sample]
 
         def read_whole(read: ReadRange) -> bytes:
             data = read(0, video.size)
@@ -53,7 +52,7 @@ class Reader:
                 raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
             return data
 
-        return self._read_checked(sample, video, read_whole)
+        return self._read_checked(sample, read_whole)
 
     def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
         """Read the GOPs of a video that hold these frames, or all of it where it has no closed GOPs.
@@ -77,10 +76,10 @@ class Reader:
 
     def read_clip(self, sample: int, frames: tuple[int, ...]) -> VideoSlice:
         """Read a clip that is not read ahead."""
-        video, gops = self._usable(sample), self._dataset.gops[sample]
+        gops = self._dataset.gops[sample]
         if gops is None:
-            return VideoSlice(self.read(sample), frames, video.num_frames)
-        return self._read_checked(sample, video, lambda read: gops.slice_video(frames, read))
+            return VideoSlice(self.read(sample), frames, self._dataset.samples[sample].num_frames)
+        return self._read_checked(sample, lambda read: gops.slice_video(frames, read))
 
     def find_shard(self, shard: int) -> Path | None:
         """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
@@ -89,15 +88,11 @@ class Reader:
             return Path(place)
         return self._dataset.cache.fetch(place, info.sha256, info.num_bytes, self._stop)
 
-    def _usable(self, sample: int) -> Sample:
-        video = self._dataset.samples[sample]
+    def _read_checked(self, sample: int, parse: Callable[[ReadRange], T]) -> T:
+        """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
+        video, shard = self._dataset.samples[sample], int(self._dataset.shard_of[sample])
         if video.problem:
             raise VideoError(video.problem)
-        return video
-
-    def _read_checked(self, sample: int, video: Sample, parse: Callable[[ReadRange], T]) -> T:
-        """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
-        shard = int(self._dataset.shard_of[sample])
         cache, place = self._dataset.cache, self._dataset.shards[shard]
         remote, copy = is_remote(place), self.find_shard(shard)
         if remote:
