@@ -101,7 +101,7 @@ class Build:
             raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
         stored = (
-            (it.source, it.segment, it.labels and tuple(known[label] for label in it.labels), it.source_size)
+            (it.source, it.segment, None if it.labels is None else tuple(known[id] for id in it.labels), it.source_size)
             for it in self._stored()
         )
         inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))

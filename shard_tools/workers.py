@@ -111,7 +111,7 @@ class RayCluster:
 
     def submit(self, job: Any) -> Any:
         reference = self._task.remote(job)
-        future = reference.future()
+        future: Any = reference.future()
         future.set_running_or_notify_cancel()
         future.reference = reference
         return future
