@@ -19,13 +19,17 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
     words = -(-count // 4)
     row = (offset + torch.arange(rows, device=seed.device))[:, None]
     block = torch.arange(words, device=seed.device)[None, :]
-    multipliers = torch.tensor(ROUND_MULTIPLIERS, device=seed.device).view(2, 1, 1)
+    # Pairs of constants are computed: one that is copied to a GPU waits for it.
+    multipliers, increments = (
+        pair[0] + torch.arange(2, device=seed.device) * (pair[1] - pair[0])
+        for pair in (ROUND_MULTIPLIERS, KEY_INCREMENTS)
+    )
     rounds = torch.arange(NUM_ROUNDS, device=seed.device)[:, None]
-    keys = torch.stack([seed, seed >> 32]) + rounds * torch.tensor(KEY_INCREMENTS, device=seed.device)
+    keys = torch.stack([seed, seed >> 32]) + rounds * increments
     even = torch.stack(torch.broadcast_tensors(block, row >> 32)) & LOW_32  # counter words 0 and 2
     odd = torch.stack(torch.broadcast_tensors(row, torch.zeros_like(block)))  # 1 and 3; `even` drops their upper halves
     for key in keys.view(NUM_ROUNDS, 2, 1, 1).unbind():
-        odd, previous = (even * multipliers).flip(0), odd
+        odd, previous = (even * multipliers.view(2, 1, 1)).flip(0), odd
         even = (odd >> 32).bitwise_xor_(previous).bitwise_xor_(key).bitwise_and_(LOW_32)
     odd &= LOW_32
     return torch.stack([even[0], odd[0], even[1], odd[1]], dim=-1).flatten(-2)[:, :count]
