@@ -176,24 +176,20 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
     transformers' layout has no place for the token sampler: it keeps our names, which transformers passes over.
     """
     state, config, classes, multi_label = weights
-    is_rgb = config.in_channels == 3
-    is_videomae = config.positions == "flat-1d" and "norm.running_mean" not in state
-    has_timm = is_rgb and "encoder.norm.weight" in state
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if is_videomae:
+        if config.positions == "flat-1d" and "norm.running_mean" not in state:
             export_huggingface(weights, folder)
             sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
             state = to_external(state, "huggingface", config.tubelet_size, config.in_channels) | sampler
         metadata = pretrained.make_metadata(config, classes, multi_label)
         metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
-        pretrained.save(folder / "model.safetensors", state, metadata)
-        if has_timm:
+        file = folder / "model.safetensors"
+        pretrained.save(file, state, metadata)
+        if config.in_channels == 3 and "encoder.norm.weight" in weights.state:
             positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
             write_weights(folder / TIMM_FILE, to_timm(weights.state, positions, config.tubelet_size))
-        write_card(
-            folder / "model.safetensors", weights, state, source, repo, license, is_videomae and is_rgb, has_timm
-        )
+        write_card(file, weights, state, source, repo, license)
         push_folder(folder, repo)
 
 

@@ -8,6 +8,7 @@ import jinja2
 
 from common.atomic_io import hash_file, write_text
 from common.logging import printable
+from model.weights.hub import TIMM_FILE
 from model.weights.loading import StateDict
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
@@ -18,16 +19,7 @@ PATHS = ("data.shards", "evaluation.shards", "init_from", "model.teacher")  # of
 OF_THE_MACHINE = ("run", "data.cache_dir", "device")
 
 
-def write_card(
-    file: Path,
-    weights: Weights,
-    exported: StateDict,
-    source: Path,
-    where: str,
-    license: str = "other",
-    has_transformers: bool = False,
-    has_timm: bool = False,
-) -> None:
+def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, where: str, license: str) -> None:
     """Write a README.md beside `file`, which holds the tensors `exported`; `where`: what to load them by."""
     config = weights.config
     height, width = config.frame_size
@@ -53,8 +45,8 @@ def write_card(
         sha256=hash_file(file),
         where=where,
         license=license,
-        has_transformers=has_transformers,
-        has_timm=has_timm,
+        has_transformers=(file.parent / "preprocessor_config.json").exists(),
+        has_timm=(file.parent / TIMM_FILE).exists(),
         recipe=describe_recipe(run_config(run)) if run else {},
         results=current_metrics(rows),
     )
