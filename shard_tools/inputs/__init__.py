@@ -17,12 +17,11 @@ from shard_tools.inputs.folders import (
     FRAME_FOLDERS,
     GROUPS,
     choose_subset,
-    is_named_video,
+    holds_videos,
     list_folder,
     list_frame_folders,
     list_url,
     make_item,
-    walk_folders,
 )
 from shard_tools.inputs.item import Item, Location, Segment, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import ListReader
@@ -103,8 +102,7 @@ def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) 
     if splits := {table.parent.name: table for name in reversed(METADATA) for table in path.glob(f"*/{name}")}:
         _read_splits(path, splits, found, choices)
         return
-    has_videos = any(is_named_video(name) for _, files in walk_folders(path) for name in files)
-    if not has_videos and (tables := sorted(path.rglob("*.parquet"))):
+    if not holds_videos(path) and (tables := sorted(path.rglob("*.parquet"))):
         starts = {table: table.name.partition("-")[0] for table in tables}  # train-00000-of-00002.parquet
         groups = {start: GROUPS.get(start) for start in starts.values()}
         unwanted = choose_subset(groups, choices.subset, str(path)) if all(groups.values()) else set()
@@ -134,7 +132,7 @@ def _read_splits(path: Path, tables: dict[str, Path], found: Inputs, choices: Ch
     for folder in sorted(folders - unwanted):
         if folder in tables:
             _read_lists([tables[folder]], found, replace(choices, subset=None), prefix=f"{folder}/")
-        elif any(is_named_video(name) for _, files in walk_folders(path / folder) for name in files):
+        elif holds_videos(path / folder):
             raise InputError(
                 f"{next(iter(tables.values()))} describes videos, and there is none for those in {path / folder}:"
                 " give one of the folders as INPUT"

@@ -177,6 +177,10 @@ def is_named_video(name: str) -> bool:
     return has_video_extension(name) and not is_hidden(name.rpartition("/")[2])
 
 
+def holds_videos(folder: Path) -> bool:
+    return any(is_named_video(name) for _, files in walk_folders(folder) for name in files)
+
+
 def has_video_extension(name: str) -> bool:
     return name.rpartition(".")[2].lower() in VIDEO_EXTENSIONS and "." in name
 

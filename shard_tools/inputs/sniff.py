@@ -166,7 +166,7 @@ def _split_lines(read_lines: Callable[[], Iterator[str]], where: str, encoding: 
     sample = list(_take_sample(islice(read_lines(), num_comments, None)))
     found = []
     for order, splitter in enumerate(splitters):
-        rows = _take_until_error(splitter.split(sample, where))
+        rows = list(_take_until_error(splitter.split(sample, where)))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         is_one_cell = splitter.separator == "" and splitter.num_splits == 0
         fits = splitter.separator or splitter.num_splits <= 0 or width == splitter.num_splits + 1
@@ -196,12 +196,10 @@ def _take_sample(lines: Iterator[str]) -> Iterator[str]:
             return
 
 
-def _take_until_error(rows: Iterator[list[str]]) -> list[list[str]]:
-    """Return the rows before the one that cannot be split: reading them all will say which it is."""
-    found: list[list[str]] = []
+def _take_until_error(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows before the one that cannot be split: reading them all will say which it is."""
     with suppress(InputError):
-        found.extend(rows)
-    return found
+        yield from rows
 
 
 def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], first: str) -> Table | None:
