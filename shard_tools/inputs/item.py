@@ -48,9 +48,8 @@ class ParquetCell(NamedTuple):
         for number, batch in enumerate(batches):
             if number == self.row:
                 column = batch.column(0)
-                for field in self.column.split(".")[1:]:
-                    column = column.field(field)
-                return bytes(column[0].as_py())
+                column = column.field("bytes") if column.type.num_fields else column
+                return bytes(column[0].as_py() or b"")
         raise OSError(f"{self.archive} has changed: its row is gone")
 
 

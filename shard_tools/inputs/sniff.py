@@ -310,19 +310,23 @@ def _read_parquet(path: Path, where: str) -> Table:
     """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
     parquet = import_pyarrow(where)
     try:
-        schema = parquet.ParquetFile(path).schema_arrow
+        opened = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
-    parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
-    bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
+    schema = opened.schema_arrow
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     others = {name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") in NO_VIDEO}
-    bytes_of |= {
-        name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children and name not in others
-    }
+    parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
+    bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
+    bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
+    for name, column in list(bytes_of.items()):
+        batch = next(opened.iter_batches(1, columns=[column]), None)
+        cell = batch.column(0)[0].as_py() if batch else None
+        if name in others or (cell.get("bytes") if isinstance(cell, dict) else cell) is None:  # there is a path at most
+            del bytes_of[name]
     classes = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
     columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
-    columns = [column for column in columns if column not in bytes_of]
+    columns = [column for column in columns if bytes_of.get(column) != column]
 
     def read_rows() -> Iterator[Row]:
         file, first = parquet.ParquetFile(path), 0
@@ -334,8 +338,10 @@ def _read_parquet(path: Path, where: str) -> Table:
                         own_name = (values.get(name) or {}).get("path") or "video.mp4"
                         place = f"{first + row:06d}-{own_name.rpartition('/')[2]}"
                         values[name] = ParquetCell(str(path.absolute()), group, row, column, place)
-                    for name, names in classes.items():
-                        values[name] = names[values[name]] if isinstance(values[name], int) else values[name]
+                    for name in parts.keys() - bytes_of.keys():
+                        values[name] = (values[name] or {}).get("path", values[name])
+                    for name, names in classes.items():  # -1: none
+                        values[name] = names[values[name]] if values[name] in range(len(names)) else None
                     yield [values[name] for name in schema.names]
                 start += batch.num_rows
             first += start

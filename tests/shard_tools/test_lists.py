@@ -308,7 +308,8 @@ def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: 
     cells = [{"bytes": video, "path": "videos/a.mp4" if n else None} for n, video in enumerate(videos)]
     features = {"label": {"names": ["run", "walk"], "_type": "ClassLabel"}}
     table = pyarrow.table({"video": cells, "label": [1, 0, 1], "caption": ["x", "y", "z"]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = table.replace_schema_metadata(metadata)
     (tmp_path / "in" / "data").mkdir(parents=True)
     parquet.write_table(table, tmp_path / "in/data/train-00000-of-00001.parquet", row_group_size=2)
     place = "train-00000-of-00001.parquet/00000"
@@ -321,6 +322,11 @@ def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: 
     assert stored == dict(zip(expected, videos, strict=True))
     parquet.write_table(pyarrow.table({"mp4": videos}), tmp_path / "plain.parquet")
     assert len(labels_by_name(tmp_path / "plain.parquet")) == 3
+    make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
+    paths = [{"bytes": None, "path": f"{name}.mp4"} for name in "ab"]
+    table = pyarrow.table({"video": pyarrow.array(paths, table["video"].type), "label": [1, -1]})
+    parquet.write_table(table.replace_schema_metadata(metadata), tmp_path / "paths.parquet")
+    assert labels_by_name(tmp_path / "paths.parquet") == {"a.mp4": "walk", "b.mp4": None}, "-1 is no class"
 
 
 def test_parquet_without_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
