@@ -1,8 +1,9 @@
 """Visualize reconstructions: `python visualize.py RUN VIDEO... [--output FOLDER]`.
 
-Writes the paper's figure for each video (frames, reconstruction, error, sampling probability, mask) as PNG and GIF. A
-VIDEO is a file, a folder of files or a folder of shards; RUN is a run directory, one of its checkpoints, or any file of
-weights that training can start from.
+Writes the paper's figure for each video (frames, reconstruction, error, sampling probability, mask) as PNG and GIF,
+with two rows on the encoder's features of the whole clip: their principal components as colors, and how similar all
+tokens are to one. A VIDEO is a file, a folder of files or a folder of shards; RUN is a run directory, one of its
+checkpoints, or any file of weights that training can start from.
 """
 
 import argparse

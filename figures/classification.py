@@ -46,6 +46,9 @@ def plot_kept(rows: Sequence[dict[str, Any]]) -> Figure:
         points = [(row["keep"], row[name]) for row in rows if row["by"] == by]
         axes.plot(*zip(*points, strict=True), marker="o", label=by)
     axes.set(xlabel="fraction of the tokens encoded", ylabel=name, xscale="log")
+    fractions = sorted({row["keep"] for row in rows})
+    axes.set_xticks(fractions, [f"{fraction:g}" for fraction in fractions])
+    axes.minorticks_off()
     axes.legend(title="tokens chosen")
     return figure
 
