@@ -169,10 +169,8 @@ class _TableFile:
     """A table that is written to a temporary file, and then named by its hash."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._path = folder / f".{name}-table.partial"
+        self._name, self._path, self._num_rows = name, folder / f".{name}-table.partial", 0
         self._file = self._path.open("wb")
-        self._num_rows = 0
         self._write_header()
 
     def add(self, data: bytes, num_rows: int) -> None:
@@ -186,11 +184,10 @@ class _TableFile:
         self._write_header()
         self._file.close()
         digest = hash_file(self._path)
-        target = self._folder / f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}"
         sync(self._path)
-        self._path.replace(target)
-        sync(self._folder)
-        return TableInfo(target.name, self._num_rows, size, digest)
+        path = self._path.rename(self._path.with_name(f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}"))
+        sync(path.parent)
+        return TableInfo(path.name, self._num_rows, size, digest)
 
     def _write_header(self) -> None:
         """Write NumPy's header, which has room for any number of rows."""
