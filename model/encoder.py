@@ -85,12 +85,12 @@ class VideoEncoder(nn.Module):
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
         clip = adapt_channels(clip, config.in_channels, config.motion_channel)
-        if by == "adaptive" and self.token_sampler is None:
-            raise InputError(
-                "these weights have no token sampler to select tokens by: take those of a pre-training with"
-                " model.masking=adaptive, or choose random or motion"
-            )
-        if self.token_sampler is not None and by == "adaptive":
+        if by == "adaptive":
+            if self.token_sampler is None:
+                raise InputError(
+                    "these weights have no token sampler to select tokens by: take those of a pre-training with"
+                    " model.masking=adaptive, or choose random or motion"
+                )
             logits = self.token_sampler.predict(self.tokenizer(clip))
         elif by == "motion":
             logits = MotionMasking(config).logits(clip, None)

@@ -87,6 +87,8 @@ def main(options: argparse.Namespace) -> None:
 
 def list_videos(labels: Path, names: Path | None) -> list[str]:
     if names is not None:
+        if not names.is_file():
+            raise InputError(f"{names} does not exist: give a file with the names of the videos")
         return names.read_text(encoding="utf-8").split()
     files = [file for kind in ("*.png", "joint_positions.mat", "key_points.npy") for file in labels.rglob(kind)]
     if not files:
@@ -109,14 +111,16 @@ def read_labels(folder: Path) -> Int[np.ndarray, "F H W"] | Float[np.ndarray, "F
         raise InputError(
             f"{folder} has no masks of one size with one number per pixel, of which the first marks an object"
         )
-    return np.stack(masks).astype(np.int64)
+    stacked = np.stack(masks)  # objects that the first frame lacks are not judged
+    objects = enumerate(np.unique(stacked[0][stacked[0] > 0]), 1)
+    return np.sum([(stacked == value) * number for number, value in objects], axis=0).astype(np.int64)
 
 
 def read_frames(folder: Path, count: int) -> list[UInt8[np.ndarray, "H W 3"]]:
     files = sorted(file for kind in ("*.jpg", "*.jpeg", "*.png") for file in folder.glob(kind))
-    if len(files) != count:
+    if len(files) != count or count < 2:
         raise InputError(
-            f"{folder} has {len(files)} frames (*.jpg, *.png), and labels of {count}: they must be as many"
+            f"{folder} has {len(files)} frames (*.jpg, *.png), and labels of {count}: they must be as many, at least 2"
         )
     return [np.asarray(Image.open(file).convert("RGB")) for file in files]
 

@@ -134,6 +134,9 @@ def test_masks_and_key_points_of_folders(data: Path) -> None:
     found = run(data, "masks")
     assert found["J&F"] == (found["J"] + found["F"]) / 2
     assert 0 < found["first_frame_stays"]["J"] < 1, "objects move on"
+    for file in (data / "masks/a/x").iterdir():  # other numbers, as DAVIS 2016 has them
+        Image.fromarray(np.array([0, 7, 255], np.uint8)[np.asarray(Image.open(file))]).save(file)
+    assert run(data, "masks") == found
     points = run(data, "points", "--radius", "2")
     assert points["videos"] == 2
     (data / "list.txt").write_text("b\n")
@@ -146,6 +149,8 @@ def test_what_cannot_be_judged_is_one_sentence(data: Path) -> None:
     (data / "frames/a/x/00004.jpg").unlink()
     with pytest.raises(InputError, match=r"has 4 frames .* and labels of 5: they must be as many"):
         run(data, "masks")
+    with pytest.raises(InputError, match=r"names.txt does not exist"):
+        run(data, "masks", "--list", "names.txt")
     Image.fromarray(np.zeros((SIZE, SIZE), np.uint8)).save(data / "masks/a/x/00000.png")
     with pytest.raises(InputError, match="of which the first marks an object"):
         run(data, "masks")
