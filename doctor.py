@@ -196,21 +196,24 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
     from train import train_step
     from training.distributed import Distributed
     from training.optimizer import make_optimizer
+    from training.parallelize import parallelize
     from training.tasks.pretraining import Pretraining
 
-    config, count, model = run.config, run.batch_size, run.config.model
-    task = Pretraining(config, None, Distributed(config.device))
+    config, count, sizes = run.config, run.batch_size, run.config.model
+    dist = Distributed(config.device)
+    task = Pretraining(config, None, dist)
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    shape = count, model.num_frames, *FrameSize.of(model.image_size), model.clip_channels
+    model = parallelize(task, optimizer, config, dist, count)
+    shape = count, sizes.num_frames, *FrameSize.of(sizes.image_size), sizes.clip_channels
     clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=run.device)
     batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
     times: list[float] = []
     while len(times) < 3 or times[-1] - times[1] < run.options.seconds:  # the first step takes longer
         times.append(time.perf_counter())
-        train_step(task.model, task, [batch], optimizer, config.optimizer.base_lr, config)["loss"].item()
+        train_step(model, task, [batch], optimizer, config.optimizer.base_lr, config)["loss"].item()
     run.step_speed = (len(times) - 2) * count / (times[-1] - times[1])
     yield (
-        f"{run.step_speed:.3g} clips/s: pre-training, size {model.size}, mask ratio {model.mask_ratio:g}, batches of"
+        f"{run.step_speed:.3g} clips/s: pre-training, size {sizes.size}, mask ratio {sizes.mask_ratio:g}, batches of"
         f" {count}, {choose_precision(run.device, config.precision)}"
     )
 

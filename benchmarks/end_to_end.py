@@ -108,8 +108,8 @@ def measure(source: Source, config: TrainConfig, steps: int) -> Row:
     """Measure one round, in a process of its own."""
     dist = Distributed()
     task, device = Pretraining(config, None, dist), dist.device
-    model = parallelize(task, config, dist, config.batch_size)
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+    model = parallelize(task, optimizer, config, dist, config.batch_size)
     with open_batches(source, config, device) as (batches, loader):
         for _ in range(WARM_UP_STEPS):
             train_step(model, task, islice(batches, 1), optimizer, 1e-4, config)
