@@ -30,11 +30,14 @@ MAX_KINDS = 100_000  # different labels, above which at least half of the rows m
 NUM_PROBED = 24  # files whose length is looked at
 SLACK_S = 1.0  # by which a trimmed file may be longer than its segment: it is cut at key frames
 BRACKETS = str.maketrans("", "", "[]")
-ENDINGS: tuple[Callable[[float, float], str], ...] = (  # of the names of trimmed files: <id>_000010_000020.mp4, …
+Ending = Callable[[float, float], str]  # of the names of trimmed files, behind the id of the whole video
+SEGMENT_ENDINGS: tuple[Ending, ...] = (
     lambda start, end: f"_{_whole(start):06d}_{_whole(end):06d}",
-    lambda start, end: f"_{_whole(start):06d}",
     lambda start, end: f"_{start:g}_{end:g}",
     lambda start, end: f"_{_whole(start * 1000)}_{_whole(end * 1000)}",
+)
+START_ENDINGS: tuple[Ending, ...] = (  # which may be numbers of whole videos too
+    lambda start, end: f"_{_whole(start):06d}",
     lambda start, end: f"_{start:g}",
 )
 
@@ -60,7 +63,7 @@ class ListReader:
         self.labels: Counter[tuple[str, ...] | None] = Counter()
         self.groups: Counter[str] = Counter()
         self.num_rows = self.num_skipped = self.num_trimmed = 0
-        self.endings = [*ENDINGS]
+        self.endings = [*SEGMENT_ENDINGS, *START_ENDINGS]
         self.parse_labels = lru_cache(maxsize=MAX_KINDS)(read_labels)  # 10 million rows have some hundred labels
         self.are_trimmed = self._are_trimmed()
 
@@ -199,8 +202,10 @@ class ListReader:
         folders = ["", f"{label}/", f"{label.replace(' ', '_')}/"] if isinstance(label, str) else [""]
         for place, ending in enumerate(self.endings):
             text = ending(segment.start, segment.end)
-            names = [name] if stem.endswith(text) else [f"{folder}{name}{text}" for folder in folders]
-            for candidate in names if "/" not in name or stem.endswith(text) else ():
+            names = [f"{folder}{name}{text}" for folder in folders] if "/" not in name else []
+            if stem.endswith(text):
+                names = [name] if ending in SEGMENT_ENDINGS else []
+            for candidate in names:
                 if found := self.finder.find(candidate):
                     self.endings.insert(0, self.endings.pop(place))
                     return found

@@ -302,6 +302,13 @@ def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> 
     assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label}
 
 
+@pytest.mark.parametrize("name", ["video_000000.mp4", "video_0.mp4"])
+def test_numbers_of_whole_videos_are_no_starts(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path, {name: ""})
+    (tmp_path / "list.csv").write_text(f"path,start,end,label\n{name},0,0.2,a\n")
+    assert labels_by_name(tmp_path / "list.csv") == {f"{name}#t=0,0.2": "a"}
+
+
 def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: Any) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     videos = [generate("--num-frames", "4", "--seed", str(seed)).read_bytes() for seed in (1, 2, 3)]
