@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
@@ -112,8 +110,3 @@ gather_tokens_op.register_autograd(_backward, setup_context=_setup)
 def num_bytes(batch: int, tokens: int, count: int, width: int, itemsize: int) -> tuple[int, int]:
     """Count the bytes that forward and backward have to move (the table stays in the cache)."""
     return 2 * batch * count * width * itemsize, batch * (tokens + count) * width * itemsize
-
-
-@register_flop_formula(torch.ops.adamae.gather_tokens)
-def _flops(x_shape: Any, ids_shape: Any, table_shape: Any, *_args: Any, **_kwargs: Any) -> int:
-    return 0 if table_shape is None else ids_shape[0] * ids_shape[1] * x_shape[2]

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import check, rows_contiguous, runs_triton, triton_op, wrap_triton
 from kernels.noise import gumbel, gumbel_row
@@ -171,8 +170,3 @@ gumbel_topk_op.register_autograd(_backward, setup_context=_setup)
 def num_bytes(rows: int, tokens: int, itemsize: int) -> int:
     """Count the bytes to move: logits in, ids and log-probabilities out."""
     return rows * tokens * (itemsize + 8 + 4)
-
-
-@register_flop_formula(torch.ops.adamae.gumbel_topk)
-def _flops(logits_shape: tuple[int, int], *_args: Any, **_kwargs: Any) -> int:
-    return 8 * logits_shape[0] * logits_shape[1]  # shift, exp, sum, log-prob; two logs, key; integers don't count

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines
@@ -198,13 +197,3 @@ masked_patch_loss_op.register_autograd(_backward, setup_context=_setup)
 def num_bytes(batch: int, count: int, values: int, itemsize: int) -> tuple[int, int]:
     """Count the bytes that forward and backward have to move: prediction and pixels in; those and the gradient out."""
     return batch * count * values * (itemsize + 1), batch * count * values * (2 * itemsize + 1)
-
-
-@register_flop_formula(torch.ops.adamae.masked_patch_loss)
-def _flops(pred_shape: Any, *_args: Any, **_kwargs: Any) -> int:
-    return 8 * pred_shape[0] * pred_shape[1] * pred_shape[2]  # mean, variance, scaling, difference, square, sum
-
-
-@register_flop_formula(torch.ops.adamae.masked_patch_loss_backward)
-def _backward_flops(_grad_shape: Any, pred_shape: Any, *_args: Any, **_kwargs: Any) -> int:
-    return 5 * pred_shape[0] * pred_shape[1] * pred_shape[2]

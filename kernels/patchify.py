@@ -3,15 +3,11 @@
 The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the reference.
 """
 
-import math
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from einops import rearrange
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
 
@@ -121,10 +117,3 @@ def patchify_op(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size:
 def num_bytes(batch: int, count: int, values: int, itemsize: int) -> int:
     """Count the bytes to move: one in and `itemsize` out for every value."""
     return batch * count * values * (1 + itemsize)
-
-
-@register_flop_formula(torch.ops.adamae.patchify)
-def _flops(clip_shape: Any, ids_shape: Any, tubelet_size: int, patch_size: int, *_args: Any, **_kwargs: Any) -> int:
-    if ids_shape is None:
-        return 2 * math.prod(clip_shape)
-    return 2 * ids_shape[0] * ids_shape[1] * tubelet_size * patch_size**2 * clip_shape[4]

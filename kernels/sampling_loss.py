@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.launch import check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
@@ -78,8 +77,3 @@ sampling_loss_op.register_autograd(_backward, setup_context=_setup)
 def num_bytes(batch: int, tokens: int, count: int) -> tuple[int, int]:
     """Count the bytes that forward and backward have to move."""
     return batch * (count * 16 + tokens * 4), batch * tokens * 8
-
-
-@register_flop_formula(torch.ops.adamae.sampling_loss)
-def _flops(_log_probs_shape: Any, ids_shape: Any, *_args: Any, **_kwargs: Any) -> int:
-    return 3 * ids_shape[0] * ids_shape[1]

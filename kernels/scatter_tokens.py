@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from kernels.gather_tokens import ROWS
 from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
@@ -129,8 +128,3 @@ def num_bytes(batch: int, tokens: int, num_visible: int, width: int, itemsize: i
     """Count the bytes that forward and backward have to move (the table stays in the cache)."""
     row = batch * width * itemsize
     return row * (num_visible + tokens), row * (tokens - num_visible)
-
-
-@register_flop_formula(torch.ops.adamae.scatter_tokens)
-def _flops(features_shape: Any, _token: Any, _table: Any, visible_shape: Any, masked_shape: Any, **_kwargs: Any) -> int:
-    return features_shape[0] * (visible_shape[1] + masked_shape[1]) * features_shape[2]
