@@ -1,10 +1,9 @@
 """Count where the memory of a training step goes, byte by byte, on tensors without memory: no GPU is needed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
@@ -50,7 +49,6 @@ RESERVE_GPU = 1.5e9
 class Account:
     """Bytes of one step."""
 
-    saved: dict[str, int]  # kept from the forward pass for the backward, by PARTS
     at_peak: dict[str, int]  # alive at the peak of the step, by AT_PEAK
     flops: int
     repeated_flops: int  # of these, the scores that attention computes again in its backward pass
@@ -123,12 +121,11 @@ def account(
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         with (
             flops if with_flops and not in_another else nullcontext(),
-            track_parts(model, partial(setattr, live, "label")),
-            saved_bytes(model, (clip,)) as saved,
+            label_parts(model, live),
         ):
             step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
-    return Account(saved, at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
+    return Account(at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
 
 
 def repeated_flops(flops: FlopCounterMode) -> int:
@@ -138,57 +135,24 @@ def repeated_flops(flops: FlopCounterMode) -> int:
 
 
 @contextmanager
-def track_parts(model: AdaMAE, enter: Callable[[str], None]) -> Iterator[None]:
-    """Call `enter` with the name of each part when the forward pass reaches it, and "temporaries" after it."""
+def label_parts(model: AdaMAE, live: "LiveBytes") -> Iterator[None]:
+    """Label what a step allocates by the part that its forward pass has reached, and "temporaries" after it."""
 
-    def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
-        output.loss.register_hook(lambda _: enter("temporaries"))
+    def enter(part: str) -> None:
+        live.label = part
 
-    modules = (
-        getattr(model.target, "teacher", nn.Identity()),
-        model.tokenizer,
-        model.token_sampler,
-        model.encoder,
-        model.decoder,
-    )
+    teacher = getattr(model.target, "teacher", nn.Identity())
+    modules = (teacher, model.tokenizer, model.token_sampler, model.encoder, model.decoder)
     with ExitStack() as hooks:
         for part, module in zip(PARTS, modules, strict=False):
             hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)
         hooks.callback(model.decoder.register_forward_hook(lambda *_: enter("loss")).remove)
+
+        def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
+            output.loss.register_hook(lambda _: enter("temporaries"))
+
         hooks.callback(model.register_forward_hook(await_backward).remove)
         yield
-
-
-@contextmanager
-def saved_bytes(model: AdaMAE, inputs: tuple[Tensor, ...]) -> Iterator[dict[str, int]]:
-    """Count the bytes that operations in this block keep for their backward, by part.
-
-    Every storage counts once, for the part that saves it first. Weights, their copies, buffers and `inputs` do not.
-    """
-    by_part = dict.fromkeys(PARTS, 0)
-    own = (*model.parameters(), *model.buffers())
-    copies = [tensor.cast_copy for tensor in own if hasattr(tensor, "cast_copy")]
-    not_counted = [tensor.untyped_storage() for tensor in (*own, *copies, *inputs)]
-    # The storages are held, so that no address is reused while we count.
-    seen = {storage._cdata: storage for storage in not_counted}
-    current = PARTS[0]
-
-    def enter(part: str) -> None:
-        nonlocal current
-        current = part
-        if part not in by_part:  # the backward pass frees what was saved
-            seen.clear()
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen and current in by_part:  # not what checkpointing keeps in the backward pass
-            seen[storage._cdata] = storage
-            by_part[current] += storage.nbytes()
-        return tensor
-
-    with track_parts(model, enter), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield by_part
-    seen.clear()  # the graph keeps `pack`, and so everything in here, until its end
 
 
 class LiveBytes(TorchDispatchMode):

@@ -70,8 +70,8 @@ AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is 
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
 NOTES = [
-    "`saved_*`: bytes kept for the backward pass, by part. `at_peak_*`: what is alive at the peak of the step; the sum"
-    " is `predicted_peak_gib`, what PyTorch allocates. `launches`: operators of its forward and backward passes.",
+    "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
+    " allocates. `launches`: operators of its forward and backward passes.",
     "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
     "Predicted with flash attention; cuDNN's, where PyTorch prefers it, has another workspace.",
     "`loaded_mib`: what DALI holds besides, for prefetched clips from shards of 342×256. `largest_batch_*`: predicted,"
@@ -160,9 +160,7 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     if is_default(config):
         in_buckets = predict(config, batch_size, in_buckets=True, with_flops=False)
         row["ddp_predicted_peak_gib"] = round(in_buckets.peak_bytes / 2**30, 3)
-    sizes = {f"saved_{part}_mib": size for part, size in account.saved.items()}
-    sizes["saved_mib"] = sum(account.saved.values())
-    sizes |= {f"at_peak_{label}_mib": size for label, size in account.at_peak.items()}
+    sizes = {f"at_peak_{label}_mib": size for label, size in account.at_peak.items()}
     sizes["loaded_mib"] = batch_size * loaded_per_clip(config)
     row |= {name: round(size / 2**20, 1) for name, size in sizes.items()}
     ample = predict(config, AMPLE_BATCH, with_flops=False)

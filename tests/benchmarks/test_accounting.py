@@ -1,16 +1,14 @@
-"""Counting of bytes: against a layer worked out by hand, and prediction against an actual step."""
+"""Counting of bytes: prediction against an actual step, and what libraries allocate against what was measured."""
 
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accounting import (
@@ -22,7 +20,6 @@ from benchmarks.accounting import (
     column_sum_workspace,
     predict,
     repeated_flops,
-    saved_bytes,
 )
 from benchmarks.harness import ROOT, noise_clip
 from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
@@ -32,32 +29,6 @@ from training.numerics import numerics
 
 CPU = torch.device("cpu")
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
-
-
-class Stub(nn.Module):
-    """A linear layer and a GELU in the decoder's place; the other parts do nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.target, self.tokenizer, self.token_sampler, self.encoder = (nn.Identity() for _ in range(4))
-        self.decoder = nn.Sequential(nn.Linear(32, 64), nn.GELU())
-
-    def forward(self, x: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(loss=self.decoder(self.encoder(self.token_sampler(self.tokenizer(x)))).square().sum())
-
-
-def test_saved_bytes_of_a_linear_layer_are_those_counted_by_hand() -> None:
-    x = torch.randn(8, 32, requires_grad=True)
-    model = Stub()
-    with saved_bytes(model, ()) as saved:  # type: ignore[arg-type]
-        loss = model(x).loss
-    # Decoder: the layer's input and the GELU's; the weight is not counted. Loss: the input of the square.
-    expected = {"decoder": 8 * 32 * 4 + 8 * 64 * 4, "loss": 8 * 64 * 4}
-    assert {part: size for part, size in saved.items() if size} == expected
-    with saved_bytes(model, (x,)) as saved:  # type: ignore[arg-type]
-        loss = model(x).loss
-    assert saved["decoder"] == 8 * 64 * 4, "an input that is given is not counted"
-    loss.backward()
 
 
 @pytest.mark.parametrize("target", ["pixels", "teacher"])
@@ -71,7 +42,6 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(target: 
         clip = noise_clip(config, 2, CPU)
         actual = account(step, clip, live)
     predicted = predict(config, 2, on_gpu=False)
-    assert predicted.saved == actual.saved
     for label in ("weights", "optimizer", "clip"):
         assert predicted.at_peak[label] == actual.at_peak[label]
     weights = sum(p.numel() * 4 for p in step.model.parameters())

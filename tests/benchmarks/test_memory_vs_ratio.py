@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import memory_vs_ratio
-from benchmarks.accounting import RESERVE_GPU, predict
+from benchmarks.accounting import RESERVE_GPU
 from benchmarks.memory_vs_ratio import (
     NVDEC_BYTES,
     is_default,
@@ -52,12 +52,10 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     plain, checkpointed = json.loads((tmp_path / "memory_vs_ratio.json").read_text())["rows"]
     at_peak = [size for name, size in plain.items() if name.startswith("at_peak_")]
     assert sum(at_peak) / 1024 == pytest.approx(plain["predicted_peak_gib"], abs=2e-3)
-    assert plain["saved_mib"] == pytest.approx(sum(predict(TINY, 2).saved.values()) / 2**20, abs=0.1)
     fitting = [plain[f"largest_batch_{size}gb"] for size in memory_vs_ratio.CAPACITIES_GB]
     assert fitting == sorted(fitting)
     assert plain["recomputed_gflop_per_clip"] == 0 <= checkpointed["recomputed_gflop_per_clip"]
     assert checkpointed["gflop_per_clip"] == plain["gflop_per_clip"], "what is recomputed is no work"
-    assert checkpointed["saved_mib"] < plain["saved_mib"]
 
 
 def test_the_largest_batch_fits_with_what_dali_holds() -> None:
