@@ -23,7 +23,7 @@ SETTINGS = [*TINY, "device=cuda", "precision=bf16", "steps=17", "log_every=100",
 SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 
-def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings: object) -> list[dict[str, Any]]:
+def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings: Any) -> list[dict[str, Any]]:
     """Train with each list of arguments; return what the counted steps called."""
     done = gpu.run(library, "tests/fake_cuda/count_steps.py", [FIRST, LAST, json.dumps(runs)], gpus, **settings)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
     arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
     (found,) = count_steps(library, [arguments])
     calls, steps = found["calls"], LAST - FIRST + 1
-    assert calls["launches"] <= 403 * steps
+    assert calls["launches"] <= 366 * steps
     assert abs(calls["LAUNCH crop_resize_kernel"] - steps) <= 1
     assert abs(calls["COPY pinned to device"] - 3 * steps) <= 1, "frames with their tables, labels, positions"
     assert calls["BYTES pinned to device"] == pytest.approx(count_frame_bytes(synthetic_shards, arguments), rel=0.3)
@@ -87,14 +87,15 @@ def test_ranks_have_a_gpu_each(change: str, library: Path, synthetic_shards: Pat
     count_steps(library, [[*arguments, "model.mask_ratio=0.5"]], gpus=2)
 
 
+@pytest.mark.timeout(1000)
 @pytest.mark.slow  # torch.compile
-@pytest.mark.parametrize(("how", "launches", "graphs"), [("true", 378, 0), ("reduce-overhead", 46, 2)])
+@pytest.mark.parametrize(("how", "launches", "graphs"), [("true", 288, 0), ("reduce-overhead", 60, 2)])
 def test_a_compiled_step_launches_less(
     how: str, launches: int, graphs: int, library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
     """One graph forward and one backward: a break, or a copy of what a kernel writes, would be a launch more."""
     arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", f"compile={how}"]
-    (found,) = count_steps(library, [arguments])
+    (found,) = count_steps(library, [arguments], seconds=900)
     steps = LAST - FIRST + 1
     assert 0 < found["calls"]["launches"] <= launches * steps
     assert found["calls"].get("graph launches", 0) == graphs * steps
