@@ -52,7 +52,7 @@ def cast_together(weights: Weights, dtype: torch.dtype) -> Weights:
     if all(weight.dtype == dtype for weight in given):
         return weights
     copies = [getattr(weight, "cast_copy", None) for weight in given]
-    if None not in copies:
+    if all(copy is not None for copy in copies):  # `in` would compare tensors: 5 ms a step
         cast = iter(Cast.apply(*copies, *given))
     elif torch.compiler.is_compiling():  # which fuses them as it likes
         cast = iter([weight.to(dtype) for weight in given])
