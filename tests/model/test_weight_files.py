@@ -84,8 +84,8 @@ def describe(**changes: Any) -> dict[str, str]:
         (describe(encoder_width=96 * 10**4), "model.encoder_width is 960000: must be at least 1 and at most 16384"),
         (describe(decoder_width=9600), "(384, 96) instead of (38400, 9600)"),
         (describe(sampler_depth=100), "missing keys: token_sampler.body.1."),
-        (describe(num_frames=10**5), "make 800000 tokens per clip: at most 131072"),
-        (describe(image_size=8 * 10**5), "tokens per clip: at most 131072"),
+        (describe(num_frames=10**5), "make 800000 tokens per clip: at most 16384"),
+        (describe(image_size=8 * 10**5), "tokens per clip: at most 16384"),
         (
             describe(patch_size=2**16, image_size=2**20),
             "weight (96, 384) instead of (96, 25769803776)",
