@@ -1,6 +1,7 @@
 """torch.compile and DDP: compile=true in two ranks, where PyTorch cuts the graph at the borders of DDP's buckets."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,17 +71,22 @@ def compare(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
-def test_compiled_in_two_ranks_gradients_are_the_plain_ones(tmp_path: Path) -> None:
-    processes = [SERVER.Process(target=compare, args=(rank, tmp_path)) for rank in range(RANKS)]
+def run_ranks(target: Callable[[int, Path], None], folder: Path, seconds: float) -> list[str]:
+    """Run a process a rank; return what each has written to the file of its number."""
+    processes = [SERVER.Process(target=target, args=(rank, folder)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(280)
+        process.join(seconds)
         process.kill()
-    for rank, process in enumerate(processes):
-        assert process.exitcode == 0
-        off, graphs = (tmp_path / f"{rank}").read_text(encoding="utf-8").split()
+    assert [process.exitcode for process in processes] == [0] * RANKS
+    return [(folder / f"{rank}").read_text(encoding="utf-8") for rank in range(RANKS)]
+
+
+@pytest.mark.slow
+def test_compiled_in_two_ranks_gradients_are_the_plain_ones(tmp_path: Path) -> None:
+    for text in run_ranks(compare, tmp_path, 280):
+        off, graphs = text.split()
         assert float(off) < 1e-5
         assert int(graphs) > 1, "it was not cut"
 
@@ -128,15 +134,7 @@ def compare_in_bf16(rank: int, folder: Path) -> None:
 
 # 19 s beside other work: three processes import PyTorch.
 def test_gradients_of_bf16_copies_go_straight_into_the_buckets(tmp_path: Path) -> None:
-    processes = [SERVER.Process(target=compare_in_bf16, args=(rank, tmp_path)) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(100)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
-    for rank in range(RANKS):
-        assert float((tmp_path / f"{rank}").read_text(encoding="utf-8")) < 1e-6
+    assert all(float(off) < 1e-6 for off in run_ranks(compare_in_bf16, tmp_path, 100))
 
 
 def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
