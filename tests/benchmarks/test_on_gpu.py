@@ -137,7 +137,7 @@ class Installed:
     def find_spec(self, name, path=None, target=None):
         return None if name.partition(".")[0] in missing else self.finder.find_spec(name, path, target)
 
-there = close(sys.argv[1].split())
+there = close(sys.argv[1].split()) | {"adamae"}  # installed or not, and without what it needs
 missing = {
     module for module, names in packages_distributions().items()
     if not there & {name.lower().replace("_", "-") for name in names}

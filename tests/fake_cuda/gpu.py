@@ -74,6 +74,7 @@ def run(
     env = {**os.environ, "LD_PRELOAD": str(library), "TRITON_LIBCUDA_PATH": str(folder), "PYTHONPATH": str(ROOT)}
     env |= {"TRITON_CACHE_DIR": str(folder / "triton"), "FAKE_NCCL": str(folder), "FAKE_GPUS": str(gpus)}
     env |= {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", "OMP_NUM_THREADS": "1"}  # cuDNN looks for the GPU by itself
+    env["PYTHONFAULTHANDLER"] = "1"  # an abort says in which call
     env["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"  # they need NVML
     env.pop("TRITON_INTERPRET", None)
     env |= {name: str(value) for name, value in settings.items()}
