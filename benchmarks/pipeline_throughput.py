@@ -400,7 +400,6 @@ def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.nda
 
     Return what is wrong, "" if nothing is.
     """
-    x, y, w, h = row.crop
     sample = dataset.samples[row.sample]
     if len(clip) != len(row.frames):
         return f"has {len(clip)} frames instead of {len(row.frames)}"
@@ -408,8 +407,7 @@ def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.nda
     size = clip.shape[2], clip.shape[1]
     frames = decode_frames(reader.read(row.sample), around, sample.num_frames)
     # The plan's boxes are in square pixels, which those of copies need not be.
-    across, down = frames.shape[2] / sample.width, frames.shape[1] / sample.height
-    x, y, w, h = round(x * across), round(y * down), round(w * across), round(h * down)
+    x, y, w, h = row.crop.within((sample.width, sample.height), (frames.shape[2], frames.shape[1]))
     images = [
         Image.fromarray(frame).crop((x, y, x + w, y + h)).resize(size, Image.Resampling.BILINEAR) for frame in frames
     ]

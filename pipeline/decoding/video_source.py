@@ -115,8 +115,7 @@ class Scaler:
         graph.threads = 1  # clips are decoded in parallel, one per thread
         turns = count_turns(frame)
         width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
-        sides = zip(self._crop, (width, height) * 2, self._stored * 2, strict=True)
-        box = Crop(*(length * side // stored // 2 for length, side, stored in sides)).doubled()
+        box = self._crop.within(self._stored, (width, height))
         steps = [
             declare_colors(matrix),
             *UPRIGHT[turns],

@@ -40,6 +40,16 @@ class Crop(NamedTuple):
     def doubled(self) -> "Crop":
         return Crop(*(2 * value for value in self))
 
+    def within(self, stored: tuple[int, int], frame: tuple[int, int]) -> "Crop":
+        """Map from `stored` = (width, height) to those of a `frame`, which differ where pixels are not square: edges
+        are at the nearest whole chroma samples."""
+        starts, lengths = [], []
+        for start, length, side, size in zip(self[:2], self[2:], stored, frame, strict=True):
+            first, last = (round(edge * size / side / 2) for edge in (start, start + length))
+            starts.append(min(first, size // 2 - 1))
+            lengths.append(max(1, min(last, size // 2) - starts[-1]))
+        return Crop(*starts, *lengths).doubled()
+
 
 SQUARE = FrameSize(1, 1)
 
