@@ -78,10 +78,8 @@ def test_boxes_of_other_shapes_by_hand() -> None:
 
 def test_a_box_keeps_its_edges_in_a_frame_of_other_pixels() -> None:
     """Copies of pixels that are not square: edges at the nearest whole chroma samples, never outside of the frame."""
-    from pipeline.planning.crops import Crop
-
-    assert Crop(320, 40, 240, 280).within((560, 320), (560, 320)) == Crop(320, 40, 240, 280)
-    assert Crop(328, 0, 240, 280).within((569, 320), (568, 320)) == Crop(328, 0, 240, 280)
-    assert Crop(80, 0, 112, 112).within((199, 112), (200, 112)) == Crop(80, 0, 112, 112)
-    assert Crop(0, 0, 1024, 576).within((1024, 576), (719, 575)) == Crop(0, 0, 718, 574)
-    assert Crop(510, 300, 2, 2).within((512, 302), (3, 2)) == Crop(0, 0, 2, 2)
+    assert crops.Crop(320, 40, 240, 280).within((560, 320), (560, 320)) == crops.Crop(320, 40, 240, 280)
+    assert crops.Crop(328, 0, 240, 280).within((569, 320), (568, 320)) == crops.Crop(328, 0, 240, 280)
+    assert crops.Crop(80, 0, 112, 112).within((199, 112), (200, 112)) == crops.Crop(80, 0, 112, 112)
+    assert crops.Crop(0, 0, 1024, 576).within((1024, 576), (719, 575)) == crops.Crop(0, 0, 718, 574)
+    assert crops.Crop(510, 300, 2, 2).within((512, 302), (3, 2)) == crops.Crop(0, 0, 2, 2)
