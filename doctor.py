@@ -152,9 +152,7 @@ def measure_decoder(run: PlannedRun, decoder: "Decoder", repeats: tuple[int, ...
     if run.dataset is None:
         return
     for count in repeats:
-        data = replace(
-            run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1, cached_batch=False
-        )
+        data = replace(run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1)
         try:
             speed, bad = time_loading(run, run.dataset, data)
         except InputError as error:

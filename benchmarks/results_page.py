@@ -1,4 +1,4 @@
-"""Regenerate tables and plots of docs/results.md, and README's figures of data loading, from benchmarks/results/:
+"""Regenerate tables and the plot of docs/results.md, and README's figures of data loading, from benchmarks/results/:
 `python benchmarks/results_page.py`.
 
 A table stands between two comments. The first names the JSON file, the columns (`name: heading`, or
@@ -9,21 +9,18 @@ around the tables is left as it is. A figure within a line stands between `<!-- 
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
-from benchmarks.plots import plot_encodings, plot_loading
 from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 LOADING = "cpu/pipeline_throughput.json"
-PLOTS: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
-    "loading.png": (LOADING, plot_loading),
-    "encodings.png": ("cpu/encode_settings.json", plot_encodings),
-}
+PLOT = ROOT / "docs" / "loading.png"
+FILES = {"original": "original files", "h264": "our h264 shards", "h264-size": "our h264 shards (--tune size)"}
 PEERS = ("spdl", "torchcodec", "decord", "pyav", "webdataset")  # loaders of pipeline_throughput.py beside ours
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
@@ -35,10 +32,9 @@ def main() -> None:
     for page in (PAGE, README):
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
-    for name, (file, plot) in PLOTS.items():
-        with atomic_write(PAGE.with_name(name)) as partial:
-            plot(read_rows(file)).savefig(partial, format="png", dpi=90)
-        print(f"wrote {PAGE.with_name(name)}")
+    with atomic_write(PLOT) as partial:
+        plot_loading(read_rows(LOADING)).savefig(partial, format="png", dpi=90)
+    print(f"wrote {PLOT}")
 
 
 def regenerate(text: str) -> str:
@@ -109,6 +105,26 @@ def make_table(file: str, columns: str, filters: str) -> str:
             spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
             cells[-1].append(format_cell(row.get(mean)) + spread)
     return format_table(heads, zip(*cells, strict=True))
+
+
+def plot_loading(rows: Sequence[Row]) -> Figure:
+    """Plot the clips per CPU-second of every loader, by the files that it reads, and the bound of decoding alone."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(FILES))
+    for axes, (encode, title) in zip(panels, FILES.items(), strict=True):
+        ours = "copy" if encode == "original" else encode  # copied files are the originals
+        shown = [row for row in rows if row["encode"] == (ours if row["loader"] in ("ours", "decoding") else encode)]
+        bound = next(row["clips_per_cpu_second"] for row in shown if row["loader"] == "decoding")
+        shown = [row for row in shown if row["loader"] != "decoding"]
+        shown.sort(key=lambda row: row["clips_per_cpu_second"])
+        names = [row["loader"] + (", 2 clips a decode" if row["repeats"] == 2 else "") for row in shown]
+        colors = ["#2471a3" if row["loader"] == "ours" else "#95a5a6" for row in shown]
+        bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
+        axes.bar_label(bars, fmt="%.3g", padding=3)
+        axes.axvline(bound, color="#c0392b", linestyle="--")
+        axes.margins(x=0.2)
+        axes.set(title=f"{title}\ndecoding alone: {bound:.3g}", xlabel="clips per CPU-second")
+    return figure
 
 
 if __name__ == "__main__":

@@ -74,8 +74,6 @@ class DataConfig:
     """maximum size of the cache; removed shards that are still being read stay open, as much again at most"""
     download_timeout_s: float = option(60.0, above=0, free=True)
     """object storage must deliver 1 MiB within this time; otherwise the request is repeated"""
-    cached_batch: bool = False
-    """reuse the first batch (benchmark without data loading)"""
     max_bad_fraction: float = option(0.1, at_least=0, below=1, free=True)
     """stop when more than this fraction of the clips could not be decoded"""
     decode_timeout_s: float = option(60.0, above=0, free=True)

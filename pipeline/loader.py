@@ -152,8 +152,6 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             batch = self._make_batch(current.rows, clips)
             self._decoder.count(wait_seconds=time.perf_counter() - started)
             yield batch
-            while self._config.cached_batch:
-                yield batch
             self._dali.release()
 
     def _top_up(self, pending: deque[PendingBatch], numbers: Iterator[int]) -> None:

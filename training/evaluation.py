@@ -111,7 +111,7 @@ def predict(
     multi_label: bool = False,
 ) -> Predictions:
     """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video."""
-    data = replace(data, subset=None, cached_batch=False)
+    data = replace(data, subset=None)
     plan = EvaluationPlan(
         dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
         batch_size=max(1, views.batch_size // views.num_crops) * views.num_crops,  # crops of a clip share its decode
@@ -212,7 +212,7 @@ class HeldOut:
         """Return sample numbers, losses (of the held-out videos) and features."""
         shape, config, is_held_out = self.config.model, self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
-        data = replace(config.data, subset=min(MAX_VIDEOS, most), cached_batch=False)
+        data = replace(config.data, subset=min(MAX_VIDEOS, most))
         plan = EvaluationPlan(
             dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
             batch_size=min(config.batch_size, 32), rank=dist.rank, world_size=dist.world_size,

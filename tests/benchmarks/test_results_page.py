@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results_page
-from benchmarks.plots import plot_loading
 from common.errors import InputError
 
 
@@ -53,7 +52,7 @@ def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path, monkeypatch) ->
 
 
 def test_plots_show_every_loader_and_the_bound() -> None:
-    figure = plot_loading(results_page.read_rows(results_page.LOADING))
+    figure = results_page.plot_loading(results_page.read_rows(results_page.LOADING))
     for axes in figure.axes:
         names = [label.get_text() for label in axes.get_yticklabels()]
         assert {"ours", "spdl", "torchcodec", "decord", "pyav"} <= set(names)

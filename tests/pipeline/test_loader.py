@@ -219,17 +219,6 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
         assert loader.counters["videos_read"] == wanted, "and no more"
 
 
-def test_a_cached_batch_is_repeated(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1, cached_batch=True)
-    with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
-        batches = loader.batches(0)
-        first = next(batches)
-        waited = loader.counters["wait_seconds"]
-        assert all(next(batches) is first for _ in range(5))
-        assert loader.counters["wait_seconds"] == waited
-        assert loader.counters["clips"] == 4
-
-
 def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
     """A type with a shape, made again for every clip, was 2 MiB per minute until garbage was collected."""
     config = DataConfig(frame_stride=1, num_threads=1)
