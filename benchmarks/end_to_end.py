@@ -7,7 +7,6 @@ batches from the loader, the other reuses one random batch. Each has a process o
 alternate between them.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator
@@ -61,7 +60,13 @@ class Source:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_arguments(arguments)
+    parser = ArgumentParser(__doc__)
+    parser.add_videos()
+    parser.add_argument("--size", choices=list(SIZES), default="base")
+    parser.add_argument("--steps", type=at_least(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
     work = prepare_shards(options.videos, options.work, options.encodes)
@@ -84,16 +89,6 @@ def main(arguments: list[str] | None = None) -> None:
             report.about["rounds"] = number + 1
             report.write(rows)
         print_table(rows)
-
-
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(__doc__)
-    parser.add_videos()
-    parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--steps", type=at_least(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
-    parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    return parser.parse_args(arguments)
 
 
 def make_config(source: Source, work: Path, size: str, batch_size: int, compiled: bool) -> TrainConfig:

@@ -42,6 +42,7 @@ from training.config import Compile
 GPU_BATCHES = (128, 64, 256, 32, 16)  # the most telling first
 CPU_BATCHES = (2,)
 OURS: dict[str, Compile] = {"ours": False, "ours, compiled": True, "ours, graphs": "reduce-overhead"}
+PEERS = {"naive AdaMAE": steps.naive_step, "Hugging Face VideoMAE": steps.hugging_face_step}
 LARGEST_BATCH_OF_GRAPHS = 32  # larger ones keep a GPU busy without
 LOSS_TOLERANCE = 1e-4  # relative, in fp32
 NOTES = [
@@ -78,19 +79,15 @@ def measure(implementation: str, config: ModelConfig, batch_size: int, repetitio
     device = choose_device()
     clip = noise_clip(config, batch_size, device)
     try:
-        timing, columns = measure_step(_step(implementation, config, clip), batch_size, repetitions, device, warmup=11)
+        if implementation in PEERS:
+            step = PEERS[implementation](config, clip)
+        else:
+            step = partial(PretrainingStep.of(config, device, OURS[implementation]), clip)
+        timing, columns = measure_step(step, batch_size, repetitions, device, warmup=11)
     except torch.OutOfMemoryError:
         return None
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
     return timing, {"measured_peak_gib": round(resident, 3), **columns}
-
-
-def _step(implementation: str, config: ModelConfig, clip: torch.Tensor) -> steps.Step:
-    if implementation == "naive AdaMAE":
-        return steps.naive_step(config, clip)
-    if implementation == "Hugging Face VideoMAE":
-        return steps.hugging_face_step(config, clip)
-    return partial(PretrainingStep.of(config, clip.device, OURS[implementation]), clip)
 
 
 def race(

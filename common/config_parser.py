@@ -12,14 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import yaml
-from jsonargparse import (
-    ArgumentParser,
-    DefaultHelpFormatter,
-    Namespace,
-    get_loader,
-    set_loader,
-    set_parsing_settings,
-)
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, get_loader, set_loader, set_parsing_settings
 
 from common.config_fields import flatten
 from common.errors import InputError
@@ -44,13 +37,14 @@ class _Formatter(DefaultHelpFormatter):
 class ConfigParser(ArgumentParser):
     """Takes options (`--config FILE`) and overrides (`section.key=value`), which stand above files."""
 
-    def __init__(self, prog: str, usage: str, description: str) -> None:
+    def __init__(self, prog: str, usage: str, description: str, settings: type) -> None:
+        """Accept the fields of the dataclass `settings`, and of those in it as `section.field=value`."""
         super().__init__(
             prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
         )
-
-    def add_settings(self, settings: type) -> None:
-        """Accept the fields of a dataclass, and of those in it as `section.field=value`."""
+        self.add_argument(
+            "--config", action="config", help="YAML file with any of the keys below; later files override"
+        )
         self.add_class_arguments(settings)
         for action in self._actions:
             if type(action).__name__ == "_ActionConfigLoad":  # a whole section from a file: possible, but not needed

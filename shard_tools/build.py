@@ -23,19 +23,11 @@ from typing import Any
 from common.atomic_io import write_text
 from common.errors import InputError
 from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
-from shard_tools.card import write_card
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
-from shard_tools.plan import (
-    Plan,
-    assign_shards,
-    make_key,
-    save_plan,
-    shard_number,
-    split_long_videos,
-)
-from shard_tools.report import describe_samples
+from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shard_number, split_long_videos
+from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import Entry, Job, Outcome, load_outcome
 from shard_tools.workers import Failed

@@ -20,14 +20,7 @@ from common.atomic_io import hash_file
 from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
-from pipeline.shards.format import (
-    DATASET_FILE,
-    DatasetInfo,
-    Sample,
-    ShardInfo,
-    read_dataset_info,
-    read_samples,
-)
+from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
 from shard_tools.build import lock_folder
 from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.encoding.picture import UnusableError
@@ -35,12 +28,7 @@ from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
 from shard_tools.workers import ENGINES, NUM_CPUS, Failed
-from shard_tools.write import (
-    Members,
-    hash_description,
-    list_members,
-    publish_tables,
-)
+from shard_tools.write import Members, hash_description, list_members, publish_tables
 
 DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames

@@ -29,9 +29,7 @@ class Settings:
     encode: str = _option("h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY])
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
     fps: float | None = _option(
-        None,
-        "frames per second to keep, by the largest stride per video; of folders of frames, their rate",
-        type=float,
+        None, "frames per second to keep, by the largest stride per video; of folders of frames, their rate", type=float
     )
     short_side: int | None = _count(256, "maximum short side in pixels (default 256)", 16, "PIXELS")
     gop: int = _count(8, "frames per group of pictures (default 8)")

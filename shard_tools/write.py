@@ -5,6 +5,7 @@ which ones count, and is replaced atomically. So readers go on with what they ha
 leaves the dataset as it was. Memory is that of one shard.
 """
 
+import base64
 import hashlib
 import io
 import json
@@ -33,7 +34,7 @@ from pipeline.shards.format import (
     sample_line,
 )
 from pipeline.shards.gops import index_gops
-from pipeline.shards.index import RowWriter, Tables, encode_gops
+from pipeline.shards.index import RowWriter, Tables
 
 PLACE = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
@@ -85,8 +86,8 @@ def place_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Samp
         if hashlib.sha256(video).hexdigest() != sample.sha256:
             raise ChangedError(sample.source)
         is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
-        gops = "" if is_copied else encode_gops(index_gops(video, sample.num_frames))
-    return replace(sample, offset=offset, size=size, gops=gops)
+        rows = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
+    return replace(sample, offset=offset, size=size, gops=base64.b64encode(rows).decode("ascii"))
 
 
 def list_members(path: Path) -> Members:

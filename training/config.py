@@ -159,14 +159,9 @@ class TrainConfig:
 def _parser() -> "ConfigParser":
     from common.config_parser import ConfigParser  # jsonargparse, which configurations made in Python do not need
 
-    parser = ConfigParser(
-        "train.py",
-        "train.py [--config FILE ...] [section.key=value ...]",
-        "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny",
-    )
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below; later files override")
-    parser.add_settings(TrainConfig)
-    return parser
+    usage = "train.py [--config FILE ...] [section.key=value ...]"
+    about = "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny"
+    return ConfigParser("train.py", usage, about, TrainConfig)
 
 
 def parse(arguments: list[str]) -> TrainConfig:

@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
 # The four corners and the center, then eight between them, in quarters of the free space.
-OFFSETS = (
-    *((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)),
-    *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)),
-)
+OFFSETS = (*((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)), *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)))
 SIZE_PAIRS = [(w, h) for w in range(len(SCALES)) for h in range(len(SCALES)) if abs(w - h) <= 1]
 RESIZED_ATTEMPTS = 10
 DRAWS = 2 * RESIZED_ATTEMPTS + 2  # uniform numbers that a crop may need

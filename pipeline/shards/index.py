@@ -275,8 +275,3 @@ def _names_line(sample: Sample) -> bytes:
     while values[-1] in (None, "", 0.0, {}):  # not (): none of the classes
         values.pop()
     return json.dumps(values).encode() + b"\n"
-
-
-def encode_gops(rows: np.ndarray) -> str:
-    """Encode rows of the GOP table as text."""
-    return base64.b64encode(rows.tobytes()).decode("ascii")

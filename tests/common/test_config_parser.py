@@ -34,22 +34,18 @@ class Wall:
 
 @pytest.fixture
 def parser() -> ConfigParser:
-    parser = ConfigParser("paint.py", "paint.py [key=value ...]", "Paint.")
-    parser.add_argument("--config", action="config")
-    parser.add_settings(Wall)
-    return parser
+    return ConfigParser("paint.py", "paint.py [key=value ...]", "Paint.", Wall)
 
 
 def test_help_is_the_text_below_the_field(parser: ConfigParser) -> None:
     text = " ".join(parser.format_help().split())
     assert "What is painted" in text
     assert "as a painter calls it (type: str, default: red)" in text
-    assert text.count("Path to a configuration file") == 1, "of --config, not of every section"
+    assert text.count("Path to a configuration file") == 0, "of sections"
 
 
 @pytest.mark.parametrize(
-    ("key", "suggestion"),
-    [("shade", "color.shade"), ("colour.shade", "color.shade"), ("color.coat", "color.coats")],
+    ("key", "suggestion"), [("shade", "color.shade"), ("colour.shade", "color.shade"), ("color.coat", "color.coats")]
 )
 def test_an_unknown_key_gets_a_suggestion(parser: ConfigParser, key: str, suggestion: str) -> None:
     with pytest.raises(InputError, match=rf"^there is no key {key}: did you mean {suggestion}\? `paint.py --help`"):

@@ -90,10 +90,7 @@ def test_every_world_size_sees_the_same_global_order(
 
 
 @given(
-    groups=st.integers(1, 300),
-    together=st.sampled_from([1, 2, 3]),
-    most=st.integers(1, 40),
-    world=st.integers(1, 100),
+    groups=st.integers(1, 300), together=st.sampled_from([1, 2, 3]), most=st.integers(1, 40), world=st.integers(1, 100)
 )
 @settings(max_examples=300, deadline=None)
 def test_step_is_split_evenly_at_any_number_of_processes(groups: int, together: int, most: int, world: int) -> None:

@@ -191,10 +191,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("pictures out", r"no video found in .*; skipped 1 without .* \(\.jpg 1\): a\.jpg"),
     ("empty.csv out", "empty.csv is empty"),
     ("broken.json out", "broken.json is not a list of videos"),
-    (
-        "quote.csv out",
-        r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed",
-    ),
+    ("quote.csv out", r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed"),
     ("videos empty.csv", "empty.csv is a file"),
     ("videos videos/shards", "lies inside the input"),
     ("videos videos", "lies inside the input"),
