@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -88,6 +89,22 @@ def encode(
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return file.getvalue()
+
+
+def keep(packet: av.Packet, _: int) -> av.Packet:
+    return packet
+
+
+def remux(data: bytes, container: str, change: Callable[[av.Packet, int], av.Packet] = keep, **options: str) -> bytes:
+    """The packets, each as `change`(packet, number) returns it, in another container."""
+    with tempfile.NamedTemporaryFile() as file:
+        with av.open(io.BytesIO(data)) as source, av.open(file.name, "w", format=container, options=options) as output:
+            stream = output.add_stream_from_template(source.streams.video[0])
+            for number, packet in enumerate(packet for packet in source.demux(video=0) if packet.size):
+                changed = change(packet, number)
+                changed.stream = stream
+                output.mux(changed)
+        return Path(file.name).read_bytes()
 
 
 def store(

@@ -1,7 +1,6 @@
 """Frame k is the k-th that decodes from the start: for every codec, container and way of referring to other frames."""
 
 import io
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from made_videos import KINDS, LEVELS, X264, encode, read_number
+from made_videos import KINDS, LEVELS, X264, encode, read_number, remux
 from PIL import Image
 
 from pipeline.decoding.dali import DaliGraph
@@ -79,27 +78,15 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
 
 
-def remux(data: bytes, change: Callable[[av.Packet, int], None]) -> bytes:
-    """Write the same packets again, each after `change`(packet, index)."""
-    file = io.BytesIO()
-    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format="mp4") as output:
-        stream = output.add_stream_from_template(source.streams.video[0])
-        for index, packet in enumerate(source.demux(source.streams.video[0])):
-            if packet.size:
-                change(packet, index)
-                packet.stream = stream
-                output.mux(packet)
-    return file.getvalue()
-
-
 def test_edit_lists_hide_frames() -> None:
     """A cut that starts between keyframes: the container says to decode some frames and not to show them."""
 
-    def shift(packet: av.Packet, index: int) -> None:
+    def shift(packet: av.Packet, _: int) -> av.Packet:
         late = round(5 / 8 / packet.time_base)  # five frames of 1/8 s
         packet.pts, packet.dts = packet.pts - late, packet.dts - late
+        return packet
 
-    cut = remux(encode(40, options={**X264, "g": "10", "bf": "2"}), shift)
+    cut = remux(encode(40, options={**X264, "g": "10", "bf": "2"}), "mp4", shift)
     visible = [read_number(frame) for frame in decode_all(cut)]
     assert 30 <= len(visible) < 40, "the edit list takes effect"
     for number, expected in enumerate(visible):
@@ -107,10 +94,11 @@ def test_edit_lists_hide_frames() -> None:
 
 
 def test_variable_frame_rate_and_late_start() -> None:
-    def spread(packet: av.Packet, index: int) -> None:
+    def spread(packet: av.Packet, index: int) -> av.Packet:
         packet.pts = packet.dts = int((3 + index + 0.4 * (index % 3)) / 8 / packet.time_base)
+        return packet
 
-    data = remux(encode(30, options={**X264, "g": "10", "bf": "0"}), spread)
+    data = remux(encode(30, options={**X264, "g": "10", "bf": "0"}), "mp4", spread)
     assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [n % LEVELS for n in range(30)]
     assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
 

@@ -12,6 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from made_videos import remux
 from PIL import Image
 from shard_making import all_samples, list_segments, make
 
@@ -35,18 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def streamable(whole: Path) -> bytes:
     """The same with its table of contents at the beginning, so that a cut file opens."""
-    return remuxed(whole, "mp4", movflags="+faststart")
-
-
-def remuxed(path: Path, container: str, **options: str) -> bytes:
-    target = path.with_name(f"remuxed.{container}")
-    with av.open(str(path)) as source, av.open(str(target), "w", options=options) as output:
-        stream = output.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(source.streams.video[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                output.mux(packet)
-    return target.read_bytes()
+    return remux(whole.read_bytes(), "mp4", movflags="+faststart")
 
 
 def encrypted(path: Path) -> None:
@@ -97,7 +87,7 @@ def huge(path: Path) -> None:
 
 def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path: Path) -> None:
     good, folder = whole.read_bytes(), tmp_path / "in"
-    fragments = remuxed(whole, "mp4", movflags="frag_keyframe+empty_moov")
+    fragments = remux(good, "mp4", movflags="frag_keyframe+empty_moov")
     folder.mkdir()
     contents: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         "empty.mp4": (b"", "the file is empty"),
@@ -111,8 +101,8 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut_streamable_middle.mp4": (streamable[: len(streamable) // 2], "cut off"),
         "cut_streamable_end.mp4": (streamable[:-300], "cut off"),
         "cut_fragments.mp4": (fragments[: len(fragments) * 2 // 3], "cut off"),
-        "cut.mkv": (remuxed(whole, "mkv")[: len(good) // 2], "cut off"),
-        "cut.ts": (remuxed(whole, "ts")[:-3000], "cut off|damaged"),
+        "cut.mkv": (remux(good, "matroska")[: len(good) // 2], "cut off"),
+        "cut.ts": (remux(good, "mpegts")[:-3000], "cut off|damaged"),
         "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
         "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
         "encrypted.mp4": (encrypted, "it is encrypted"),

@@ -3,7 +3,6 @@
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from made_videos import KINDS, X264, encode, read_number
+from made_videos import KINDS, X264, encode, read_number, remux
 from shard_making import all_samples, decode, make, video_bytes
 
 from pipeline.decoding.sources import decode_frames
@@ -138,21 +137,6 @@ def test_trimmed_videos_are_taken(
     assert [read_number(frame) for frame in last] == [shown[0], shown[-1]]
 
 
-Change = Callable[[av.Packet, int], av.Packet]
-
-
-def remuxed(data: bytes, container: str, change: Change = lambda packet, _: packet, **options: str) -> bytes:
-    """The packets, each as `change` returns it, in another container."""
-    with tempfile.NamedTemporaryFile() as file:
-        with av.open(io.BytesIO(data)) as source, av.open(file.name, "w", format=container, options=options) as output:
-            stream = output.add_stream_from_template(source.streams.video[0])
-            for number, packet in enumerate(packet for packet in source.demux(video=0) if packet.size):
-                changed = change(packet, number)
-                changed.stream = stream
-                output.mux(changed)
-        return Path(file.name).read_bytes()
-
-
 def forget_display_times(packet: av.Packet, number: int) -> av.Packet:
     packet.pts = packet.dts = number * round(1 / 8 / packet.time_base)
     return packet
@@ -170,8 +154,8 @@ def end_early(data: bytes, num_frames: int) -> bytes:
 WITH_B_FRAMES: dict[str, Any] = KINDS["h264 with B-frames"]
 ORDERS: dict[str, Callable[[], bytes]] = {
     "AVI": lambda: encode(60, container="avi", **WITH_B_FRAMES),
-    "MP4 without times of display": lambda: remuxed(encode(60, **WITH_B_FRAMES), "mp4", forget_display_times),
-    "Matroska with times of decoding": lambda: remuxed(encode(60, **WITH_B_FRAMES), "matroska", forget_display_times),
+    "MP4 without times of display": lambda: remux(encode(60, **WITH_B_FRAMES), "mp4", forget_display_times),
+    "Matroska with times of decoding": lambda: remux(encode(60, **WITH_B_FRAMES), "matroska", forget_display_times),
     "an edit list that ends early": lambda: end_early(encode(60, **WITH_B_FRAMES), 7),
 }
 
@@ -211,11 +195,11 @@ def name_larger_size(data: bytes, kind: bytes, change: int) -> bytes:
 
 FRAGMENTS = "empty_moov+frag_keyframe+skip_trailer"
 INTACT: dict[str, Callable[[bytes], bytes]] = {
-    "zeros behind NAL units": lambda data: remuxed(data, "mp4", pad),
+    "zeros behind NAL units": lambda data: remux(data, "mp4", pad),
     "RIFF size": lambda _: name_larger_size(encode(NUM_FRAMES, **KINDS["mjpeg"]), b"RIFF", 8),  # type: ignore[arg-type]
     "mdat size": lambda data: name_larger_size(data, b"mdat", 8),
-    "mdat size of a fragment": lambda data: name_larger_size(remuxed(data, "mp4", movflags=FRAGMENTS), b"mdat", 8),
-    "joined segments": lambda data: remuxed(data, "mpegts") * 3,
+    "mdat size of a fragment": lambda data: name_larger_size(remux(data, "mp4", movflags=FRAGMENTS), b"mdat", 8),
+    "joined segments": lambda data: remux(data, "mpegts") * 3,
 }
 
 

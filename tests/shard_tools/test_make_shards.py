@@ -162,12 +162,6 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(video
             make(listed, out, *COPY)
 
 
-def test_another_tune_is_refused_like_any_other_setting(videos: Path, dataset: Path) -> None:
-    change = "quality is 22 there and 23 now, tune is decode there and size now"
-    with pytest.raises(InputError, match=change):
-        make(videos, dataset, *THREE, "--tune", "size")
-
-
 def test_a_reject_moves_no_other_video(copied: Path, dataset: Path, tmp_path: Path) -> None:
     out, broken = tmp_path / "out", all_samples(dataset)[4][1].source
     intact = (copied / broken).read_bytes()
