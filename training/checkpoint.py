@@ -199,28 +199,18 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
         verify_files(checkpoint, manifest)
     except UNUSABLE as error:
         raise InputError(_describe_unusable(checkpoint, error)) from error
-    found, other = manifest.state, f"or start a new run with init_from={run}"
-    if found.global_batch != expected.global_batch:
-        raise InputError(
-            f"{run} was trained with {found.global_batch} clips per step, and this command gives"
-            f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks,"
-            f" {other}"
-        )
-    if found.dataset != expected.dataset:
-        raise InputError(
-            f"{run} was trained on other shards than data.shards: set it to the same dataset, which may have moved,"
-            f" {other}"
-        )
-    if found.target != expected.target:
-        raise InputError(
-            f"{run} was trained on another teacher than model.teacher: set it to the same weights, which may have"
-            f" moved, {other}"
-        )
-    if found.fingerprint != expected.fingerprint:
-        raise InputError(
-            f"{run} is deterministic and was computed on {found.fingerprint}; now it would be on"
-            f" {expected.fingerprint}: restore what differs, {other}"
-        )
+    found = manifest.state
+    complaints = {
+        "global_batch": f"was trained with {found.global_batch} clips per step, and this command gives"
+        f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks",
+        "dataset": "was trained on other shards than data.shards: set it to the same dataset, which may have moved",
+        "target": "was trained on another teacher than model.teacher: set it to the same weights, which may have moved",
+        "fingerprint": f"is deterministic and was computed on {found.fingerprint}; now it would be on"
+        f" {expected.fingerprint}: restore what differs",
+    }
+    for name, complaint in complaints.items():
+        if getattr(found, name) != getattr(expected, name):
+            raise InputError(f"{run} {complaint}, or start a new run with init_from={run}")
 
 
 def verify_files(checkpoint: Path, manifest: Manifest) -> None:

@@ -26,9 +26,7 @@ from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import EvaluationPlan
-from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
 
 both_decoders = pytest.mark.parametrize("decoder", ["pyav", "dali"])
@@ -152,12 +150,6 @@ def test_bad_videos_are_replaced_and_recorded(
         lines = [json.loads(line) for line in report.read_text().splitlines()]
         assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
         assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
-
-
-def test_too_many_bad_videos_end_the_run(short_shards: Path, tmp_path: Path) -> None:
-    dataset = broken_copy(short_shards, tmp_path / "broken", {f"v{i:02d}" for i in range(6)})
-    with pytest.raises(InputError, match=r"data\.max_bad_fraction = 0\.05"):
-        first_batches(dataset, DataConfig(frame_stride=1, max_bad_fraction=0.05), 1000)
 
 
 def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
@@ -363,24 +355,6 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
     slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
     assert counters["bytes_read"] == sum(len(part.data) for part in slices) < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
-
-
-def test_only_the_gops_of_a_clip_are_checked(tmp_path: Path) -> None:
-    """A corrupt GOP costs the clips that it is in, and no others."""
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", store("h264", 50))]))
-    gops = dataset.gops[0]
-    assert gops is not None
-    with open(dataset.shards[int(dataset.shard_of[0])], "r+b") as shard:
-        shard.seek(dataset.samples[0].offset + int(gops.rows["offset"][3]) + 150)  # of frames 16 to 23
-        shard.write(b"changed")
-    plan = OneVideoPlan(50, Crop(0, 0, 64, 48))
-    plan.rows = [row for row in plan.rows if not {*range(16, 24)} & {*row.frames}]
-    assert len(plan.rows) > 30
-    with ClipLoader(dataset, plan, CPU, DataConfig(), None) as loader:
-        check_frames(list(loader.batches(0)), plan, dataset)
-        assert loader.counters["bad_clips"] == 0
-    with pytest.raises(VideoError, match="3 has changed since the shard was made"):
-        Reader(dataset).clip(0, (15, 16))
 
 
 @pytest.mark.gpu

@@ -18,15 +18,6 @@ def keys(text: str) -> list[str]:
     return [json.loads(line)["key"] for line in text.splitlines() if line.endswith("}")]
 
 
-def test_a_video_is_written_down_once_also_by_the_next_run(dataset, tmp_path):
-    file = tmp_path / "quarantine.jsonl"
-    for _ in range(2):
-        quarantine = Quarantine(dataset, file, max_bad_fraction=0.5)
-        for sample in (3, 5, 3):
-            quarantine.add(sample, "it is broken", clips=1)
-    assert keys(file.read_text()) == [dataset.samples[3].key, dataset.samples[5].key]
-
-
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_line_that_was_cut_short_hides_no_other(dataset, tmp_path, cut):
     file = tmp_path / "quarantine.jsonl"
