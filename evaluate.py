@@ -52,8 +52,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import common.openmp  # noqa: F401
-
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8

@@ -80,8 +80,6 @@ from itertools import chain, islice
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple, TypeVar
 
-import common.openmp  # noqa: F401
-
 import numpy as np
 import torch
 from jaxtyping import UInt8

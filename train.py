@@ -7,8 +7,6 @@ run is complete, 130 when a signal has stopped it after a checkpoint, 2 after an
 import math
 import sys
 
-import common.openmp  # noqa: F401
-
 from common.errors import parse_early, run_command
 from training.load_config import load_config
 

@@ -36,8 +36,6 @@ if __name__ == "__main__":
 from collections.abc import Iterator
 from contextlib import suppress
 
-import common.openmp  # noqa: F401
-
 from common.atomic_io import write_text
 from common.logging import log
 from common.progress import progress_bar

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import common.openmp  # noqa: F401
-
 import torch
 
 from benchmarks.accounting import predict

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 
-import common.openmp  # noqa: F401
-
 import torch
 
 from benchmarks.arguments import ArgumentParser, at_least

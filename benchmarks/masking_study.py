@@ -27,8 +27,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import common.openmp  # noqa: F401
-
 from benchmarks import motion_report
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder

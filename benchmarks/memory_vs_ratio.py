@@ -41,8 +41,6 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import common.openmp  # noqa: F401
-
 from benchmarks.accounting import RESERVE_GPU, Account, predict
 from benchmarks.harness import (
     ROOT,

@@ -21,8 +21,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import common.openmp  # noqa: F401
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import common.openmp  # noqa: F401
-
 import torch
 
 from benchmarks.accounting import predict

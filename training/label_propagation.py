@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import common.openmp  # noqa: F401
-
 import numpy as np
 import torch
 import torch.nn.functional as F

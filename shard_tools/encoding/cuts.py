@@ -235,7 +235,8 @@ def encode_parts(
         if damage and start != START and damage[0].tick == start.tick and not any(part.damage for part in waiting):
             del timing.seek_points[1:]  # they do not lead anywhere: all is decoded from the start
             return
-        resume = timing.next_seek_point(max(damage[0].tick, start.tick + 1)) if damage else None
+        after = max(damage[0].tick, start.tick + 1) if damage else math.inf
+        resume = next((point for point in timing.seek_points if point.tick >= after), None)
         behind = [part for part in waiting if resume and timing.find_seek_point(part.first).tick >= resume.tick]
         for part in [*encoding, *(part for part in reversed(waiting) if part not in behind)]:
             if reason and resume and part.settings.salvage and resume.tick < part.end:

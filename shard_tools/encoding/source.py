@@ -302,10 +302,6 @@ class Timing:
         """Return the last one that is shown at `tick` or before."""
         return self.seek_points[max(0, bisect_right(self.seek_points, tick, key=lambda point: point.tick) - 1)]
 
-    def next_seek_point(self, tick: int) -> SeekPoint | None:
-        """Return the first one that is shown at `tick` or later."""
-        return next((point for point in self.seek_points if point.tick >= tick), None)
-
     def tick(self, time: int | None, count: int) -> int:
         """Return the tick of frame number `count`, shown at `time`."""
         if self.ticks is None:
