@@ -7,12 +7,14 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
 from common.errors import InputError
 
 CACHE_KIB = 64 * 1024  # of memory per database, and as much again while it sorts
 BYTES_PER_VIDEO = 1000  # of disk, about
+ROWS_PER_STATEMENT = 50
 SURROGATES = re.compile("[\ud800-\udfff]")  # which stand for bytes
 
 
@@ -32,19 +34,23 @@ class TempTable:
         return next(self.run(query, *values), None)
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
-        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows))
+        """Insert rows, ROWS_PER_STATEMENT at once: each takes two thirds of the time that one alone does."""
+        left, marks = iter(rows), f"({', '.join('?' * num_columns)})"
+        while batch := list(islice(left, ROWS_PER_STATEMENT)):
+            statement = f"INSERT INTO {table} VALUES {', '.join([marks] * len(batch))}"
+            values = list(chain.from_iterable(batch))
+            try:
+                self.database.execute(statement, values)
+            except UnicodeEncodeError:
+                self.database.execute(statement, encode(values))
 
 
-def encode(row: Sequence[Any]) -> Sequence[Any]:
+def encode(values: Sequence[Any]) -> list[Any]:
     """Return what SQLite stores: text itself, and bytes where a name of a file is not UTF-8."""
-    for value in row:
-        if value.__class__ is str and not value.isascii():
-            return [_encode_text(value) if isinstance(value, str) else value for value in row]
-    return row
-
-
-def _encode_text(text: str) -> str | bytes:
-    return text.encode("utf-8", "surrogatepass") if SURROGATES.search(text) else text
+    return [
+        value.encode("utf-8", "surrogatepass") if isinstance(value, str) and SURROGATES.search(value) else value
+        for value in values
+    ]
 
 
 def _decode(row: Iterable[Any]) -> list[Any]:

@@ -28,6 +28,7 @@ class Times(NamedTuple):
     in_frames: bool = False
     is_length: bool = False  # the second column is one
     length: float = math.inf  # where there is no second column
+    first: int = 0  # number of the first frame
 
 
 @dataclass
@@ -153,7 +154,7 @@ def read_segment(row: Row, roles: Roles, in_frames: bool = False) -> tuple[Segme
     end = math.inf if is_missing(last) else parse_time(last)
     if start is None or end is None:
         return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
-    start *= times.scale
+    start = (start - times.first if start >= times.first else start) * times.scale
     if times.end is None:
         end = start + times.length
     elif end == -1:  # to the end, as VideoMAEv2 writes

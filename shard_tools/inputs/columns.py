@@ -365,7 +365,9 @@ class RoleChooser:
         roles.label = found.get("label", found.get("name"))
         roles.unused = [column for kind, column in found.items() if kind == "num_frames"]
         if "start" in found:
-            roles.times = [Times(found["start"], columns[2], in_frames=True, is_length=True)]
+            # VideoMAEv2's starts are numbers of pictures, from 1, and 0 for whole videos; mmaction2's are offsets.
+            is_numbered = "frames_from_there" in found and 0 not in self._list_starts(found["start"])
+            roles.times = [Times(found["start"], columns[2], in_frames=True, is_length=True, first=int(is_numbered))]
         elif "second" in found:
             roles.times = [Times(found["second"], None, length=VGGSOUND_S)]
         elif (match := HMDB51.fullmatch(self.table.where)) and "split_code" in found:
@@ -399,6 +401,11 @@ class RoleChooser:
             if number is not None and (count := self.finder.count_frames(to_path(row[self.path]))):
                 known.append(start + number <= count + 1 and (start_column is not None or number >= count - 1))
         return bool(known) and all(known)
+
+    def _list_starts(self, column: int) -> set[float | None]:
+        """Return the starts in folders of frames."""
+        rows = (row for row in self.sample if len(row) > column and self.finder.count_frames(to_path(row[self.path])))
+        return {parse_time(row[column]) for row in rows}
 
     def _counts_rows(self, column: int) -> bool:
         """Whether a column in front of the paths is an index."""

@@ -162,7 +162,7 @@ class ListReader:
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1
-        elif is_remote(name):
+        elif "://" in name and is_remote(name):
             problem = "no file can have its name" if HALF_A_PAIR.search(name) else problem
             return Item(name, name, labels, 0, problem, segment, fields)
         else:

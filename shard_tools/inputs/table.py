@@ -4,12 +4,15 @@ import hashlib
 import json
 import os
 import stat
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from common.errors import InputError
 from common.logging import printable
@@ -20,6 +23,7 @@ from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes
 NUM_REASONS = 5
+MAX_HELD = 2**19  # names in memory, about 200 bytes each
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
@@ -31,7 +35,6 @@ SCHEMA = """
 IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
 IS_NEW = """NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)
     AND NOT EXISTS (SELECT 1 FROM rejects WHERE rejects.source = items.source AND rejects.segment = items.segment)"""
-BY_SOURCE = "CREATE INDEX by_source ON items (source, segment)"
 
 
 class Inputs:
@@ -41,9 +44,29 @@ class Inputs:
         self._table = TempTable(SCHEMA)
         self.notes: list[str] = []  # how each list was read
         self.num_repeated = 0  # rows that say nothing new
+        self._first_labels: dict[str, str | None] = {}  # of the first MAX_HELD whole videos
+        self._hashes = array("q")  # of names: where all differ, no row repeats another
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", map(_to_row, items), 7)
+        self._table.insert("items", self._list_new(map(_to_row, items)), 7)
+
+    def _list_new(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that are not known to say what the first one of their video said."""
+        firsts = self._first_labels
+        for row in rows:
+            source, segment = row[0], row[5]
+            if not segment:
+                if source in firsts:
+                    if firsts[source] == row[2]:
+                        self.num_repeated += 1
+                        continue
+                elif len(firsts) < MAX_HELD:
+                    firsts[source] = row[2]
+            self._hashes.append(hash((source, segment)))
+            yield row
+
+    def _index(self) -> None:
+        self._table.run("CREATE INDEX IF NOT EXISTS by_source ON items (source, segment)")
 
     def _exists(self, condition: str) -> bool:
         return self._table.fetch_one(f"SELECT 1 FROM items WHERE {condition} LIMIT 1") is not None
@@ -68,12 +91,14 @@ class Inputs:
     def deduplicate(self, unlabeled: bool) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         table = self._table
-        table.run(BY_SOURCE)
-        table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
-            FROM items GROUP BY source, segment HAVING count(*) > 1""")
-        if table.fetch_one("SELECT 1 FROM repeated"):
+        hashes = np.sort(np.frombuffer(self._hashes, np.int64))
+        if (hashes[1:] == hashes[:-1]).any():
+            self._index()
+            table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
+                FROM items GROUP BY source, segment HAVING count(*) > 1""")
             self._remove_repeated()
-        table.run("DROP TABLE repeated")
+            table.run("DROP TABLE repeated")
+        self._first_labels, self._hashes = {}, array("q")
         if unlabeled:
             table.run("UPDATE items SET labels = NULL")
         elif self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
@@ -94,13 +119,13 @@ class Inputs:
         table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
         table.run(f"""DELETE FROM items WHERE segment = '' AND source IN ({whole})
             AND rowid NOT IN (SELECT first FROM repeated)""")
-        ((self.num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = ''")
+        ((num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = ''")
+        self.num_repeated += num_repeated
         table.run("""UPDATE items SET segment = segment || ';' || number FROM (
             SELECT rowid AS id,
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
             FROM items WHERE segment != '' AND (source, segment) IN (SELECT source, segment FROM repeated)
             ) WHERE items.rowid = id AND number > 1""")
-        table.run(BY_SOURCE)
 
     def measure(self) -> None:
         """Find out the bytes of files that so far are only known to be there, and whether they can be read."""
@@ -121,6 +146,7 @@ class Inputs:
         hashes = {
             source: hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest() for source in self._list_sources()
         }
+        self._index()
         limit = max(int(share * 2**64).to_bytes(8), min(hashes.values()))
         for source, found in hashes.items():
             if (found <= limit) != keep:
@@ -128,6 +154,7 @@ class Inputs:
 
     def list_shared(self, other: "Inputs") -> list[str]:
         """List the files that `other` has too."""
+        other._index()
         return [source for source in self._list_sources() if other.location(source) is not None]
 
     def _list_sources(self) -> list[str]:
@@ -193,7 +220,7 @@ class Inputs:
             self._table.run("""SELECT count(*), sum(problem IS NULL), sum(segment != ''),
                 sum(problem IS NULL AND labels IS NULL) FROM items""")
         )
-        ((files,),) = self._table.run("SELECT count(DISTINCT source) FROM items")
+        files = next(self._table.run("SELECT count(DISTINCT source) FROM items"))[0] if segments else total
         labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
         some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
         parts = [f"{usable} {'segments' if segments else 'videos'} of {files} files"]
@@ -220,6 +247,7 @@ class Inputs:
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
+        self._index()
         self.measure()
         self._table.run("DELETE FROM stored")
         self._table.run("DELETE FROM rejects")

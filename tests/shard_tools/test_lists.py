@@ -57,6 +57,8 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("VideoMAEv2 segments", "a.mp4 0 10 3\na.mp4 10 10 4\n", {}, [("a.mp4#frames=0,10", "3"), ("a.mp4#frames=10,20", "4")]),
     ("frames, count, label", "20bn/7 5 0\n20bn/8 5 1\n", {}, [("20bn/7", "0"), ("20bn/8", "1")]),
     ("frames, start, count", "20bn/7 0 5\n20bn/8 0 5\n", {}, [("20bn/7#frames=0,5", None), ("20bn/8#frames=0,5", None)]),
+    ("VideoMAEv2, mixed", "a.mp4 0 -1\n20bn/7 1 5\n20bn/8 3 2\n", {},
+     [("20bn/7#frames=0,5", None), ("20bn/8#frames=2,4", None), ("a.mp4", None)]),
     ("Jester", "7;Swiping Left\n8;Thumb Up\n", {}, [("20bn/7", "Swiping Left"), ("20bn/8", "Thumb Up")]),
     ("Kinetics", KINETICS + "run,AAAAAAAAAAA,3,13,train,0\nwalk,BBBBBBBBBBB,10,20,train,0\n", {},
      [("AAAAAAAAAAA.mp4#t=3,13", "run"), ("BBBBBBBBBBB_000010_000020.mp4", "walk")]),
