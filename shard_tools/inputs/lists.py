@@ -143,9 +143,8 @@ class ListReader:
         return f"{self.where}, row {self.num_rows}: {','.join(map(to_text, row))[:100]}"
 
     def _read_name(self, row: Row) -> str:
-        cell = row[self.roles.path] if len(row) > self.roles.path else None
-        name = cell.strip() if cell.__class__ is str else to_path(cell)
-        if "://" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
+        name = to_path(row[self.roles.path]) if len(row) > self.roles.path else ""
+        if "youtu" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
             name = page[1]
         return name and name + self.choices.suffix
 
@@ -162,8 +161,9 @@ class ListReader:
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1
-        elif "://" in name and is_remote(name):
-            problem = "no file can have its name" if HALF_A_PAIR.search(name) else problem
+        elif is_remote(name):
+            if not name.isascii() and HALF_A_PAIR.search(name):
+                problem = "no file can have its name"
             return Item(name, name, labels, 0, problem, segment, fields)
         else:
             found = finder.find(name)
@@ -181,11 +181,11 @@ class ListReader:
         roles = self.roles
         if roles.label_of_all is not None:
             labels: tuple[str, ...] | None = (roles.label_of_all,)
-        elif roles.label is None or roles.label >= len(row) or self.choices.unlabeled:
+        elif roles.label is None or roles.label >= len(row):
             return None
         else:
             cell = row[roles.label]
-            labels = (self.parse_labels if cell.__class__ is str else read_labels)(cell, roles.is_multiple)
+            labels = (self.parse_labels if isinstance(cell, str) else read_labels)(cell, roles.is_multiple)
             if labels and self.names and self.names[roles.label] == "template":  # whose label map has no brackets
                 labels = tuple(label.translate(BRACKETS) for label in labels)
         self.labels[labels] += 1
@@ -252,7 +252,7 @@ class ListReader:
             label = f"label = {printable(roles.label_of_all)}, as the list is called"
         elif roles.label_is_folder:
             label = "label = the name of the folder"
-        elif roles.label is not None and not self.choices.unlabeled:
+        elif roles.label is not None:
             label = f"{'labels' if roles.is_multiple else 'label'} = {names[roles.label]}"
         parts = [f"path = {names[roles.path]}", label]
         for times in roles.times[:1]:

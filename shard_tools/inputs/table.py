@@ -23,7 +23,7 @@ from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes
 NUM_REASONS = 5
-MAX_HELD = 2**19  # names in memory, about 200 bytes each
+MAX_HELD = 2**18  # names in memory, about 200 bytes each
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
@@ -48,22 +48,28 @@ class Inputs:
         self._hashes = array("q")  # of names: where all differ, no row repeats another
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", self._list_new(map(_to_row, items)), 7)
+        self._table.insert("items", self._list_rows(items), 7)
 
-    def _list_new(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows that are not known to say what the first one of their video said."""
-        firsts = self._first_labels
-        for row in rows:
-            source, segment = row[0], row[5]
-            if not segment:
-                if source in firsts:
-                    if firsts[source] == row[2]:
-                        self.num_repeated += 1
-                        continue
-                elif len(firsts) < MAX_HELD:
-                    firsts[source] = row[2]
-            self._hashes.append(hash((source, segment)))
-            yield row
+    def _list_rows(self, items: Iterable[Item]) -> Iterator[tuple[Any, ...]]:
+        """Yield what is stored of items, but not of those that say what the first one of their video said."""
+        firsts, add_hash = self._first_labels, self._hashes.append
+        for source, location, labels, size, problem, segment, fields in items:
+            names = None if labels is None else _dump_labels(labels)
+            text = ""
+            if segment is not None:
+                text = str(segment)
+                problem = problem or segment.problem
+            elif source in firsts:
+                if firsts[source] == names:
+                    self.num_repeated += 1
+                    continue
+            elif len(firsts) < MAX_HELD:
+                firsts[source] = names
+            if problem is None and len(fields) > MAX_FIELDS:
+                problem = f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}"
+            add_hash(hash((source, text) if text else source))
+            place = location if isinstance(location, str) else json.dumps(location)  # no path or URL starts with [
+            yield source, place, names, size if size < MAX_SIZE else MAX_SIZE, problem, text, fields
 
     def _index(self) -> None:
         self._table.run("CREATE INDEX IF NOT EXISTS by_source ON items (source, segment)")
@@ -277,18 +283,6 @@ class Inputs:
                     how = f"{then} bytes then and {now} now"
                 return f"{len(last_samples)} videos that {what} (the first: {join_name(source, segment)}, {how})"
         return None
-
-
-def _to_row(item: Item) -> tuple[Any, ...]:
-    source, location, labels, size, problem, segment, fields = item
-    if problem is None and segment is not None:
-        problem = segment.problem
-    if problem is None and len(fields) > MAX_FIELDS:
-        problem = f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}"
-    place = location if isinstance(location, str) else json.dumps(location)  # paths start with /, and no URL with [
-    names = None if labels is None else _dump_labels(labels)
-    text = "" if segment is None else str(segment)
-    return source, place, names, min(size, MAX_SIZE), problem, text, fields
 
 
 def _to_item(row: list[Any]) -> Item:
