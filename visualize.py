@@ -16,7 +16,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="run directory (or its URL), checkpoint or file of weights")
     parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory, or here")
     parser.add_argument("--mask-ratio", type=float, metavar="R", help="default: the run's")
     parser.add_argument("--frame-stride", type=int, metavar="N", help="source frame stride; default: the run's")
     parser.add_argument("--clips", type=int, default=8, metavar="N", help="videos per folder (default 8)")
@@ -76,8 +76,9 @@ def visualize(options: argparse.Namespace) -> None:
             if (other.config.num_frames, other.config.frame_size) != (config.num_frames, config.frame_size):
                 raise InputError(f"{name} takes clips of another shape than {run}: they cannot be compared")
 
-    # Not in a checkpoint's directory, which is deleted when there are newer ones.
-    output = options.output or (run_of(find_file(run)) or (run if run.is_dir() else Path())) / "figures"
+    # Neither in a checkpoint's directory, which is deleted when there are newer ones, nor in a cache.
+    folder = (run_of(find_file(run)) or run) if Path(options.run).exists() else Path()
+    output = options.output or (folder if folder.is_dir() else Path()) / "figures"
     output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hub_server import HubServer
 from huggingface_hub import constants
+from made_videos import encode
 
 import export
+import visualize
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
@@ -66,6 +68,17 @@ def test_a_run_goes_there_and_comes_back(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert AdaMAE.from_pretrained("user/name").config == again.config
     assert not hub.requests
+
+
+def test_figures_of_a_model_there_are_written_here(
+    hub: HubServer, write_run: Callable[..., Path], model: AdaMAE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(write_run(model))
+    (tmp_path / "a.mp4").write_bytes(encode(20))
+    monkeypatch.chdir(tmp_path)
+    visualize.visualize(visualize.parse_arguments(["hf://user/name", "a.mp4"]))
+    assert (tmp_path / "figures/a.png").is_file()
+    assert not any((tmp_path / "cache").rglob("*.png"))
 
 
 def test_the_model_card_says_how_to_load_it(

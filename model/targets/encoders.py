@@ -148,8 +148,8 @@ def make_teacher(config: ModelConfig) -> nn.Module:
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
     try:
         return _choose_kind(path)(config)
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"model.teacher={path} cannot be taken: {error}") from error
     except Exception as error:  # the libraries raise whatever their folders' contents lead to
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"the teacher {path} cannot be loaded ({reason}): choose another one") from error
