@@ -79,15 +79,18 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
         yield container, stream
 
 
-def may_be_video(path: Path) -> bool:
-    """Whether a file without a video's extension holds one. Those whose name says another kind are not opened."""
+def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
+    """Whether a file without a video's extension holds one. Those whose name says another kind are not opened.
+
+    `content` is that of a file in an archive.
+    """
     kind, _ = KINDS.guess_type(path.name)
     if path.suffix.lower() in PICTURES or (kind and not kind.startswith("video/")):
         return False
     try:
-        with open_source(path) as (container, _):
-            return container.format.name != "mjpeg"  # a photo
-    except (UnusableError, OSError):
+        with open_video(content or path) as container:
+            return container.format.name != "mjpeg" and main_stream(container) is not None  # no photo
+    except (av.error.FFmpegError, OSError):
         return False
 
 

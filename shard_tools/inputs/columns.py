@@ -228,7 +228,8 @@ class RoleChooser:
         free = [n for n in range(len(self.names)) if n != roles.path]
         if not self.choices.start:
             roles.times = self._find_named_times(free)
-            roles.pair = next((n for n in free if self.keys[n] in PAIRS and self._holds_pairs(n)), None)
+            named = [n for n in free if self.keys[n] in PAIRS and self.cells(n)]
+            roles.pair = next((n for n in named if None not in map(parse_pair, self.cells(n))), None)
         roles.subset = next((n for n in free if self.keys[n] in SUBSETS), None)
         taken = {roles.subset, roles.pair, *(n for times in roles.times for n in times[:2])}
         free = [n for n in free if n not in taken]
@@ -315,9 +316,6 @@ class RoleChooser:
         repeats = len(set(texts)) < len(texts) or len(texts) < 10
         return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
 
-    def _holds_pairs(self, column: int) -> bool:
-        return bool(self.cells(column)) and all(parse_pair(cell) is not None for cell in self.cells(column))
-
     def _choose_by_content(self, roles: Roles) -> None:
         """Choose the label among columns without names: what is left when all else has been explained."""
         taken = {roles.path, *(n for times in roles.times for n in times[:2])}
@@ -366,7 +364,10 @@ class RoleChooser:
         roles.unused = [column for kind, column in found.items() if kind == "num_frames"]
         if "start" in found:
             # VideoMAEv2's starts are numbers of pictures, from 1, and 0 for whole videos; mmaction2's are offsets.
-            is_numbered = "frames_from_there" in found and 0 not in self._list_starts(found["start"])
+            starts = {
+                parse_time(row[found["start"]]) for row, _ in self._list_frame_folders() if len(row) == len(columns)
+            }
+            is_numbered = "frames_from_there" in found and 0 not in starts
             roles.times = [Times(found["start"], columns[2], in_frames=True, is_length=True, first=int(is_numbered))]
         elif "second" in found:
             roles.times = [Times(found["second"], None, length=VGGSOUND_S)]
@@ -395,17 +396,17 @@ class RoleChooser:
     def _counts_frames(self, column: int, start_column: int | None) -> bool:
         """Whether folders of frames have as many as a column says, or as many from a start on."""
         known = []
-        for row in self.sample:
+        for row, count in self._list_frame_folders():
             number = parse_time(row[column]) if len(row) > column else None
             start = 0.0 if start_column is None else parse_time(row[start_column]) or 0.0
-            if number is not None and (count := self.finder.count_frames(to_path(row[self.path]))):
+            if number is not None:
                 known.append(start + number <= count + 1 and (start_column is not None or number >= count - 1))
         return bool(known) and all(known)
 
-    def _list_starts(self, column: int) -> set[float | None]:
-        """Return the starts in folders of frames."""
-        rows = (row for row in self.sample if len(row) > column and self.finder.count_frames(to_path(row[self.path])))
-        return {parse_time(row[column]) for row in rows}
+    def _list_frame_folders(self) -> list[tuple[Row, int]]:
+        """Return the rows of folders of frames, with the number of these."""
+        rows = [(row, self.finder.count_frames(to_path(row[self.path]))) for row in self.sample if len(row) > self.path]
+        return [(row, count) for row, count in rows if count]
 
     def _counts_rows(self, column: int) -> bool:
         """Whether a column in front of the paths is an index."""

@@ -24,7 +24,6 @@ MAX_NAMED = 3  # files of one name in a sentence
 MAX_HELD = 2**21  # names of files in memory, about 100 bytes each
 ENTRIES_PER_QUESTION = 8  # of a folder that are listed in the time of one stat
 NO_NAMES = ("", ".", "..")
-MISSING = "there is no such file"
 
 
 class Finder:
@@ -173,7 +172,7 @@ class Finder:
         if len(matches) > 1:
             return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
         if self._ask_listing(name) is False:
-            return MISSING
+            return "there is no such file"
         return make_item(name, self.root / name, None).problem or "it is a folder, not a video file"
 
 

@@ -9,16 +9,17 @@ import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
+from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import LABELS, to_key
 from shard_tools.inputs.folders import FolderClasses, classify_name
-from shard_tools.inputs.item import Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.sniff import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
@@ -54,7 +55,7 @@ class _Tar:
                 continue
             if not is_hidden(base) and extension in SIDECARS:
                 self._read_sidecar(archive, member, name.rpartition(".")[0], base)
-            elif kind := classify_name(base):
+            elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
                 skipped.add(kind, f"{path.name}/{name}")
             else:
                 place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
@@ -148,6 +149,12 @@ def _require_end(path: Path, end: int) -> None:
                 raise InputError(
                     f"{path} contains data after the end-of-archive marker at byte {end} (concatenated tars?): split it"
                 )
+
+
+def _may_be_video(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
+    if not member.isreg() or member.issparse():
+        return False
+    return may_be_video(Path(member.name), cast(BinaryIO, archive.extractfile(member)))
 
 
 def _explain_unreadable(member: tarfile.TarInfo) -> str | None:

@@ -118,6 +118,19 @@ def test_what_is_no_video_by_its_name_is_counted_and_named(tmp_path: Path) -> No
     ]
 
 
+def test_members_are_looked_into_where_their_names_do_not_tell(videos: Path, tmp_path: Path) -> None:
+    video = next(videos.rglob("*.mp4")).read_bytes()
+    names = ["noextension", "camera.dat", "photo.jpg", "notes.html", "readme"]
+    members = [(name, b"# no video" if name == "readme" else video + bytes([0])) for name in names]
+    skipped = Skipped()
+    items = by_source(packed(tmp_path / "x.tar", members), skipped)
+    assert list(items) == ["x.tar/camera.dat", "x.tar/noextension"]
+    assert skipped.total == 3
+    for mode in ("h264", "copy"):
+        assert make(tmp_path / "x.tar", tmp_path / mode, "--encode", mode) == 0
+        assert {sample.source for _, sample in all_samples(tmp_path / mode)} == set(items)
+
+
 def negative_size(data: bytes) -> bytes:
     member = tarfile.TarInfo("b.mp4")
     member.size = -1024
