@@ -106,7 +106,9 @@ def main(arguments: list[str] | None = None) -> None:
         print_table(rows[-1:])
 
     measure_case = partial(in_fresh_process, measure, work=work, seconds=options.seconds, device=device.type)
-    measure_cases(list_cases(options, device), measure_case, write_table, unit="loader")
+    if not (cases := list_cases(options, device)):
+        raise InputError(f"nothing to measure: DALI decodes no {' or '.join(options.encodes)} here {find_dali_fault()}")
+    measure_cases(cases, measure_case, write_table, unit="loader")
 
 
 def add_relative_speed(rows: list[Row]) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from common.atomic_io import write_text
-from common.devices import choose_precision
+from common.devices import choose_precision, find_attention_kernel
 from common.errors import InputError, name_disk_errors
 from common.logging import log
 from common.progress import progress_bar
@@ -156,7 +156,9 @@ class Logger:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
         resuming = f"resuming from step {self.start_step}" if self.start_step else ""
-        device_line = f"device: {ranks}{name} ({precision}{reason})"
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        q = torch.empty(1, 6, 1568, 64, device=device, dtype=dtype, requires_grad=True)  # of ViT-Base's decoder
+        device_line = f"device: {ranks}{name} ({precision}{reason}), attention by {find_attention_kernel(q)}"
         for message in filter(None, (*self.schedule.describe(), device_line, resuming, *messages)):
             log(message, sys.stderr)
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, copy_gb_per_second, matmul_tflops, print_table, time_calls
-from common.devices import choose_device, choose_precision
+from common.devices import choose_device, choose_precision, find_attention_kernel
 from common.errors import run_command
 
 PACKAGES = ("nvidia-dali-cuda130", "av", "webdataset", "jsonargparse", "torchao", "torchcodec", "timm", "transformers")
@@ -68,6 +68,7 @@ def attention(device: torch.device) -> list[Row]:
     for part, (heads, width) in HEADS.items() if device.type == "cuda" else ():
         shape = (16, heads, 1568, width)
         q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        found.append(row(f"attention of the {part}, PyTorch's choice", find_attention_kernel(q)))
 
         def both_passes(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> None:
             torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))

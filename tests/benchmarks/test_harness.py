@@ -87,5 +87,6 @@ def test_a_case_that_fails_is_said_and_the_others_are_reported(capsys: pytest.Ca
         measure_cases([1, 0, 4], measure, lambda rows: reports.append([row["share"] for row in rows]), unit="case")
     assert reports == [[12], [12], [12, 3]]
     assert "0: ZeroDivisionError: " in capsys.readouterr().err
-    with pytest.raises(InputError, match="a check failed"):
-        measure_cases([1], lambda case: require("it is two", case == 2, str(case)) or {}, reports.append, unit="case")
+    with pytest.raises(InputError, match="1 of 2 cases could not be measured"):
+        measure_cases([1, 2], lambda case: require("it is two", case == 2, "") or {}, reports.append, unit="case")
+    assert reports[3:] == [[{}]], "a red check loses its own row"

@@ -27,6 +27,7 @@ def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings:
     """Train with each list of arguments; return what the counted steps called."""
     done = gpu.run(library, "tests/fake_cuda/count_steps.py", [FIRST, LAST, json.dumps(runs)], gpus, **settings)
     assert done.returncode == 0, done.stderr
+    assert "attention by flash" in done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     for run in found:
         assert run["ended"]
