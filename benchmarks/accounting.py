@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchmarks.harness import noise_clip
 from benchmarks.step import PretrainingStep, make_config
@@ -43,6 +43,14 @@ CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= "2.15" else 2  # of the
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 # What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
 RESERVE_GPU = 1.5e9
+
+# Attention on a CPU, which torch 2.11 does not count, as on a GPU.
+aten = torch.ops.aten
+for counted, left_out in (
+    (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_for_cpu),
+    (aten._scaled_dot_product_flash_attention_backward, aten._scaled_dot_product_flash_attention_for_cpu_backward),
+):
+    flop_registry.setdefault(left_out, flop_registry[counted])
 
 
 @dataclass(frozen=True)
