@@ -59,14 +59,14 @@ def test_before_the_loop_a_signal_ends_the_run(request_):
 
 
 def test_what_nohup_ignores_stays_ignored_and_handlers_are_restored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest() as made:
             made.is_deferred = True
             send(signal.SIGHUP)
             assert not made.is_set
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) == interrupt
     finally:
         signal.signal(signal.SIGHUP, before)
 
