@@ -100,9 +100,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(1500)
 @pytest.mark.slow  # commands that a GPU is to run, at their smallest: half a minute to four
-@pytest.mark.parametrize("stage", [name for name in on_gpu.STAGES if name not in ("step", "tests")])
+@pytest.mark.parametrize("stage", [name for name in on_gpu.STAGES if name not in ("step", "tests", "codecs")])
 def test_a_stage_ends(stage: str, library: Path, folder: Path) -> None:
-    """But `step`, whose peers select by boolean masks, and `tests`, which compares values."""
+    """But `step`, whose peers select by boolean masks, `tests`, which compares values, and `codecs`: `decode` again."""
     arguments = [folder / "unchecked.py", stage, "--small", "--output", folder / "out"]
     done = gpu.run(library, str(folder / "stages.py"), arguments, seconds=1400)
     if stage == "settings":  # of DALI alone
