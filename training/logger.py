@@ -157,7 +157,10 @@ class Logger:
         ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
         resuming = f"resuming from step {self.start_step}" if self.start_step else ""
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        q = torch.empty(1, 6, 1568, 64, device=device, dtype=dtype, requires_grad=True)  # of ViT-Base's decoder
+        model = self.config.model
+        heads, width = model.dimensions.encoder_heads, model.dimensions.encoder_width
+        shape = (1, heads, model.num_tokens, width // heads)
+        q = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
         device_line = f"device: {ranks}{name} ({precision}{reason}), attention by {find_attention_kernel(q)}"
         for message in filter(None, (*self.schedule.describe(), device_line, resuming, *messages)):
             log(message, sys.stderr)
