@@ -20,8 +20,9 @@ from common.errors import InputError, run_command
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 LOADING = "cpu/pipeline_throughput.json"
 PLOT = ROOT / "docs" / "loading.png"
-FILES = {"original": "original files", "h264": "our h264 shards", "h264-size": "our h264 shards (--tune size)"}
-PEERS = ("spdl", "torchcodec", "decord", "pyav", "webdataset")  # loaders of pipeline_throughput.py beside ours
+FILES = {"original": "original files", "h264": "our h264 shards", "h264-size": "h264 shards, --tune size"}
+OURS = {"ours": "ours", "planes": "ours, device scales"}  # loaders of pipeline_throughput.py, and what they are
+PEERS = ("spdl", "torchcodec", "decord", "pyav", "webdataset")  # beside these
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
 )
@@ -117,8 +118,8 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         bound = next(row["clips_per_cpu_second"] for row in shown if row["loader"] == "decoding")
         shown = [row for row in shown if row["loader"] != "decoding"]
         shown.sort(key=lambda row: row["clips_per_cpu_second"])
-        names = [row["loader"] + (", 2 clips a decode" if row["repeats"] == 2 else "") for row in shown]
-        colors = ["#2471a3" if row["loader"] == "ours" else "#95a5a6" for row in shown]
+        names = [OURS.get(row["loader"], row["loader"]) + ", 2 clips a decode" * (row["repeats"] == 2) for row in shown]
+        colors = ["#2471a3" if row["loader"] in OURS else "#95a5a6" for row in shown]
         bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
         axes.bar_label(bars, fmt="%.3g", padding=3)
         axes.axvline(bound, color="#c0392b", linestyle="--")
