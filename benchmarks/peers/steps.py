@@ -87,7 +87,9 @@ def _videomae(model: AdaMAE) -> nn.Module:
             use_mean_pooling=False,
         )
     )
-    state = to_external(model.state_dict(), "huggingface", config.tubelet_size)
+    # Some versions have a bias of the keys too, which changes nothing.
+    unused = {name: torch.zeros_like(value) for name, value in peer.state_dict().items() if name.endswith("key.bias")}
+    state = unused | to_external(model.state_dict(), "huggingface", config.tubelet_size)
     # Saved models call these biases otherwise than transformers 5 does in memory.
     for saved, loaded in (("q_bias", "query.bias"), ("v_bias", "value.bias")):
         state = {name.replace(f"attention.{saved}", f"attention.{loaded}"): value for name, value in state.items()}

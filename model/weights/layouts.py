@@ -88,6 +88,8 @@ def from_external(state_dict: StateDict) -> StateDict:
     state = {}
     for theirs, value in state_dict.items():
         ours = _rename(theirs, starts, layout.in_block)
+        if ours.endswith("attn.key.bias"):  # in some versions of transformers; what all keys share, softmax cancels
+            continue
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
         ours = ours.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
         if ours == TOKENIZER and value.dim() == 5:

@@ -17,6 +17,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
@@ -25,6 +26,8 @@ from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
+# Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
+EXACT_COLORS = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's filters from packets to their frames
 # Filters that turn a frame upright, by the number of counter-clockwise quarter turns.
 UPRIGHT: tuple[list[tuple[str, str]], ...] = (
@@ -241,7 +244,7 @@ def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
     """Convert a whole frame, by way of planar RGB below 8 bits, where FFmpeg's path to packed RGB has wrong colors."""
     if any(component.bits < 8 for component in frame.format.components):
         frame = frame.reformat(format="gbrp")
-    return frame.to_ndarray(format="rgb24")
+    return frame.to_ndarray(format="rgb24", interpolation=EXACT_COLORS)
 
 
 def times_tell_frames(stream: VideoStream, times: Sequence[int | None]) -> bool:

@@ -69,6 +69,11 @@ def test_pretraining(pretraining, given_ids) -> None:
     compare_gradients(ours, output.loss, pretraining, expected.loss)
 
 
+def test_a_bias_of_the_keys_is_left_out() -> None:
+    """Some versions of transformers have one."""
+    assert not from_external({"videomae.encoder.layer.0.attention.attention.key.bias": torch.ones(48)})
+
+
 def test_classification(classification) -> None:
     ours = VideoClassifier(CONFIG, num_classes=7)
     ours.load_state_dict(from_external(classification.state_dict()))

@@ -12,7 +12,7 @@ import pytest
 from made_videos import LEVELS, encode, gray, read_number, store
 
 from pipeline.decoding.sources import decode_frames
-from pipeline.decoding.video import Video
+from pipeline.decoding.video import Video, as_rgb
 from pipeline.shards.gops import GOP as GOP_ROW
 from pipeline.shards.gops import GopIndex, checksum, index_gops
 from pipeline.video_error import VideoError
@@ -47,7 +47,7 @@ def test_a_clip_from_its_groups_is_the_one_of_the_whole_video(stored: Callable[[
     for wanted in [*places, *apart]:
         cut = groups.slice_video(wanted, reader(data))
         with Video(cut.data, cut.num_frames) as video:
-            frames = {number: frame.to_ndarray(format="rgb24") for number, frame in video.frames(cut.numbers)}
+            frames = {number: as_rgb(frame) for number, frame in video.frames(cut.numbers)}
             assert video.used_index
         assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(cut.numbers, wanted, strict=True)), wanted
 

@@ -100,6 +100,7 @@ def test_colors_are_those_that_frames_declare(matrix: str, full_range: bool, bit
     clip = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(stored)
     assert np.abs(clip.astype(int) - rgb)[2:-2, 2:-2].mean() < 1
     assert np.abs(clip.astype(int) - convert(stored, matrix).to_ndarray())[2:-2, 2:-2].mean() < 1
+    assert np.abs(as_rgb(stored).astype(int) - rgb)[2:-2, 2:-2].mean() < 1
     other = run_graph(stored, declare_colors(BT709 if matrix == BT601 else BT601))
     misread = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(other)
     assert np.abs(misread.astype(int) - rgb).mean() > 2, "the colors tell"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pipeline.decoding.dali import DaliGraph
 from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
-from pipeline.decoding.video import Video, is_plain
+from pipeline.decoding.video import Video, as_rgb, is_plain
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
@@ -36,7 +36,7 @@ def encode_kind(kind: str, num_frames: int = 50, pattern: bool = False) -> bytes
 def decode_all(data: bytes) -> list[np.ndarray]:
     """Decode all frames, counted from the start."""
     with av.open(io.BytesIO(data)) as video:
-        return [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        return [as_rgb(frame) for frame in video.decode(video=0)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
