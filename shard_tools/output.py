@@ -142,7 +142,7 @@ class RemoteOutput(LocalOutput):
         path = self.folder / name
         size = path.stat().st_size
         try:
-            self._store.replace(path, name)
+            self._store.upload(path, name)
             there = self._store.size(name)
         except InputError as error:
             raise InputError(f"{error}; {RESUMES}") from error

@@ -1,6 +1,6 @@
 """Clips from arrays (pipeline/shards/arrays.py): nothing to decode, but the same cropping and scaling as of videos."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from einops import rearrange
 from jaxtyping import UInt8
 from torch.nn import functional
 
+from pipeline.decoding.planes import StoreFrame
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -27,12 +28,7 @@ class ArraySource:
         return arrays.is_array(source)
 
     def cut_views(
-        self,
-        video: VideoSlice,
-        sample: Sample,
-        rows: list[PlanRow],
-        size: FrameSize,
-        store: Callable[[int, int, Callable[[np.ndarray], object]], None],
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
     ) -> int:
         frames = arrays.read_array(video.data, video.numbers, video.num_frames)
         declared = (sample.height, sample.width, arrays.count_channels([sample.codec]))

@@ -1,7 +1,7 @@
 """The ways in which videos may be stored. A new one is a class like those below, in a file of its own, and a line in
 CLIP_SOURCES."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,15 +9,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from pipeline.decoding.array_source import ArraySource
-from pipeline.decoding.planes import Allocate, PlanarFrames
+from pipeline.decoding.planes import Allocate, PlanarFrames, StoreFrame
 from pipeline.decoding.video_source import VideoSource
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
-
-WriteFrame = Callable[[UInt8[np.ndarray, "height width channels"]], object]  # fills what it is given
-StoreFrame = Callable[[int, int, WriteFrame], None]  # (view, time, write): calls `write` with the frame's place
 
 
 class ClipSource(Protocol):

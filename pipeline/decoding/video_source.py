@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 
 from pipeline.decoding.colors import find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
-from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
+from pipeline.decoding.planes import Allocate, PlanarFrames, StoreFrame, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
@@ -41,12 +41,7 @@ class VideoSource:
         return True
 
     def cut_views(
-        self,
-        video: VideoSlice,
-        sample: Sample,
-        rows: list[PlanRow],
-        size: FrameSize,
-        store: Callable[[int, int, Callable[[np.ndarray], object]], None],
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
     ) -> int:
         if (channels := arrays.count_channels([sample.codec])) != 3:
             raise VideoError(f"it is not an array, but the sample table says that it has {channels} channels")

@@ -109,17 +109,16 @@ class ObjectStore:
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
 
     def upload(self, file: Path, name: str) -> None:
-        """Write a file."""
-        self._retry("written to", lambda: self._fs.put_file(str(file), f"{self._root}/{name}"), name)
+        """Write a file that others may be reading: they see the earlier one or this, never half of it."""
+        target = f"{self._root}/{name}"
+        written = f"{target}.partial" if self.url.startswith(FILE_SYSTEMS) else target
 
-    def replace(self, file: Path, name: str) -> None:
-        """Upload a file that others may be reading: they see the earlier one or this, never half of it."""
-        if not self.url.startswith(FILE_SYSTEMS):  # object stores show a file when it is complete
-            self.upload(file, name)
-            return
-        temporary = f".{name}.partial"
-        self.upload(file, temporary)
-        self._retry("written to", lambda: self._fs.mv(f"{self._root}/{temporary}", f"{self._root}/{name}"), name)
+        def put() -> None:
+            self._fs.put_file(str(file), written)
+            if written != target:
+                self._fs.mv(written, target)
+
+        self._retry("written to", put, name)
 
     def remove(self, name: str) -> None:
         """Remove a file, if there is one."""

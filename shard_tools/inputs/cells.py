@@ -95,23 +95,18 @@ def parse_time(cell: Any) -> float | None:
         return None
 
 
-def looks_like_list(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.startswith("[") and cell.endswith("]") and parse_list(cell) is not None
-
-
-def parse_list(cell: Any) -> list[Any] | None:
-    """Read a list, or the text of one as JSON or Python write it."""
-    if isinstance(cell, list):
-        return cell
+def parse_list(cell: Any, openings: str = "[") -> list[Any] | None:
+    """Read a list, or the text of one as JSON or Python write it; None if it is none."""
+    if not isinstance(cell, str):
+        return cell if isinstance(cell, list) else None
     try:
-        value = literal_eval(cell)
-        return list(value) if isinstance(value, (list, tuple)) else None
+        return list(literal_eval(cell)) if cell[:1] in tuple(openings) else None
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
 
 
 def parse_pair(cell: Any) -> tuple[float, float] | None:
-    values = parse_list(cell)
+    values = parse_list(cell, "[(")
     if values is None or len(values) != 2:
         return None
     start, end = map(parse_time, values)
@@ -130,7 +125,7 @@ def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
     if not is_multiple:
         label = read_label(cell)
         return None if label is None else (label,)
-    parts = parse_list(cell) if isinstance(cell, list) or looks_like_list(cell) else None
+    parts = parse_list(cell)
     if parts is None:
         if is_missing(cell):
             return None

@@ -17,7 +17,7 @@ from shard_tools.inputs.cells import (
     Row,
     Times,
     is_missing,
-    looks_like_list,
+    parse_list,
     parse_pair,
     parse_time,
     to_key,
@@ -30,21 +30,16 @@ from shard_tools.inputs.item import ParquetCell
 from shard_tools.inputs.sniff import Table
 
 # Names of columns, without case and all that is no letter or digit; of paths, the most telling first.
-PATHS = re.findall(
-    r"\w+",
-    """path videopath filepath clippath fullpath relativepath relpath filename videofile file videofilename moviefile
+PATHS = """
+    path videopath filepath clippath fullpath relativepath relpath filename videofile file videofilename moviefile
     video clip videos framedir framesdir framefolder framepath folder directory videoname clipname vidname videoid
-    vidid clipid vid youtubeid ytid youtube uid id name key contenturl videourl url""",
-)
-LABELS = re.findall(
-    r"\w+",
-    """label labels labelid labelids labelname labelidx labeltext class classes classname classid classidx classindex
+    vidid clipid vid youtubeid ytid youtube uid id name key contenturl videourl url""".split()
+LABELS = """
+    label labels labelid labelids labelname labelidx labeltext class classes classname classid classidx classindex
     classlabel category categories categoryname categoryid action actions actionclass actionlabel actionname actionid
     actionclasses target targets targetid tag tags verb verbclass noun nounclass template gesture gestureid activity
-    activityname event eventlabel emotion y gt positivelabels""",
-)
-MULTIPLE = {"labels", "labelids", "classes", "categories", "actions", "actionclasses", "tags", "targets"}
-MULTIPLE |= {"positivelabels"}
+    activityname event eventlabel emotion y gt positivelabels""".split()
+MULTIPLE = set("labels labelids classes categories actions actionclasses tags targets positivelabels".split())
 SUBSETS = {"split", "subset", "set", "partition", "usage", "splits"}
 LENGTHS = {"length", "duration", "cliplength", "segmentlength", "numframes", "nframes", "durationseconds"}
 UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|idx|index)*"
@@ -282,7 +277,7 @@ class RoleChooser:
             raise self.refuse(f"{self.names[column]} holds objects, not labels", GIVE_LABEL)
         if self.choices.label is None and self.is_number(column) and not self.is_whole(column):
             raise self.refuse(f"{self.names[column]} holds fractions, not classes", GIVE_LABEL)
-        lists = [isinstance(cell, list) or looks_like_list(cell) for cell in cells]
+        lists = [parse_list(cell) is not None for cell in cells]
         marked = (TIMED.match(str(cell)) or re.search("[|;,]", str(cell)) for cell in cells)
         texts = self.texts(column)
         has_numbers = all(map(NUMBERS.fullmatch, texts)) and any(" " in text for text in texts)  # mmaction2's

@@ -166,7 +166,9 @@ def _split_lines(read_lines: Callable[[], Iterator[str]], where: str, encoding: 
     sample = list(_take_sample(islice(read_lines(), num_comments, None)))
     found = []
     for order, splitter in enumerate(splitters):
-        rows = list(_take_until_error(splitter.split(sample, where)))
+        rows: list[list[str]] = []
+        with suppress(InputError):  # reading all rows will say which cannot be split
+            rows.extend(splitter.split(sample, where))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         is_one_cell = splitter.separator == "" and splitter.num_splits == 0
         fits = splitter.separator or splitter.num_splits <= 0 or width == splitter.num_splits + 1
@@ -194,12 +196,6 @@ def _take_sample(lines: Iterator[str]) -> Iterator[str]:
         size += len(line)
         if size > SAMPLE_CHARACTERS:
             return
-
-
-def _take_until_error(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the rows before the one that cannot be split: reading them all will say which it is."""
-    with suppress(InputError):
-        yield from rows
 
 
 def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], first: str) -> Table | None:

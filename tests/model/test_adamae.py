@@ -6,7 +6,6 @@ from torch import Tensor
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import to_external
 from training.parallelize import compile_in_place
 
 MASKINGS = ["adaptive", "random", "tube", "frame"]
@@ -282,21 +281,6 @@ def test_parameters_and_their_initialization() -> None:
         else:
             bound = (6 / sum(value.shape)) ** 0.5  # Xavier-uniform
             assert 0.9 * bound < value.abs().max() <= bound, name
-
-
-def test_classifier_starts_from_a_pretrained_encoder() -> None:
-    config = small()
-    torch.manual_seed(0)
-    pretrained, classifier = AdaMAE(config), VideoClassifier(config, num_classes=5)
-    randomize(pretrained)
-    head = classifier.head.weight.clone()
-    assert head.abs().max() <= 0.001 * (6 / (48 + 5)) ** 0.5
-    classifier.load_encoder(pretrained.state_dict())
-    state = to_external(pretrained.state_dict(), "adamae")
-    assert torch.equal(classifier.encoder.blocks[1].attn.q_bias, state["encoder.blocks.1.attn.q_bias"])
-    assert torch.equal(classifier.tokenizer.projection.bias, state["encoder.patch_embed.proj.bias"])
-    assert torch.equal(classifier.head.weight, head)
-    assert classifier(random_clip(config)).shape == (2, 5)
 
 
 def test_drop_path_grows_with_depth_and_acts_in_training_only() -> None:

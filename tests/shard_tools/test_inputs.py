@@ -1,7 +1,6 @@
 """Everything that a collection of videos comes as."""
 
 import io
-import json
 import os
 import shutil
 import sys
@@ -30,16 +29,13 @@ def clips(tmp_path: Path) -> Path:
 
 
 LISTS = {
-    "list.csv": "run/a.mp4,run\nwalk/d.webm,walk\n",
     "header.csv": "id,path,label\n0,run/a.mp4,run\n1,walk/d.webm,walk\n",
-    "list.tsv": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
     "list.txt": "run/a.mp4 run\n\nwalk/d.webm walk\n",
     "tabs.txt": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
     "windows.csv": "\ufeffrun/a.mp4,run\r\nwalk/d.webm,walk\r\n",
     "quoted.csv": '"run/a.mp4","run"\n"walk/d.webm","walk"\n',
     "without_extension.csv": "run/a,run\nwalk/d,walk\n",
     "null.json": '[{"path": "run/a.mp4", "label": null, "class": "run"}, {"path": "walk/d.webm", "class": "walk"}]',
-    "list.json": '[{"path": "run/a.mp4", "label": "run"}, {"path": "walk/d.webm", "label": "walk"}]',
 }
 
 
@@ -61,31 +57,6 @@ def test_a_path_with_spaces_needs_no_quotes(clips: Path) -> None:
     assert [i.source for i in read_inputs(str(clips / "list.txt"))] == ["run/a.mp4", "run/b c.mp4"]
     (clips / "list.txt").write_text("run/a.mp4 3\nrun/b c.mp4 4\n")
     assert [i.label for i in read_inputs(str(clips / "list.txt"))] == ["3", "4"]
-
-
-def test_something_something_annotations(clips: Path) -> None:
-    entries = [{"id": "74225", "label": "spinning cube", "template": "Spinning [something]", "placeholders": ["cube"]}]
-    (clips / "train.json").write_text(json.dumps(entries))
-    (clips / "labels.json").write_text(json.dumps({"Holding something": "0", "Spinning something": "1"}))
-    (item,) = read_inputs(str(clips / "train.json"))
-    assert (item.source, item.label, item.problem) == ("74225.webm", "Spinning something", None)
-    assert read_label_map(clips / "labels.json").names == ["Holding something", "Spinning something"]
-
-
-def test_kinetics_annotations(clips: Path) -> None:
-    for name in ("abseiling/-3B32lodo2M_000059_000069.mp4", "air_drumming/xyz.mp4"):
-        (clips / name).parent.mkdir()
-        (clips / name).touch()
-    rows = ["label,youtube_id,time_start,time_end,split", "abseiling,-3B32lodo2M,59,69,train"]
-    rows += ["air drumming,xyz,1,11,train", "yoga,gone,0,10,train"]
-    (clips / "train.csv").write_text("\n".join(rows))
-    items = read_inputs(str(clips / "train.csv"))
-    assert [(item.source, item.label) for item in items] == [
-        ("abseiling/-3B32lodo2M_000059_000069.mp4", "abseiling"),
-        ("air_drumming/xyz.mp4", "air drumming"),
-        ("gone", "yoga"),
-    ]
-    assert list(items)[2].problem == "there is no such file"
 
 
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -120,6 +91,7 @@ def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytes
 def test_class_ids_are_stable() -> None:
     assert assign_class_ids({"0", "a", "b"}, ["b"]) == ["b", "0", "a"], "known classes keep their ids"
     assert assign_class_ids({"2", "0"}, []) == ["0", "1", "2"], "numbers are ids"
+    assert assign_class_ids({"1", "2", "3"}, []) == ["1", "2", "3"], "also from 1 to their number"
     assert assign_class_ids({"4", "1"}, ["0", "1", "2"]) == ["0", "1", "2", "3", "4"], "and stay ids"
     assert assign_class_ids({"4", "1"}, ["1", "0"]) == ["1", "0", "4"]
     assert assign_class_ids({"9" * 5000}, []) == ["9" * 5000], "numbers with many gaps are names, however large"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shard_making import all_samples, make, video_bytes
 
 from common.errors import InputError
-from shard_tools.inputs import Choices, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Choices, read_inputs, read_label_map
 
 FILES = [
     "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
@@ -185,6 +185,7 @@ MAPS = [
     ("1 Archery\r\n2 Bowling\r\n", ["Archery", "Bowling"], 1),
     ("Archery,0\nBowling,1\n", ["Archery", "Bowling"], 0),
     ("id,name\n0,Archery\n1,Bowling\n", ["Archery", "Bowling"], 0),
+    ('{"Archery": "0", "Bowling": "1"}', ["Archery", "Bowling"], 0),
     ("Bowling\nArchery\n", ["Bowling", "Archery"], None),
 ]
 
@@ -193,8 +194,8 @@ MAPS = [
 def test_numbers_are_checked_against_the_folders_of_their_videos(
     folder: Path, text: str, names: list[str], first: int | None
 ) -> None:
-    (folder / "map.txt").write_text(text)
-    label_map = read_label_map(folder / "map.txt")
+    (path := folder / ("map.json" if text[0] == "{" else "map.txt")).write_text(text)
+    label_map = read_label_map(path)
     assert (label_map.names, label_map.first) == (names, first)
     for start in (0, 1):
         rows = {"Archery/v_Archery_g01.avi": names.index("Archery"), "Bowling/v_B.avi": names.index("Bowling")}
@@ -209,10 +210,6 @@ def test_numbers_that_may_count_from_0_or_1_are_refused(folder: Path) -> None:
     (folder / "list").write_text("a.mp4 1\nb.mp4 2\n")
     with pytest.raises(InputError, match="count from 0 or from 1"):
         read_inputs(str(folder / "list")).apply_label_map(read_label_map(folder / "map.txt"))
-
-
-def test_labels_from_1_to_their_number_need_no_class_0() -> None:
-    assert assign_class_ids({"1", "2", "3"}, []) == ["1", "2", "3"]
 
 
 def test_folders_called_train_and_test_are_subsets(tmp_path: Path) -> None:

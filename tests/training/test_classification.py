@@ -135,6 +135,7 @@ def test_it_starts_from_the_pretrained_encoder(config, pretrained):
             assert torch.equal(value, theirs[name]), name
     scratch = make_task(config()).model
     assert not torch.equal(scratch.tokenizer.projection.weight, theirs["tokenizer.projection.weight"])
+    assert scratch.head.weight.abs().max() <= 0.001 * (6 / (96 + 2)) ** 0.5
 
 
 @pytest.mark.parametrize("task", ["linear_probe", "attentive_probe"])
