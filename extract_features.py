@@ -104,14 +104,7 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
 from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import Pose, UnusableError
-from shard_tools.encoding.source import (
-    assign_ticks,
-    open_source,
-    read_frames,
-    read_timing,
-    require_complete,
-    subsample,
-)
+from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
 from shard_tools.inputs import Item, read_inputs
 from shard_tools.inputs.item import Segment
 from shard_tools.work import local_copy

@@ -127,10 +127,7 @@ def account(
     with ExitStack() as hooks:
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
-        with (
-            flops if with_flops and not in_another else nullcontext(),
-            label_parts(model, live),
-        ):
+        with flops if with_flops and not in_another else nullcontext(), label_parts(model, live):
             step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
     return Account(at_peak, flops.get_total_flops(), repeated_flops(flops), launches)

@@ -34,16 +34,7 @@ import torch
 from PIL import Image
 
 from benchmarks.arguments import ArgumentParser, at_least
-from benchmarks.harness import (
-    ROOT,
-    Report,
-    Row,
-    find_version,
-    in_fresh_process,
-    measure_cases,
-    print_table,
-    require,
-)
+from benchmarks.harness import ROOT, Report, Row, find_version, in_fresh_process, measure_cases, print_table, require
 from benchmarks.peers.loaders import IMPORTS, NUM_FRAMES, SIDE, STRONG, file_batches, plan_batches, tar_batches
 from common.devices import choose_device
 from common.errors import InputError, run_command

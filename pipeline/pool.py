@@ -7,7 +7,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Run a call in a daemon thread of its own: one that hangs does not keep the process from ending."""
+    future: Future[T] = Future()
+    threading.Thread(target=_run, args=(future, call), name=name, daemon=True).start()
+    return future
 
 
 class ThreadPool:
@@ -52,12 +61,16 @@ class ThreadPool:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None and not self._closed:
             future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # raised again where the result is asked for
-                future.set_exception(error)
+            _run(future, call)
             if future in self._abandoned:
                 self._abandoned.remove(future)
                 return  # another thread has taken its place
+
+
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(call())
+    except BaseException as error:  # raised again where the result is asked for
+        future.set_exception(error)

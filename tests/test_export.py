@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from av import VideoFrame
+from runs import is_same
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
@@ -34,10 +35,6 @@ CLIP = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=tor
 
 def run_export(*arguments: str | Path) -> None:
     export.main(export.parse_arguments([str(word) for word in arguments]))
-
-
-def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:
@@ -71,7 +68,7 @@ def test_authors_layout_there_and_back(run: Path, model: AdaMAE, tmp_path: Path,
     published = torch.load(there, weights_only=True)["model"] if suffix == ".pth" else load_file(there)
     assert published["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
     run_export("import", there, back, "--num-frames", "4")
-    assert same(load_file(back), model.state_dict())
+    assert is_same(load_file(back), model.state_dict())
     again = AdaMAE.from_pretrained(back, mask_ratio=0.75)
     assert again.config.grid == CONFIG.grid
     assert torch.equal(again(CLIP, 0, 0).pred, model(CLIP, 0, 0).pred)
@@ -82,7 +79,7 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
     published = {f"module.{name}": value for name, value in to_external(model.state_dict(), "adamae").items()}
     torch.save({"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "checkpoint-799.pth")
     state, config, *_ = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
-    assert same(state, model.state_dict())
+    assert is_same(state, model.state_dict())
     assert config.grid == CONFIG.grid
 
 

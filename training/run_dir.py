@@ -9,7 +9,6 @@ import fcntl
 import math
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from common.atomic_io import write_text
 from common.errors import InputError
 from common.logging import log
 from model.weights.pretrained import run_config
+from pipeline.pool import run_in_thread
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
     HostMemory,
@@ -54,20 +54,14 @@ class BackgroundWriter:
 
     def start(self, job: Callable[[], None]) -> None:
         """Do a job after those that were started before, unless one of them fails."""
-        before, done = self._last, Future[None]()
+        before = self._last
 
         def work() -> None:
-            try:
-                if before is not None:
-                    before.result()
-                job()
-                done.set_result(None)
-            except BaseException as error:  # raised by `wait`
-                done.set_exception(error)
+            if before is not None:
+                before.result()
+            job()
 
-        self._last = done
-        # A daemon: a second Ctrl-C does not wait for an upload.
-        threading.Thread(target=work, name="writer", daemon=True).start()
+        self._last = run_in_thread(work, "writer")  # a second Ctrl-C does not wait for an upload
 
     def wait(self) -> None:
         """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ import fsspec
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
+from pipeline.pool import run_in_thread
 
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
@@ -149,15 +150,7 @@ def call_with_timeout(call: Callable[[], T], timeout: float, stop: threading.Eve
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="request", daemon=True).start()
+    future = run_in_thread(call, "request")
     deadline = time.monotonic() + timeout
     while not wait([future], min(POLL_S, timeout)).done:
         if stop is not None and stop.is_set():

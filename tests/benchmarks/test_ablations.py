@@ -1,4 +1,5 @@
 import json
+import operator
 from pathlib import Path
 
 from benchmarks import ablations
@@ -9,7 +10,7 @@ TINY = ["size=tiny", "encoder_depth=1", "decoder_depth=1", "num_frames=4", "imag
 def test_a_row_has_its_cost_beside_the_papers(tmp_path: Path, monkeypatch) -> None:
     table = ablations.read_yaml(ablations.ROOT / "benchmarks/ablations.yaml")["f"]
     monkeypatch.setattr(ablations, "read_yaml", lambda _: {"f": {**table, "rows": table["rows"][1:3]}})
-    monkeypatch.setattr(ablations, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(ablations, "in_fresh_process", operator.call)
     tiny = [f"model.{text}" for text in TINY]
     ablations.main(["--table", "f", "--batch-size", "2", "--measure", "--output", str(tmp_path), *tiny])
     rows = json.loads((tmp_path / "table_1f.json").read_text())["rows"]

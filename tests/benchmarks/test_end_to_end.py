@@ -1,7 +1,7 @@
 """The end-to-end benchmark trains on the videos that it is given, and counts what it says."""
 
 import json
-from collections.abc import Callable
+import operator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,8 @@ from benchmarks.end_to_end import Source, make_config, open_batches, summarize
 def results(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:
     """Two rounds at the smallest size, all in this process."""
     folder = tmp_path_factory.mktemp("end_to_end")
-
-    def in_this_process(function: Callable[..., object], *arguments: object) -> object:
-        return function(*arguments)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(end_to_end, "in_fresh_process", in_this_process)
+        patch.setattr(end_to_end, "in_fresh_process", operator.call)
         patch.setattr(end_to_end, "WARM_UP_STEPS", 1)
         work, few = ["--work", str(folder / "work")], ["--batch-size", "2", "--steps", "1", "--rounds", "2"]
         output = ["--encodes", "h264", "--output", str(folder / "results")]

@@ -1,4 +1,5 @@
 import json
+import operator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,6 @@ from model.targets import TARGETS
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
 
 
-def run_in_process(function, *arguments):
-    return function(*arguments)
-
-
 def test_points_cover_the_paper_and_every_masking(tmp_path: Path) -> None:
     points = list_points("tiny", tmp_path)
     assert {config.masking for config in points} == set(MASKS)
@@ -44,7 +41,7 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     points = [TINY, replace(TINY, activation_checkpointing=True)]
     monkeypatch.setattr(memory_vs_ratio, "list_points", lambda size, folder: points)
     monkeypatch.setattr(memory_vs_ratio, "is_default", lambda config: config == TINY)
-    monkeypatch.setattr(memory_vs_ratio, "in_fresh_process", run_in_process)
+    monkeypatch.setattr(memory_vs_ratio, "in_fresh_process", operator.call)
     monkeypatch.setattr(memory_vs_ratio, "side_by_side", map)
     monkeypatch.setattr(memory_vs_ratio, "matmul_tflops", lambda *_: 1.0)
     monkeypatch.setattr(memory_vs_ratio, "AMPLE_BATCH", 2)  # in the interpreter, attention is predicted clip by clip

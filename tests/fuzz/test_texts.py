@@ -23,7 +23,7 @@ fixed = settings(
 NAMES = st.sampled_from(
     ["a.mp4", "b b.mp4", "c", "../a.mp4", "/nowhere.mp4", "s3://bucket/a.mp4", "a.mp4/", "x" * 300 + ".mp4"]
 )
-TEXT = st.text(max_size=12)
+TEXT = st.text(max_size=12) | st.text(st.sampled_from('ab01.,;\t"\n\r -/é\x00'), max_size=40)
 CELLS = (
     NAMES | TEXT | st.sampled_from(["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"])
 )
@@ -62,15 +62,18 @@ def check_list(path: Path) -> None:
 
 
 @fixed
-@given(st.lists(st.lists(CELLS, max_size=5), max_size=5), st.sampled_from([".txt", ".csv", ".tsv"]), st.booleans())
-@example([["path", "label"], ["a.mp4", "walk"], ["b b.mp4"]], ".csv", False)
-@example([["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ".csv", False)
-@example([["x" * 300, "walk"]], ".txt", True)
-def test_text_lists(folder: Path, rows: list[list[str]], suffix: str, has_mark: bool) -> None:
-    separator = {".csv": ",", ".tsv": "\t"}.get(suffix, " ")
-    path = folder / f"list{suffix}"
+@given(
+    st.lists(st.lists(CELLS, max_size=5), max_size=6),
+    st.sampled_from([" ", ",", ";", "\t"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "latin-1"]),
+)
+@example([["path", "label"], ["a.mp4", "walk"], ["b b.mp4"]], ",", "utf-8")
+@example([["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ",", "utf-8")
+@example([["x" * 300, "walk"]], " ", "utf-8-sig")
+def test_text_lists(folder: Path, rows: list[list[str]], separator: str, encoding: str) -> None:
+    path = folder / {" ": "list.txt", "\t": "list.tsv"}.get(separator, "list.csv")
     text = "\n".join(separator.join(row) for row in rows)
-    path.write_bytes(has_mark * b"\xef\xbb\xbf" + text.encode(errors="surrogatepass"))
+    path.write_bytes(text.encode(encoding, errors="replace" if encoding == "latin-1" else "surrogatepass"))
     check_list(path)
 
 

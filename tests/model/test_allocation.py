@@ -109,16 +109,7 @@ def test_an_oracle_shows_a_set_share_of_what_moves(share: float, moving: int) ->
 def test_a_run_with_an_oracle_and_a_probe_of_it(tmp_path: Path) -> None:
     """On synthetic videos whose fourth channel is where something moves."""
     videos, shards = tmp_path / "videos", tmp_path / "shards"
-    made = [
-        "--dataset=motion",
-        "--num-videos=8",
-        "--size=32",
-        "--num-frames=8",
-        "--codec=npy",
-        "--classes",
-        "up",
-        "left",
-    ]
+    made = "--dataset=motion --num-videos=8 --size=32 --num-frames=8 --codec=npy --classes up left".split()
     synthetic_videos.main([str(videos), *made, "--motion-channel"])
     plain = tmp_path / "plain"
     synthetic_videos.main([str(plain), *made])

@@ -86,10 +86,7 @@ def describe(**changes: Any) -> dict[str, str]:
         (describe(sampler_depth=100), "missing keys: token_sampler.body.1."),
         (describe(num_frames=10**5), "make 800000 tokens per clip: at most 16384"),
         (describe(image_size=8 * 10**5), "tokens per clip: at most 16384"),
-        (
-            describe(patch_size=2**16, image_size=2**20),
-            "weight (96, 384) instead of (96, 25769803776)",
-        ),
+        (describe(patch_size=2**16, image_size=2**20), "weight (96, 384) instead of (96, 25769803776)"),
         (describe(encoder_depth=1.5), "does not describe a model of this version"),
         (describe(encoder_depth=[1]), "does not describe a model of this version"),
         (describe(encoder_depth=True), "does not describe a model of this version"),

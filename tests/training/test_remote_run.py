@@ -58,7 +58,7 @@ def faulty(monkeypatch) -> Iterator[None]:
     Faulty.store.clear()
     Faulty.order.clear()
     Faulty.failing = None
-    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+    monkeypatch.setattr(storage, "PAUSE_S", 0)
     monkeypatch.setattr(remote_run, "RENEW_S", 0.01)
     monkeypatch.setattr(remote_run, "PATIENCE_S", 0.2)
     monkeypatch.setattr(remote_run, "SETTLE_S", 0.0)
