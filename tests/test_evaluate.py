@@ -32,7 +32,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, average_precision, predict
+from training.evaluation import Predictions, Views, average_precision, predict, warn_of_majority
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +153,8 @@ def test_metrics_of_four_videos_worked_by_hand():
     assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
     assert results["per_class"]["y"] == {"videos": 0, "top1": None}
+    always_the_first = Predictions(torch.eye(7)[[0] * 28], torch.arange(28) % 7)
+    assert warn_of_majority(always_the_first.scores()), "1/7 is not above 1/7, also when rounded"
     seven = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
     assert Predictions(seven, torch.tensor([4, 5])).scores()["top5"] == 0.5
 

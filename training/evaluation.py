@@ -93,8 +93,8 @@ class Predictions(NamedTuple):
             return {"mAP": sum(found) / max(1, len(found)), "bce": loss.item()}
         ranked = self.probabilities.topk(min(5, self.probabilities.shape[1])).indices == self.labels[:, None]
         return {
-            "top1": ranked[:, 0].float().mean().item(),
-            "top5": ranked.any(dim=1).float().mean().item(),
+            "top1": ranked[:, 0].double().mean().item(),
+            "top5": ranked.any(dim=1).double().mean().item(),
             "majority_top1": majority_top1(self.labels),
             "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
         }
@@ -268,7 +268,7 @@ def knn_top1(
     nearest = similarity.masked_fill(~may_vote, -torch.inf).topk(min(NUM_NEIGHBORS, len(bank)), dim=1)
     votes = F.one_hot(bank_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
-    return float(is_right[may_vote.any(dim=1)].float().mean())
+    return is_right[may_vote.any(dim=1)].double().mean().item()
 
 
 def majority_top1(labels: Int[Tensor, " V"]) -> float:
