@@ -31,7 +31,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--stride", type=int, metavar="N", help="frames from window to window; default: a whole window")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--frame-stride", type=int, metavar="N", help="in source frames; default: the run's, else 4")
-    rate.add_argument("--fps", type=float, help="sampled frames per second")
+    rate.add_argument("--fps", type=float, help="sampled frames per second; of fewer, some are repeated")
     parser.add_argument(
         "--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained"
     )
@@ -70,13 +70,13 @@ if __name__ == "__main__":
 import json
 import math
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -122,12 +122,12 @@ class Rate(NamedTuple):
     frame_stride: int | None = None
     fps: float | None = None
 
-    def step(self, fps: Fraction, stored_stride: int = 1) -> Fraction:
+    def step(self, source: str, fps: Fraction, stored_stride: int = 1) -> Fraction:
         """Return the distance of sampled frames in those of a video of `fps`, of which every n-th was stored."""
         step = fps / Fraction(self.fps) if self.fps else Fraction(self.frame_stride or 1, stored_stride)
-        if step < 1 or (not self.fps and step.denominator != 1):
-            wanted = f"{self.fps:g} frames a second" if self.fps else f"every {self.frame_stride}th frame"
-            raise UnusableError(f"{wanted} are to be sampled of {float(fps):g} stored a second, each {stored_stride}th")
+        if step < 1:
+            few = f"{printable(source)} has {float(fps):g} frames a second"
+            log(f"{few}: some are repeated for --fps {self.fps:g}", sys.stderr)
         return step.limit_denominator(100_000)
 
 
@@ -188,10 +188,11 @@ def main(options: argparse.Namespace) -> int:
         settings |= {"keep": options.keep, "by": options.by}
         black = torch.zeros(1, length, *encoder.config.frame_size, encoder.config.in_channels, dtype=torch.uint8)
         encoder.select_tokens(black.to(device), options.keep, options.by)  # raises here what would be raised later
-    write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
 
     first, step = options.part
-    sources = islice(list_sources(options.input, FrameSize.of(encoder.config.image_size), rate), first, None, step)
+    listed = list_sources(options.input, FrameSize.of(encoder.config.image_size), rate)
+    sources = list(islice(listed, first, None, step))  # which raises here if there are none
+    write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
     videos = [Features(source) for source in sources if not file_of(options, source.key).exists()]
     num_bad = 0
     with progress_bar(unit="video", total=len(videos)) as progress:
@@ -238,18 +239,25 @@ def list_sources(place: str, size: FrameSize, rate: Rate) -> Iterator[Source]:
 
 def list_samples(dataset: ShardDataset, size: FrameSize, rate: Rate) -> Iterator[Source]:
     reader, classes = Reader(dataset), dataset.info.classes
+    for stored in dataset.info.frame_strides:
+        if rate.frame_stride and rate.frame_stride % stored:
+            raise InputError(
+                f"{dataset.folder} stores one frame of every {stored}, and the frame stride is {rate.frame_stride}:"
+                f" give a multiple of {stored} as --frame-stride, or --fps"
+            )
 
     def read(index: int) -> Iterator[Shown]:
         sample = dataset.samples[index]
         fps = Fraction(sample.fps).limit_denominator(100_000)
-        step, data = rate.step(fps, sample.frame_stride), reader.read(index)
+        step, data = rate.step(sample.source, fps, sample.frame_stride), reader.read(index)
         if arrays.is_array(data):
             yield from read_array(data, step, size)
             return
         scaler = make_scaler(sample.width, sample.height, size)
+        repeats = Counter(number_frames(step, sample.num_frames))
         with Video(data, sample.num_frames) as video:
-            for number, frame in video.frames(number_frames(step, sample.num_frames)):
-                yield float(number / fps), scaler(frame)
+            for number, frame in video.frames(list(repeats)):
+                yield from repeat((float(number / fps), scaler(frame)), repeats[number])
 
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(classes[int(label)] for label in sample.labels or ())
@@ -262,12 +270,12 @@ def read_item(item: Item, size: FrameSize, rate: Rate) -> Iterator[Shown]:
         raise UnusableError(item.problem)
     with local_copy(item.location) as path:
         if arrays.is_array(path):
-            yield from read_array(path, rate.step(Fraction(arrays.FPS)), size)
+            yield from read_array(path, rate.step(item.source, Fraction(arrays.FPS)), size)
             return
         with open_source(path) as (container, stream):
             timing = read_timing(container, stream)
             require_complete(path, container, stream, timing.num_packets)
-        step = rate.step(timing.rate)
+        step = rate.step(item.source, timing.rate)
         with open_source(path) as (container, stream):
             frames = subsample(assign_ticks(read_frames(container, stream), timing), step)
             first = next(frames)

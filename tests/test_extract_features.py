@@ -86,6 +86,16 @@ def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path, monkeypat
     torch.testing.assert_close(clips[1:, :-1], clips[:-1, 1:], msg="each begins a frame later")
 
 
+def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, weights, tmp_path, capsys) -> None:
+    assert extract(videos, tmp_path / "of files", weights, "--fps", "16", "--stride", "2") == 0
+    assert "v0.mp4 has 8 frames a second: some are repeated for --fps 16" in capsys.readouterr().err
+    assert extract(shards, tmp_path / "of shards", weights, "--fps", "16", "--stride", "2") == 0
+    for i in range(5):
+        first = load_file(tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors")["features"]
+        assert len(first) == (2 * (20 + i) - 4) // 2 + 1
+        torch.testing.assert_close(load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first)
+
+
 def test_stopped_and_started_again_gives_the_same(shards, weights, tmp_path, monkeypatch) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
     saved, save = [], extract_features.save_features
@@ -182,6 +192,12 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
         extract(shards, tmp_path / "out", weights, "--part", "2/2")
     with pytest.raises(InputError, match=r"npy file holds one array"):
         extract(shards, tmp_path / "out", weights, "--tokens", "--format", "npy")
+    with pytest.raises(InputError, match="nothing does not exist: give a folder"):
+        extract(tmp_path / "nothing", tmp_path / "none", weights)
+    thinned = write_shards(tmp_path / "thinned", [("v", encode(20))], frame_stride=[4])
+    with pytest.raises(InputError, match=r"stores one frame of every 4, and the frame stride is 2: give a multiple"):
+        extract(thinned, tmp_path / "none", weights)
+    assert not (tmp_path / "none").exists()
 
 
 def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
