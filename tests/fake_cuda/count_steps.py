@@ -1,10 +1,11 @@
-"""count_steps.py FIRST LAST RUNS: train with each list of arguments (JSON); print what steps FIRST to LAST called, a
-line of JSON for each run."""
+"""count_steps.py OUTPUT FIRST LAST RUNS: train with each list of arguments (JSON); write what steps FIRST to LAST called
+into the folder OUTPUT, a file for each rank with a line of JSON for each run."""
 
 import ctypes
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ def read_counts() -> dict[str, int]:
     return {what: int(number) for number, what in lines}
 
 
-def main(first: int, last: int, runs: list[list[str]]) -> None:
+def main(output: Path, first: int, last: int, runs: list[list[str]]) -> None:
+    rank = int(os.environ.get("RANK", "0"))
     train_step = train.train_step
     steps = 0
 
@@ -40,11 +42,12 @@ def main(first: int, last: int, runs: list[list[str]]) -> None:
 
     train.train_step = counted  # type: ignore[assignment]
     for arguments in runs:
-        found: dict[str, Any] = {"rank": int(os.environ.get("RANK", "0"))}
+        found: dict[str, Any] = {"rank": rank}
         steps = 0
         found["ended"] = train.train(parse(arguments))
         found["peak"] = torch.cuda.max_memory_allocated()
-        print(json.dumps(found), flush=True)
+        with (output / f"rank{rank}.jsonl").open("a") as file:  # ranks' lines in one pipe would mix
+            print(json.dumps(found), file=file)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gpu
@@ -25,10 +26,12 @@ SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings: Any) -> list[dict[str, Any]]:
     """Train with each list of arguments; return what the counted steps called."""
-    done = gpu.run(library, "tests/fake_cuda/count_steps.py", [FIRST, LAST, json.dumps(runs)], gpus, **settings)
-    assert done.returncode == 0, done.stderr
+    with TemporaryDirectory() as output:
+        arguments = [output, FIRST, LAST, json.dumps(runs)]
+        done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **settings)
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line) for path in Path(output).iterdir() for line in path.read_text().splitlines()]
     assert "attention by flash" in done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
     for run in found:
         assert run["ended"]
         assert [what for what in run["calls"] if what.startswith("context")] == [f"context on {run['rank']}"]
