@@ -145,7 +145,8 @@ def is_due(step: int, every: float | None, schedule: Schedule) -> bool:
 def evaluate_if_missing(task: Task, step: int, log: Logger) -> None:
     rows = (row for row in read_rows(log.run.metrics) if row["step"] == step)
     is_there = any(name.startswith("evaluation/") for row in rows for name in row)
-    if log.config.evaluation.shards and not any(log.dist.gather(is_there)):
+    wanted = log.config.evaluation.shards or log.config.evaluation.motion_videos
+    if wanted and not any(log.dist.gather(is_there)):
         task.evaluate(step, log)
 
 

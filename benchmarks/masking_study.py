@@ -3,7 +3,7 @@
     python benchmarks/masking_study.py --preset cpu
     python benchmarks/masking_study.py --preset gpu --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips, and judged without labels by benchmarks/motion_report.py. Then
+Each point is pre-trained on the same number of clips, and judged without labels by training/motion.py. Then
 an attentive probe and a fine-tuning run with the labels of --shards are evaluated on --validation by evaluate.py, with
 their last weights. `scratch` is fine-tuned without pre-training. Without --shards, synthetic labeled videos are
 generated whose class is defined by motion only (synthetic_videos.py --dataset motion). Re-running the command with the
@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import motion_report
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
 from common.atomic_io import write_json, write_text
@@ -40,6 +39,7 @@ from evaluate import parse_arguments as parse_evaluation
 from model.adamae import AdaMAE
 from train import train
 from training.config import parse
+from training.motion import measure
 
 SCRATCH = "scratch"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
@@ -49,7 +49,7 @@ NOTES = [
     "Top-1 of the last weights; _std: standard deviation over seeds, of each seed's mean over label sets.",
     "_gain: mean difference to the baseline of the same ratio, seed and label set; _gain_error: its standard error,"
     " over the means of seeds or over the means of label sets, whichever is larger.",
-    "What the other columns mean is said in benchmarks/motion_report.py.",
+    "What the other columns mean is said in training/motion.py.",
 ]
 
 
@@ -188,7 +188,7 @@ class Study:
                 raise KeyboardInterrupt
             if label_set is None:
                 videos = self.folder / "data/validation_videos" if self.synthetic else Path(self.validation)
-                shared |= motion_report.measure(AdaMAE.from_pretrained(run), videos, config.data)
+                shared |= measure(AdaMAE.from_pretrained(run), videos, config.data)
             else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"

@@ -74,6 +74,8 @@ class EvaluationConfig:
 
     shards: str = option("", free=True)
     """dataset folder; pretrain: loss with fixed masks, k-NN accuracy and RankMe; else accuracy; "": none"""
+    motion_videos: str = option("", free=True)
+    """folder of videos: what pretrain knows of motion (training/motion.py), best of synthetic ones; "": none"""
     every: int | None = option(1000, at_least=1, free=True)
     """steps between evaluations, which also keep checkpoints/best (not pretrain); null: never, and no plots either"""
     group: str = option("group", free=True)
@@ -143,6 +145,8 @@ class TrainConfig:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
+        if self.evaluation.motion_videos and self.task != "pretrain":
+            raise InputError(f"evaluation.motion_videos is for pre-training: remove it with task={self.task}")
         if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
             raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
         if self.deterministic and self.data.decoder == "dali":

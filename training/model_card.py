@@ -15,7 +15,8 @@ from training.config import changed_keys
 from training.report import CHARTS, average_points, current_metrics, read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-PATHS = ("data.shards", "evaluation.shards", "init_from", "model.teacher")  # of which the card has the names
+# Of these the card has the names.
+PATHS = ("data.shards", "evaluation.shards", "evaluation.motion_videos", "init_from", "model.teacher")
 OF_THE_MACHINE = ("run", "data.cache_dir", "device")
 
 

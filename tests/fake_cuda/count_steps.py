@@ -1,5 +1,5 @@
-"""count_steps.py OUTPUT FIRST LAST RUNS: train with each list of arguments (JSON); write what steps FIRST to LAST called
-into the folder OUTPUT, a file for each rank with a line of JSON for each run."""
+"""count_steps.py OUTPUT FIRST LAST RUNS: train with each list of arguments (JSON); write what steps FIRST to LAST
+called into the folder OUTPUT, a file for each rank with a line of JSON for each run."""
 
 import ctypes
 import json

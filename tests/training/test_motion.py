@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import read_rows
+from tiny import TINY
 
-from benchmarks.motion_report import (
-    Motion,
-    add_motion_map,
-    measure,
-    measure_brightness_change,
-    predict_moving_fraction,
-    probe_densely,
-    read_true_motion,
-)
 from common.errors import InputError
 from figures.clips import Clip
 from kernels import gumbel_topk
@@ -21,6 +14,18 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from shard_tools import synthetic_videos
+from train import train
+from training.config import parse
+from training.motion import (
+    Motion,
+    add_motion_map,
+    evaluate_motion,
+    measure,
+    measure_brightness_change,
+    predict_moving_fraction,
+    probe_densely,
+    read_true_motion,
+)
 
 CONFIG = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
 
@@ -120,3 +125,28 @@ def test_videos_without_motion_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((8, 32, 32, 3), np.uint8))
     with pytest.raises(InputError, match="nothing moves in"):
         measure(AdaMAE(CONFIG).eval(), tmp_path, DataConfig(frame_stride=2))
+
+
+def test_a_run_evaluates_motion_without_a_trace(
+    synthetic_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # the interpreter is slow
+    made = ["--dataset=motion", "--num-videos=6", "--size=32", "--num-frames=8", "--codec=npy", "--classes=up"]
+    synthetic_videos.main([str(tmp_path / "videos"), *made])
+    given = [*TINY, "model.mask_ratio=0.5", f"data.shards={synthetic_shards}", "steps=1", f"run={tmp_path / 'run'}"]
+    config = parse([*given, "evaluation.every=1", f"evaluation.motion_videos={tmp_path / 'videos'}"])
+    train(config)
+    (row,) = (row for row in read_rows(tmp_path / "run") if "evaluation/displacement_r2" in row)
+    assert {"evaluation/moving_iou", "evaluation/error_moving_random", "evaluation/correlation"} <= row.keys()
+    model, random = AdaMAE(config.model), torch.get_rng_state()
+    evaluate_motion(model, config)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_videos_that_are_missing_are_said_before_the_first_step(synthetic_shards: Path, tmp_path: Path) -> None:
+    given = [*TINY, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", "evaluation.motion_videos=nowhere"]
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        train(parse(given))
+    with pytest.raises(InputError, match="motion_videos is for pre-training: remove it with task=finetune"):
+        parse([*given, "task=finetune"])
