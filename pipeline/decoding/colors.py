@@ -9,6 +9,11 @@ MATRICES = {1: BT709, 9: BT2020, 10: BT2020}
 FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
+def describe(frame: VideoFrame) -> tuple[object, ...]:
+    """Return what decides how a frame is to be read: cheap to compare, as frames of a video rarely differ in it."""
+    return frame.format.name, frame.width, frame.height, frame.rotation, frame.colorspace, frame.color_range
+
+
 def find_matrix(frame: VideoFrame) -> str:
     """Return the matrix that a frame declares; BT601 if it declares none, or none of the three."""
     return MATRICES.get(int(frame.colorspace), BT601)

@@ -1,13 +1,14 @@
 """Decoded frames for the device, which crops and scales them: their planes, as far as clips show them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import find_matrix, find_siting, is_full_range
+from pipeline.decoding.colors import describe, find_matrix, find_siting, is_full_range
 from pipeline.decoding.video import count_turns
 from pipeline.planning.crops import Crop, FrameSize
 
@@ -60,21 +61,26 @@ def copy_frames(
     stored: tuple[int, int],
     allocate: Allocate,
 ) -> PlanarFrames | None:
-    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0 of one layout.
+    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike.
 
     stored: width and height that the frames must have.
     """
     places = {number: place for place, number in enumerate(sorted(set(numbers)))}
-    layout, start, length = None, 0, 0
+    layout, known = None, None
     for number, frame in frames:
-        found = find_layout(frame)
-        if found is None or (frame.width, frame.height) != stored or layout not in (None, found):
-            return None
         if layout is None:
-            layout = found
-            length = sum(rows * columns for rows, columns in plane_shapes(window)) * layout.sample_bytes
+            layout, known = find_layout(frame), describe(frame)
+            if layout is None or (frame.width, frame.height) != stored:
+                return None
+            shapes = [(rows, columns * layout.sample_bytes) for rows, columns in plane_shapes(window)]
+            ends = list(accumulate(rows * width for rows, width in shapes))
+            length = ends[-1]
             start, memory = allocate(len(places) * length)
-        copy_window(frame, window, layout.sample_bytes, memory[places[number] * length :])
+            planes = np.split(memory.reshape(len(places), length), ends[:-1], axis=1)
+            targets = [plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)]
+        elif describe(frame) != known:
+            return None
+        copy_window(frame, window, layout.sample_bytes, [target[places[number]] for target in targets])
     assert layout is not None
     return PlanarFrames([start + places[number] * length for number in numbers], window, layout)
 
@@ -91,10 +97,11 @@ def plane_shapes(window: Crop) -> list[tuple[int, int]]:
     return [(window.height, window.width), chroma, chroma]
 
 
-def copy_window(frame: VideoFrame, window: Crop, sample_bytes: int, target: UInt8[np.ndarray, " bytes"]) -> None:
-    """Copy a window of a frame's planes, which begins at whole chroma samples, to the beginning of `target`."""
-    for plane, (rows, columns), step in zip(frame.planes, plane_shapes(window), (1, 2, 2), strict=True):
-        lines = np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)
-        top, left, width = window.y // step, window.x // step * sample_bytes, columns * sample_bytes
-        target[: rows * width].reshape(rows, width)[:] = lines[top : top + rows, left : left + width]
-        target = target[rows * width :]
+def copy_window(
+    frame: VideoFrame, window: Crop, sample_bytes: int, targets: Sequence[UInt8[np.ndarray, "rows width"]]
+) -> None:
+    """Copy a window of a frame's planes, which begins at whole chroma samples, to `targets`."""
+    for plane, target, step in zip(frame.planes, targets, (1, 2, 2), strict=True):
+        stride = plane.line_size
+        start = window.y // step * stride + window.x // step * sample_bytes
+        target[:] = np.ndarray(target.shape, np.uint8, memoryview(plane), start, (stride, 1))

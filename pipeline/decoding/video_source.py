@@ -18,7 +18,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import find_matrix, find_siting
+from pipeline.decoding.colors import describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, StoreFrame, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns
@@ -93,31 +93,30 @@ class Scaler:
 
     def scale(self, frame: VideoFrame) -> Callable[[UInt8[np.ndarray, "H W 3"]], None]:
         """Return what writes the scaled frame to an array. Raise VideoError if it cannot be scaled."""
-        colors = find_matrix(frame), find_siting(frame)
-        layout = (frame.width, frame.height, frame.format.name, frame.rotation, *colors)
+        layout = describe(frame)
         try:
             if layout != self._layout:  # also when a stream changes its size on the way
-                self._graph, self._layout = self._build(frame, *colors), layout
+                self._graph, self._layout = self._build(frame), layout
             self._graph.vpush(frame)
             return partial(interleave, self._graph.vpull(), self._flip)
         except av.error.FFmpegError as error:
             raise VideoError(f"a frame of {layout} cannot be scaled: {error.strerror}") from error
 
-    def _build(self, frame: VideoFrame, matrix: str, siting: str) -> Graph:
+    def _build(self, frame: VideoFrame) -> Graph:
         if frame.format.name in FATAL:
             raise VideoError(f"frames of format {frame.format.name} cannot be scaled")
         graph = Graph()
         graph.threads = 1  # clips are decoded in parallel, one per thread
+        siting = find_siting(frame)
         turns = count_turns(frame)
         width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
         box = self._crop.within(self._stored, (width, height))
         steps = [
-            declare_colors(matrix),
+            declare_colors(find_matrix(frame)),
             *UPRIGHT[turns],
             *crop_filters(frame.format, box, (width, height), siting),
             self._scaling(frame.format, box, siting),
-            ("format", "gbrp"),
-            ("buffersink", ""),
+            ("buffersink", "pixel_formats=gbrp"),
         ]
         # The graph passes frames through one by one and never looks at their timestamps.
         source = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
@@ -143,12 +142,9 @@ def declare_colors(matrix: str) -> tuple[str, str]:
 
 def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]) -> None:
     """Write a frame of planes (gbrp) to `image` as RGB."""
-    green, blue, red = (
-        np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
-        for plane in planar.planes
-    )
-    for channel, plane in enumerate((red, green, blue)):
-        image[..., channel] = plane[:, ::-1] if flip else plane
+    for plane, channel in zip(planar.planes, (1, 2, 0), strict=True):
+        values = np.ndarray(image.shape[:2], np.uint8, memoryview(plane), 0, (plane.line_size, 1))
+        image[..., channel] = values[:, ::-1] if flip else values
 
 
 def crop_filters(form: VideoFormat, box: Crop, size: tuple[int, int], siting: str) -> list[tuple[str, str]]:
