@@ -384,9 +384,10 @@ def make_plan(dataset: ShardDataset, batch_size: int) -> TrainingPlan:
 
 def check_clips(dataset: ShardDataset, plan: TrainingPlan, clips: np.ndarray) -> None:
     """Require that clips are those of the plan's first batch."""
-    reader = Reader(dataset)
-    for row, clip in zip(plan.batch(0), clips, strict=True):
-        fault = find_fault(reader, dataset, row, clip)
+    reader, rows = Reader(dataset), plan.batch(0)
+    with ThreadPoolExecutor() as pool:
+        faults = list(pool.map(partial(find_fault, reader, dataset), rows, clips))
+    for row, fault in zip(rows, faults, strict=True):
         require("clips are what the plan says", not fault, f"{dataset.where(row.sample)} {fault}")
 
 
