@@ -10,6 +10,7 @@ from common.errors import InputError
 
 Decoder = Literal["auto", "dali", "pyav"]
 DEFAULT_STRIDE = 4  # the paper's for Kinetics
+MAX_THREADS_OF_ONE_PROCESS = 4  # 16 threads of one kept no more than 3.5 cores busy (an H200's machine)
 
 
 @dataclass
@@ -62,6 +63,9 @@ class DataConfig:
     # the third batch is for DALI, which decodes one while the next is read.
     num_threads: int | None = option(None, at_least=1, free=True)
     """decoding threads; null: this rank's share of the cores"""
+    processes: bool | None = option(None, free=True)
+    """decode in a process for each decoding thread, since the threads of one process wait for Python's lock; null: with
+    more than 4 threads"""
     dali_threads: int | None = option(None, at_least=1, free=True)
     """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
@@ -100,3 +104,7 @@ class DataConfig:
         if self.num_threads is not None:
             return self.num_threads
         return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    @property
+    def uses_processes(self) -> bool:
+        return self.threads > MAX_THREADS_OF_ONE_PROCESS if self.processes is None else self.processes

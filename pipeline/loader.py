@@ -3,7 +3,8 @@
 A batch passes through these stages; while one is used for training, up to `data.prefetch` others are in the making:
 
 1. plan: which video, frames, crop and flip each clip is (pipeline/planning)
-2. worker threads read each video and, unless DALI is to decode it, decode its frames into host memory (ClipDecoder)
+2. worker threads read each video and, unless DALI is to decode it, decode its frames into host memory, many threads in
+   a process each (ClipDecoder)
 3. DALI decodes its part of the batch on the device (Dali)
 4. host memory is copied to the device on a stream of its own, where a GPU crops and scales the frames (HostClips); on a
    CPU, and where frames are unusual, this belongs to 2
@@ -114,6 +115,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         atexit.unregister(self.close)
         self._decoder.reader.close()  # first: threads may be waiting for a download
         self._pool.close()
+        self._decoder.close()
         self._dali.close()
 
     @property

@@ -1,5 +1,4 @@
-"""Threads that read and decode. Threads, not processes: FFmpeg and hashing release the GIL, and nothing is left behind,
-no process and no shared memory, however the program ends."""
+"""Threads that read and decode, or have a process decode (pipeline/decoding/process.py)."""
 
 import queue
 import threading

@@ -9,7 +9,6 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int, UInt64
 
 _generators = threading.local()
@@ -56,6 +55,8 @@ def uniforms(seed: int, purpose: Purpose, place: tuple[int, int, int], count: in
 
 def permutation(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> Int[np.ndarray, " count"]:
     """A permutation of 0..count-1."""
+    import torch  # which processes that only decode do without (pipeline/decoding/process.py)
+
     words = random_words(seed, purpose, place, count) ^ SIGN
     # torch's sort takes 9 to 13 ms on two cores for 390,000 words, NumPy's 25, or 32 where equal words keep their order
     return torch.from_numpy(words.view(np.int64)).sort(stable=True).indices.numpy()
