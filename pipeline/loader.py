@@ -37,6 +37,7 @@ from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.dali import GPU_THREADS, Dali, shorten
 from pipeline.decoding.planes import find_window
 from pipeline.decoding.policy import DecoderPolicy
+from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.pool import ThreadPool
@@ -96,7 +97,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
         self._policy = DecoderPolicy(dataset, device, config)
-        self._decoder = ClipDecoder(dataset, plan, self._policy, config, quarantine)
+        decoder = ProcessClipDecoder if config.uses_processes else ClipDecoder
+        self._decoder = decoder(dataset, plan, self._policy, config, quarantine)
         self._pool = ThreadPool(config.threads, "clips")
         dali_threads = config.dali_threads or (GPU_THREADS if device.type == "cuda" else config.threads)
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
@@ -113,9 +115,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def close(self) -> None:
         """Stop all threads after the frame that each is decoding."""
         atexit.unregister(self.close)
-        self._decoder.reader.close()  # first: threads may be waiting for a download
+        self._decoder.close()  # first: threads may be waiting for it
         self._pool.close()
-        self._decoder.close()
         self._dali.close()
 
     @property
@@ -176,8 +177,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)
             for first in range(0, len(rows), views)
         ]
-        for job in jobs:
-            self._submit(job)
+        at_once = self._decoder.jobs_at_once
+        for place in range(0, len(jobs), at_once):
+            self._submit(jobs[place : place + at_once])
         return PendingBatch(number, jobs, host, math.prod(shape) + sum(map(self._count_bytes, jobs)))
 
     def _count_bytes(self, job: DecodeJob) -> int:
@@ -188,8 +190,10 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         window = find_window([row.crop for row in job.rows], sample.width, sample.height)
         return sample.size + self._plan.num_frames * frame_bytes(window.height, window.width, 1)
 
-    def _submit(self, job: DecodeJob) -> None:
-        job.future = self._pool.submit(partial(self._decoder.decode, job))
+    def _submit(self, jobs: Sequence[DecodeJob]) -> None:
+        future = self._pool.submit(partial(self._decoder.decode_all, jobs))
+        for job in jobs:
+            job.future = future
 
     def _start_transfers(self, pending: Sequence[PendingBatch]) -> None:
         """Feed DALI with what has been read, in order, and start the upload of the next batch, so that both happen
@@ -261,7 +265,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._decoder.count(timeouts=1)
             batch.jobs[place] = new = job.retry()
             self._decoder.replace(new, f"decoding took more than {timeout:g} s")
-            self._submit(new)
+            self._submit([new])
 
     def _take_from_dali(self, batch: PendingBatch) -> UInt8[Tensor, "B T H W C"]:
         """Return DALI's part of a batch. Raise RuntimeError if a video of it cannot be decoded, or DALI hangs."""
@@ -305,7 +309,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             if job.for_dali is not None:
                 batch.host.copy = None
                 batch.jobs[place] = job.retry(only_pyav=True)
-                self._submit(batch.jobs[place])
+                self._submit([batch.jobs[place]])
         self._wait_for_workers(batch, later)
 
     def _make_batch(self, rows: Sequence[PlanRow], clips: UInt8[Tensor, "B T H W C"]) -> Batch:

@@ -4,7 +4,7 @@ replace it if it is bad."""
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +15,7 @@ import numpy as np
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.process import VideoProcess
-from pipeline.decoding.sources import CLIP_SOURCES, ClipSource, find_source
+from pipeline.decoding.sources import ClipSource, find_source
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
@@ -61,6 +60,8 @@ class DecodeJob:
 class ClipDecoder:
     """Thread-safe."""
 
+    jobs_at_once = 1
+
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
     ) -> None:
@@ -68,13 +69,10 @@ class ClipDecoder:
         self.quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._config, self._of_thread = config, threading.local()
-        self._processes: list[VideoProcess] = []
 
     def close(self) -> None:
-        """End the processes that decode, after the threads that use them."""
-        for process in self._processes:
-            process.close()
+        """End whatever still reads or decodes."""
+        self.reader.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -85,6 +83,11 @@ class ClipDecoder:
     def count(self, **amounts: float) -> None:
         with self._lock:
             self._counts.update(amounts)
+
+    def decode_all(self, jobs: Sequence[DecodeJob]) -> None:
+        """Do the work on videos of one batch, as many as `jobs_at_once`."""
+        for job in jobs:
+            self.decode(job)
 
     def decode(self, job: DecodeJob) -> None:
         """Read the job's video; write its clips to `job.host`, or leave the video in `job.for_dali`.
@@ -113,21 +116,11 @@ class ClipDecoder:
 
     def _decode_with_pyav(self, job: DecodeJob, video: VideoSlice) -> None:
         started = time.perf_counter()
-        task = self._find_source(video), video, self._dataset.samples[job.rows[0].sample]
+        task = find_source(video.data), video, self._dataset.samples[job.rows[0].sample]
         decoded = job.host.takes_frames and self._copy_planes(job, *task)
         if not decoded:
             decoded = self._cut_views(job, *task)
         self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
-
-    def _find_source(self, video: VideoSlice) -> ClipSource:
-        source = find_source(video.data)
-        if source is not CLIP_SOURCES["video"] or not self._config.uses_processes:
-            return source
-        if not hasattr(self._of_thread, "process"):
-            self._of_thread.process = VideoProcess(self._config.decode_timeout_s)
-            self._processes.append(self._of_thread.process)
-        process: VideoProcess = self._of_thread.process
-        return process
 
     def _copy_planes(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
         frames = source.copy_planes(video, sample, job.rows, self._plan.frame_size, job.host.allocate)

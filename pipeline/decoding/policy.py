@@ -41,7 +41,17 @@ class DecoderPolicy:
         self._codecs = _find_dali_codecs(dataset, device, config) if self._dali_share else frozenset()
 
     def uses_dali(self, sample: int, decode: int, batch: int, video: VideoSlice) -> bool:
-        """Return whether DALI decodes a video that has been read; otherwise PyAV does.
+        """Return whether DALI decodes a video that has been read; otherwise PyAV does."""
+        if not self.may_use_dali(sample, decode, batch):
+            return False
+        if not self._dataset.holds_copies or self._dataset.gops[sample] is not None:
+            return True  # re-encoded for training: decoders agree about it
+        if sample not in self._is_plain:
+            self._is_plain[sample] = is_plain(video.data, video.num_frames)
+        return self._is_plain[sample]
+
+    def may_use_dali(self, sample: int, decode: int, batch: int) -> bool:
+        """Return whether DALI decodes a video, as far as that can be told before it is read.
 
         decode: number of the decode in the run, over which DALI's share is spread evenly.
         """
@@ -50,13 +60,7 @@ class DecoderPolicy:
         if math.floor((decode + 1) * self._dali_share) == math.floor(decode * self._dali_share):
             return False
         found = self._dataset.samples[sample]
-        if found.codec not in self._codecs or found.width % self._side_step or found.height % self._side_step:
-            return False
-        if not self._dataset.holds_copies or self._dataset.gops[sample] is not None:
-            return True  # re-encoded for training: decoders agree about it
-        if sample not in self._is_plain:
-            self._is_plain[sample] = is_plain(video.data, video.num_frames)
-        return self._is_plain[sample]
+        return found.codec in self._codecs and found.width % self._side_step == found.height % self._side_step == 0
 
     def ban_from_dali(self, samples: Sequence[int | None], since: int) -> None:
         """Have PyAV decode these samples (None: all) from batch number `since` on."""

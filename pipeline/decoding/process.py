@@ -1,32 +1,54 @@
 """Videos decoded in other processes: PyAV releases and takes Python's lock a hundred times a clip, and the threads of
-one process wait for each other to get it back.
+one process wait for each other, and for the training step, to get it back.
 
-Run as a module, with the numbers of two inherited files, this is such a process. It imports PyAV and NumPy, but not
-PyTorch.
+Such a process imports this module, and with it PyAV and NumPy, but not PyTorch. It reads the shards by itself, and
+leaves frames in memory that it shares with whom it works for.
 """
 
+import math
 import mmap
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
 
-from pipeline.decoding.planes import Allocate, PlanarFrames, StoreFrame, WriteFrame
+from common.errors import InputError
+from pipeline.decoding.planes import PlanarFrames, WriteFrame
 from pipeline.decoding.video_source import VideoSource
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
+from pipeline.reading.reader import LocalClip
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
+
+
+class Task(NamedTuple):
+    """Clips to cut from one video."""
+
+    video: VideoSlice | LocalClip
+    sample: Sample
+    rows: list[PlanRow]
+    size: FrameSize
+    takes_frames: bool  # whether planes will do (see HostClips)
+
+
+class Decoded(NamedTuple):
+    """What a task has left in the shared memory."""
+
+    start: int  # of the images [views, T, H, W, 3]
+    frames: PlanarFrames | None  # instead of images; their offsets are places in the shared memory
+    num_decoded: int
+    num_bytes_read: int
 
 
 class SharedMemory:
@@ -34,62 +56,48 @@ class SharedMemory:
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._bytes = np.empty(0, np.uint8)
-        self.used = 0  # bytes that were taken last
+        self.used = 0  # bytes, of this process's allocations
+        self._bytes = np.empty(0, np.uint8)  # what is mapped
 
-    def take(self, num_bytes: int) -> UInt8[np.ndarray, " num_bytes"]:
-        """Return the first `num_bytes` of it."""
+    def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
+        """Return the next bytes, behind the place where they begin."""
+        start, self.used = self.used, self.used + num_bytes
+        if self.used > os.fstat(self.file).st_size:
+            os.ftruncate(self.file, self.used)
+        return start, self.map(self.used)[start:]
+
+    def map(self, num_bytes: int) -> UInt8[np.ndarray, " num_bytes"]:
+        """Return the first bytes."""
         if num_bytes > len(self._bytes):
-            if num_bytes > os.fstat(self.file).st_size:
-                os.ftruncate(self.file, num_bytes)
             self._bytes = np.frombuffer(mmap.mmap(self.file, num_bytes), np.uint8)
-        self.used = num_bytes
         return self._bytes[:num_bytes]
 
 
-class VideoProcess(VideoSource):
-    """Decodes in another process, which starts with the first video, and anew after one that hangs or crashes.
+class DecodeProcess:
+    """A process that starts with the first tasks, and anew after it was ended: by itself, or for it hung.
 
     For one thread; only `close` may come from another one.
     """
 
     def __init__(self, timeout: float) -> None:
-        """timeout: seconds after which a video counts as hung."""
+        """timeout: seconds after which tasks count as hung."""
         self._timeout = timeout
         self._memory = SharedMemory(os.memfd_create("clips"))
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def copy_planes(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
-    ) -> PlanarFrames | None:
-        frames, num_bytes = self._call(copy_planes, video, sample, rows, size)
-        if frames is None:
-            return None
-        address, memory = allocate(num_bytes)
-        memory[:] = self._memory.take(num_bytes)
-        return frames._replace(offsets=[address + offset for offset in frames.offsets])
+    def decode(self, tasks: Sequence[Task]) -> tuple[list[Decoded | VideoError], UInt8[np.ndarray, " bytes"]]:
+        """Return what became of each task, and the shared memory, which holds it until the next call.
 
-    def cut_views(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
-    ) -> int:
-        num_decoded, num_bytes = self._call(cut_views, video, sample, rows, size)
-        images = self._memory.take(num_bytes).reshape(len(rows), len(video.numbers), *size, 3)
-        for view, time in np.ndindex(images.shape[:2]):
-            store(view, time, partial(np.copyto, src=images[view, time]))
-        return num_decoded
-
-    def close(self) -> None:
-        """End the process, whatever it is doing; a call from another thread raises CancelledError."""
-        self._closed = True
-        self._end()
-
-    def _call(self, *request: object) -> Any:
+        Raise VideoError if the process hangs or crashes in one of them, InputError if a shard is missing.
+        """
+        if self._closed:
+            raise CancelledError
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._process is not None
         try:
-            self._connection.send(request)
+            self._connection.send(tasks)
             if not self._connection.poll(self._timeout):
                 self._end()
                 raise VideoError(f"decoding took more than {self._timeout:g} s")
@@ -100,9 +108,15 @@ class VideoProcess(VideoSource):
                 raise CancelledError from error
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             raise VideoError(f"the process that decoded it {how}") from error
-        if isinstance(reply, VideoError):
+        if isinstance(reply, InputError):
             raise reply
-        return reply
+        results, used = reply
+        return results, self._memory.map(used)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; a call from another thread raises CancelledError."""
+        self._closed = True
+        self._end()
 
     def _end(self) -> None:
         if self._process is not None:
@@ -113,7 +127,7 @@ class VideoProcess(VideoSource):
         self._connection, theirs = Pipe()
         files = theirs.fileno(), self._memory.file
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.decoding.process", *map(str, files)],
+            [sys.executable, "-c", f"from {__name__} import answer; answer{files}"],
             pass_fds=files, stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the process that this one works for
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -121,39 +135,37 @@ class VideoProcess(VideoSource):
         theirs.close()
 
 
-def copy_planes(
-    memory: SharedMemory, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize
-) -> tuple[PlanarFrames | None, int]:
-    """Return frames and how many bytes of `memory` hold them."""
-    frames = VideoSource().copy_planes(video, sample, rows, size, lambda num_bytes: (0, memory.take(num_bytes)))
-    return frames, memory.used
-
-
-def cut_views(
-    memory: SharedMemory, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize
-) -> tuple[int, int]:
-    """Return how many frames were decoded, and how many bytes of `memory` hold the images [views, T, H, W, 3]."""
-    shape = len(rows), len(video.numbers), size.height, size.width, 3
-    images = memory.take(int(np.prod(shape))).reshape(shape)
+def carry_out(task: Task, memory: SharedMemory) -> Decoded:
+    video = task.video.read() if isinstance(task.video, LocalClip) else task.video
+    source, start, cut = VideoSource(), memory.used, (video, task.sample, task.rows, task.size)
+    frames = source.copy_planes(*cut, memory.allocate) if task.takes_frames else None
+    if frames is not None:
+        return Decoded(start, frames, frames.num_decoded, len(video.data))
+    shape = len(task.rows), len(video.numbers), *task.size, 3
+    start, images = memory.allocate(math.prod(shape))
+    clips = images.reshape(shape)
 
     def store(view: int, time: int, write: WriteFrame) -> None:
-        write(images[view, time])
+        write(clips[view, time])
 
-    return VideoSource().cut_views(video, sample, rows, size, store), memory.used
+    return Decoded(start, None, source.cut_views(*cut, store), len(video.data))
 
 
-def answer_calls(connection: Connection, memory: SharedMemory) -> None:
-    """Answer until nobody is left who could ask."""
+def answer(socket: int, file: int) -> None:
+    """Carry out tasks, in such a process, until nobody is left who could send some."""
+    connection, memory = Connection(socket), SharedMemory(file)
     with suppress(OSError, EOFError):
         while True:
-            function, *task = connection.recv()
+            tasks: list[Task] = connection.recv()
+            memory.used = 0
+            results: list[Decoded | VideoError] = []
             try:
-                reply: object = function(memory, *task)
-            except VideoError as error:
-                reply = error
-            connection.send(reply)
-
-
-if __name__ == "__main__":
-    number, file = map(int, sys.argv[1:])
-    answer_calls(Connection(number), SharedMemory(file))
+                for task in tasks:
+                    try:
+                        results.append(carry_out(task, memory))
+                    except VideoError as error:
+                        results.append(error)
+            except InputError as error:
+                connection.send(error)
+            else:
+                connection.send((results, memory.used))

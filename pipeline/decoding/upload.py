@@ -17,7 +17,11 @@ CHUNK_BYTES = 2**25  # of page-locked memory, which PyTorch rounds up to powers 
 ALIGNMENT = 16  # of what is allocated in a chunk
 # Of the first chroma sample: pixels right of and below the first one of luma.
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
-make_color_matrix = lru_cache(color_matrix)
+
+
+@lru_cache
+def make_color_matrix(matrix: str, full_range: bool, bits: int) -> np.ndarray:
+    return color_matrix(matrix, full_range, bits).numpy()
 
 
 class HostClips:

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,8 @@ from pipeline.planning.plan import ClipPlan
 from pipeline.pool import ThreadPool
 from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.gops import VideoSlice
+from pipeline.shards.format import Sample
+from pipeline.shards.gops import GopIndex, VideoSlice
 from pipeline.video_error import VideoError
 
 THREADS = 8
@@ -27,6 +29,47 @@ CLIP_BATCHES, CLIP_BYTES = 16, 2**28  # of clips, which wait in memory
 Clip = tuple[int, tuple[int, ...]]  # sample, frames
 ReadRange = Callable[[int, int], bytes]  # offset in the video, bytes: fewer at the end of the shard
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LocalClip:
+    """A clip in a shard that is a file here, for another process to read."""
+
+    file: Path
+    video: Sample
+    gops: GopIndex | None
+    frames: tuple[int, ...]
+
+    def read(self) -> VideoSlice:
+        """Raises VideoError if the bytes are not those that were stored, InputError if the file is missing."""
+        return read_file(self.file, self.video, partial(parse_clip, self.video, self.gops, self.frames))
+
+
+def read_file(file: Path, video: Sample, parse: Callable[[ReadRange], T]) -> T:
+    """Call `parse` with what reads of a video in a shard."""
+    try:
+        with open(file, "rb", buffering=0) as shard:
+            return parse(lambda offset, size: os.pread(shard.fileno(), size, video.offset + offset))
+    except FileNotFoundError as error:
+        raise InputError(f"{file} is missing: run `python shard_tools/check_shards.py` on its folder") from error
+
+
+def parse_video(video: Sample, read: ReadRange) -> bytes:
+    """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
+    to something."""
+    data = read(0, video.size)
+    if len(data) < video.size:
+        raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
+    if hashlib.sha256(data).hexdigest() != video.sha256:
+        raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
+    return data
+
+
+def parse_clip(video: Sample, gops: GopIndex | None, frames: tuple[int, ...], read: ReadRange) -> VideoSlice:
+    """Read what of a video holds these frames: groups of pictures, or all where it has none."""
+    if gops is None:
+        return VideoSlice(parse_video(video, read), frames, video.num_frames)
+    return gops.slice_video(frames, read)
 
 
 class Reader:
@@ -38,21 +81,18 @@ class Reader:
         self._ahead = LookAhead(self, dataset, plan) if plan is not None and dataset.is_remote else None
 
     def read(self, sample: int) -> bytes:
-        """Read a whole video; raises VideoError if its bytes are not those that were stored.
+        """Read a whole video; raises VideoError if its bytes are not those that were stored."""
+        return self._read_checked(sample, partial(parse_video, self._dataset.samples[sample]))
 
-        The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode to something.
-        """
+    def find_clip(self, sample: int, frames: Sequence[int]) -> LocalClip | VideoSlice:
+        """Return where another process finds a clip, or the clip itself if its shard lies in object storage."""
         video = self._dataset.samples[sample]
-
-        def read_whole(read: ReadRange) -> bytes:
-            data = read(0, video.size)
-            if len(data) < video.size:
-                raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
-            if hashlib.sha256(data).hexdigest() != video.sha256:
-                raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
-            return data
-
-        return self._read_checked(sample, read_whole)
+        if self._dataset.is_remote:
+            return self.clip(sample, frames)
+        if video.problem:
+            raise VideoError(video.problem)
+        file = Path(self._dataset.shards[int(self._dataset.shard_of[sample])])
+        return LocalClip(file, video, self._dataset.gops[sample], tuple(frames))
 
     def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
         """Read the GOPs of a video that hold these frames, or all of it where it has no closed GOPs.
@@ -76,10 +116,8 @@ class Reader:
 
     def read_clip(self, sample: int, frames: tuple[int, ...]) -> VideoSlice:
         """Read a clip that is not read ahead."""
-        gops = self._dataset.gops[sample]
-        if gops is None:
-            return VideoSlice(self.read(sample), frames, self._dataset.samples[sample].num_frames)
-        return self._read_checked(sample, lambda read: gops.slice_video(frames, read))
+        parse = partial(parse_clip, self._dataset.samples[sample], self._dataset.gops[sample], frames)
+        return self._read_checked(sample, parse)
 
     def find_shard(self, shard: int) -> Path | None:
         """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
@@ -94,20 +132,16 @@ class Reader:
         if video.problem:
             raise VideoError(video.problem)
         cache, place = self._dataset.cache, self._dataset.shards[shard]
-        remote, copy = is_remote(place), self.find_shard(shard)
-        if remote:
-            cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
+        if not is_remote(place):
+            return read_file(Path(place), video, parse)
+        copy = self.find_shard(shard)
+        cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
         if copy:
             try:
-                with open(copy, "rb", buffering=0) as file:
-                    return parse(lambda offset, size: os.pread(file.fileno(), size, video.offset + offset))
-            except FileNotFoundError as error:
-                if not remote:  # else another process has made room of it
-                    advice = "run `python shard_tools/check_shards.py` on its folder"
-                    raise InputError(f"{place} is missing: {advice}") from error
+                return read_file(copy, video, parse)
+            except InputError:  # it is missing: another process has made room of it
+                pass
             except VideoError:
-                if not remote:
-                    raise
                 copy.unlink(missing_ok=True)
         store, name = cache.store(place)
         return parse(

@@ -1,12 +1,13 @@
 """Processes that decode give what threads give, are replaced when they hang or crash, and end with their user."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from itertools import islice
 from pathlib import Path
@@ -15,14 +16,14 @@ import pytest
 import torch
 from loading import CPU, check_frames, check_replaced, plan_of
 from made_videos import broken_copy, encode
-from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_rows, make_sample
+from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
 
 from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
-from pipeline.decoding.process import VideoProcess
+from pipeline.decoding.process import Decoded, DecodeProcess, Task
+from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
-from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import PlanRow
+from pipeline.planning.crops import Crop
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
@@ -33,47 +34,51 @@ PROCESSES = DataConfig(frame_stride=1, processes=True, num_threads=2, max_bad_fr
 
 
 @pytest.fixture
-def process() -> Iterator[VideoProcess]:
-    process = VideoProcess(timeout=20)
+def process() -> Iterator[DecodeProcess]:
+    process = DecodeProcess(timeout=20)
     yield process
     process.close()
 
 
-def cut(source: VideoSource, video: VideoSlice = VIDEO, rows: list[PlanRow] | None = None) -> torch.Tensor:
-    rows = rows or make_rows(CROPS[0])
-    clips = torch.empty(len(rows), len(video.numbers), *SIZE, 3, dtype=torch.uint8)
-    source.cut_views(video, SAMPLE, rows, SIZE, lambda view, time, write: write(clips[view, time].numpy()))  # type: ignore[arg-type, return-value]
-    return clips
+def make_task(*crops: Crop, video: VideoSlice = VIDEO, takes_frames: bool = False) -> Task:
+    return Task(video, SAMPLE, make_rows(*crops), SIZE, takes_frames)
 
 
-def test_images_and_planes_are_those_of_a_thread(process: VideoProcess) -> None:
-    """Of one clip, of more, for which the shared memory grows, and of one again."""
-    for rows in (make_rows(CROPS[0]), make_rows(*CROPS), make_rows(CROPS[1], flip=True)):
-        assert torch.equal(cut(process, rows=rows), make_on_cpu(DATA, rows, SAMPLE))
-        made = []
-        for source in (process, VideoSource()):
-            host = HostClips((len(rows), len(NUMBERS), *SIZE, 3), None, takes_frames=True)
-            host.allocate(100)  # frames need not come first in the memory of a batch
-            frames = source.copy_planes(VIDEO, SAMPLE, rows, SIZE, host.allocate)
-            assert frames is not None
-            assert frames.num_decoded > 0
-            host.add_frames(0, rows, frames)
-            made.append(host.on_device())
-        assert torch.equal(*made)
+def cut(process: DecodeProcess) -> None:
+    """Have one clip cut."""
+    ((decoded,), memory) = process.decode([make_task(CROPS[0])])
+    assert isinstance(decoded, Decoded)
+    expected = make_on_cpu(DATA, make_rows(CROPS[0]), SAMPLE).numpy()
+    assert (memory[decoded.start :].reshape(expected.shape) == expected).all()
 
 
-def test_what_is_wrong_with_a_video_is_said_by_the_process(process: VideoProcess) -> None:
-    for bad in (VideoSlice(b"no video", NUMBERS, 16), VideoSlice(DATA[:900], NUMBERS, 16)):
-        messages = []
-        for source in (process, VideoSource()):
+def test_several_videos_are_decoded_one_behind_the_other(process: DecodeProcess) -> None:
+    """Images, planes, and what is wrong with a video; again with fewer, for which there is memory."""
+    bad = [VideoSlice(b"no video", NUMBERS, 16), VideoSlice(DATA[:900], NUMBERS, 16)]
+    for crops in (CROPS, CROPS[:1]):
+        tasks = [make_task(*crops), *(make_task(*crops, video=video) for video in bad)]
+        tasks += [make_task(*crops, takes_frames=True), make_task(CROPS[1])]
+        (images, *faults, planes, more), memory = process.decode(tasks)
+        for video, fault in zip(bad, faults, strict=True):
             with pytest.raises(VideoError) as error:
-                cut(source, bad)
-            messages.append(str(error.value))
-        assert messages[0] == messages[1]
-    cut(process)
+                make_on_cpu(video.data, make_rows(*crops), SAMPLE)
+            assert isinstance(fault, VideoError)
+            assert str(fault) == str(error.value)
+        for decoded, shown in ((images, crops), (more, CROPS[1:2])):
+            assert isinstance(decoded, Decoded)
+            assert decoded.num_bytes_read == len(DATA)
+            expected = make_on_cpu(DATA, make_rows(*shown), SAMPLE).numpy()
+            found = memory[decoded.start : decoded.start + expected.size].reshape(expected.shape)
+            assert (found == expected).all()
+        assert isinstance(planes, Decoded)
+        assert planes.frames is not None
+        host = HostClips((len(crops), len(NUMBERS), *SIZE, 3), None, takes_frames=True)
+        host.allocate(len(memory))[1][:] = memory
+        host.add_frames(0, make_rows(*crops), planes.frames)
+        assert torch.equal(host.on_device(), make_on_device(DATA, make_rows(*crops), SAMPLE))
 
 
-def stop(process: VideoProcess) -> int:
+def stop(process: DecodeProcess) -> int:
     """Have the process hang; return its number."""
     cut(process)
     assert process._process is not None
@@ -81,7 +86,7 @@ def stop(process: VideoProcess) -> int:
     return process._process.pid
 
 
-def test_a_process_that_hangs_or_crashes_costs_its_video(process: VideoProcess) -> None:
+def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> None:
     hung = stop(process)
     process._timeout = 0.2
     with pytest.raises(VideoError, match=r"took more than 0\.2 s"):
@@ -96,12 +101,32 @@ def test_a_process_that_hangs_or_crashes_costs_its_video(process: VideoProcess) 
     cut(process)
 
 
-def test_closing_is_no_fault_of_the_video_that_is_decoded(process: VideoProcess) -> None:
+def test_closing_is_no_fault_of_the_video_that_is_decoded(process: DecodeProcess) -> None:
     stop(process)
     closer = threading.Timer(0.2, process.close)
     closer.start()
-    with pytest.raises(CancelledError):
-        cut(process)
+    for _ in range(2):
+        with pytest.raises(CancelledError):
+            cut(process)
+
+
+def test_only_the_video_that_ends_a_process_is_replaced(
+    short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the same call are decoded once more, by themselves."""
+    dataset, report = ShardDataset.open(short_shards), tmp_path / "quarantine.jsonl"
+    plan, fatal, decode = plan_of(dataset, PROCESSES), dataset.samples[3].key, DecodeProcess.decode
+
+    def crash(self: DecodeProcess, tasks: Sequence[Task]) -> object:
+        if any(task.sample.key == fatal for task in tasks):
+            raise VideoError("the process that decoded it was ended by SIGSEGV")
+        return decode(self, tasks)
+
+    monkeypatch.setattr(DecodeProcess, "decode", crash)
+    with ClipLoader(dataset, plan, CPU, PROCESSES, report) as loader:
+        assert check_replaced(list(islice(loader.batches(0), 6)), plan, dataset, {fatal}) > 0
+    (line,) = map(json.loads, report.read_text().splitlines())
+    assert (line["key"], "SIGSEGV" in line["reason"]) == (fatal, True)
 
 
 def test_the_loader_uses_processes_and_ends_them(short_shards: Path, tmp_path: Path) -> None:
@@ -116,6 +141,7 @@ def test_the_loader_uses_processes_and_ends_them(short_shards: Path, tmp_path: P
                     assert check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
                 else:
                     check_frames(batches, plan, dataset)
+                assert isinstance(loader._decoder, ProcessClipDecoder)
                 processes = loader._decoder._processes
                 assert len(processes) == PROCESSES.num_threads
             assert all(used._process and used._process.returncode is not None for used in processes)
@@ -130,8 +156,8 @@ def test_processes_are_for_more_threads_than_one_process_keeps_busy() -> None:
 SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
-from test_process import VideoProcess, cut
-process = VideoProcess(20)
+from test_process import DecodeProcess, cut
+process = DecodeProcess(20)
 cut(process)
 print(process._process.pid, flush=True)
 sys.stdin.read()
