@@ -120,7 +120,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=at_least(1), nargs="+", default=[cores], help="threads or worker processes")
     prefetch = [DataConfig.prefetch]
     parser.add_argument("--prefetch", type=at_least(1), nargs="+", default=prefetch, help="batches, of ours")
-    decoders = ("pyav", "dali", "auto")
+    decoders = ("pyav", "dali")
     parser.add_argument("--decoders", nargs="+", choices=decoders, default=decoders, help="of ours; default: all")
     parser.add_argument(
         "--dali-threads", type=at_least(1), nargs="+", default=[None], help="of ours; default: the loader's"
@@ -144,9 +144,7 @@ def list_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
         if not find_dali_fault() and encode.partition("-")[0] in (GPU_CODECS if on_gpu else CPU_CODECS):
             ours.append(("dali", encode, 1))
         if encode != "copy":
-            ours.append(("auto", encode, 2))
-        elif on_gpu and not find_dali_fault():
-            ours.append(("auto", encode, 1))  # DALI where it can, PyAV for the rest
+            ours.append(("pyav", encode, 2))
     batch_size = options.batch_size or (64 if on_gpu else BASELINE_BATCH)
     for (decoder, encode, repeats), *sizes in product(ours, options.threads, options.prefetch, options.dali_threads):
         if "ours" in loaders and decoder in options.decoders:
@@ -233,6 +231,7 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
+        "processes": loader.config.uses_processes if loader else None,
         "frames_decoded_per_delivered": counts["frames_decoded"] / (clips * NUM_FRAMES) if counts else None,
         "dali_share": counts["dali_clips"] / counts["clips"]
         if counts

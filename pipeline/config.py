@@ -55,9 +55,10 @@ class DataConfig:
     """disjoint shard streams per step, for many nodes on object storage: see docs/clusters.md"""
 
     decoder: Decoder = option("auto", free=True)
-    """auto: DALI (NVDEC) on GPUs for what it can decode, otherwise PyAV (FFmpeg); dali, pyav: only that one"""
+    """auto: PyAV (FFmpeg, on CPU cores), and DALI (NVDEC on GPUs) for data.dali_share of the clips; dali, pyav: only
+    that one"""
     dali_share: float | None = option(None, at_least=0, at_most=1, free=True)
-    """fraction of the suitable clips that DALI decodes, PyAV the rest; doctor.py recommends one; null: 1 on GPUs and if
+    """fraction of the suitable clips that DALI decodes, PyAV the rest; doctor.py recommends one; null: 1 if
     data.decoder is dali, otherwise 0"""
     # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more threads than cores;
     # the third batch is for DALI, which decodes one while the next is read.

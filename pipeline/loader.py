@@ -93,7 +93,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device, or if no sample
         has one of data.fields.
         """
-        self._dataset, self._plan, self._config = dataset, plan, config
+        self._dataset, self._plan, self.config = dataset, plan, config
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
         self._policy = DecoderPolicy(dataset, device, config)
@@ -159,8 +159,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _top_up(self, pending: deque[PendingBatch], numbers: Iterator[int]) -> None:
         """Keep `data.prefetch` batches in the making, fewer if they are large."""
-        limit = self._config.prefetch_mib * 2**20
-        while len(pending) < self._config.prefetch and sum(batch.num_bytes for batch in pending) < limit:
+        limit = self.config.prefetch_mib * 2**20
+        while len(pending) < self.config.prefetch and sum(batch.num_bytes for batch in pending) < limit:
             number = next(numbers)
             rows = self._plan.batch(number)
             if not rows:
@@ -248,13 +248,13 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         """Wait until all videos of a batch are read and PyAV's part is decoded; replace videos whose decode hangs."""
         for place in range(len(batch.jobs)):
             while not (future := batch.jobs[place].future).done():
-                wait([future], min(POLL_S, self._config.decode_timeout_s / 4))
+                wait([future], min(POLL_S, self.config.decode_timeout_s / 4))
                 for other in (batch, *later):  # all threads may hang in videos of later batches
                     self._replace_hung(other)
             future.result()  # raises what the job has raised
 
     def _replace_hung(self, batch: PendingBatch) -> None:
-        timeout = self._config.decode_timeout_s
+        timeout = self.config.decode_timeout_s
         for place, job in enumerate(batch.jobs):
             started = job.started
             if started is None or time.monotonic() - started < timeout:
@@ -277,7 +277,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         except TimeoutError as error:
             self._decoder.count(timeouts=1)
             names = ", ".join(self._dataset.where(job.rows[0].sample) for job in jobs)
-            raise RuntimeError(f"no answer for {self._config.decode_timeout_s:g} s to one of {names}") from error
+            raise RuntimeError(f"no answer for {self.config.decode_timeout_s:g} s to one of {names}") from error
         # DALI starts at the first frame of what it is given and never seeks.
         frames = sum(max(job.for_dali.numbers) + 1 for job in jobs if job.for_dali)
         self._decoder.count(dali_clips=len(rows), frames_decoded=frames)
@@ -291,7 +291,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._reset_dali(later)
         failed = batch.dali_jobs
         self._decoder.count(fallback_clips=sum(len(job.rows) for job in failed))
-        self._policy.ban_from_dali([job.rows[0].sample for job in failed], batch.number + self._config.prefetch)
+        self._policy.ban_from_dali([job.rows[0].sample for job in failed], batch.number + self.config.prefetch)
         attempts = sum(job.attempt for job in batch.jobs)
         self._redo_with_pyav(batch, later)
         found_bad_video = sum(job.attempt for job in batch.jobs) > attempts
@@ -300,7 +300,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._policy.ban_from_dali([None], batch.number)
             log_note(
                 f"DALI has failed repeatedly, most recently with '{shorten(error)}': PyAV decodes everything from now"
-                f" on, on {self._config.threads} CPU threads"
+                f" on, on {self.config.threads} CPU threads"
             )
 
     def _redo_with_pyav(self, batch: PendingBatch, later: Sequence[PendingBatch]) -> None:
@@ -326,5 +326,5 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._decoder.count(clips=len(rows), frames_delivered=len(rows) * self._plan.num_frames)
         return Batch(
             clips, labels, [sample.key for sample in samples], [row.position for row in rows],
-            fields={name: [sample.fields.get(name) for sample in samples] for name in self._config.fields},
+            fields={name: [sample.fields.get(name) for sample in samples] for name in self.config.fields},
         )  # fmt: skip

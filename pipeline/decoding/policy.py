@@ -36,7 +36,7 @@ class DecoderPolicy:
         self._banned_since: dict[int | None, int] = {}  # sample (None: all) -> first batch that DALI does not decode
         share = config.dali_share
         if share is None:
-            share = 1.0 if device.type == "cuda" or config.decoder == "dali" else 0.0
+            share = 1.0 if config.decoder == "dali" else 0.0
         self._dali_share = 0.0 if config.decoder == "pyav" else share
         self._codecs = _find_dali_codecs(dataset, device, config) if self._dali_share else frozenset()
 

@@ -87,15 +87,14 @@ def decides(dataset: ShardDataset, device: torch.device, config: DataConfig, sam
     return DecoderPolicy(dataset, device, config).uses_dali(sample, decode=0, batch=0, video=video)
 
 
-def test_by_default_dali_decodes_on_gpus_and_pyav_on_cpus(noisy: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dali_decodes_where_it_is_asked_to(noisy: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "try_decoding", lambda *_: "")
     monkeypatch.setattr(policy, "_PROBED", {})
-    assert decides(noisy, CUDA, DataConfig())
-    assert not decides(noisy, CPU, DataConfig())
-    assert decides(noisy, CPU, DataConfig(dali_share=1.0))
-    assert decides(noisy, CPU, DataConfig(decoder="dali"))
-    assert not decides(noisy, CUDA, DataConfig(dali_share=0.0))
-    assert not decides(noisy, CUDA, DataConfig(decoder="pyav"))
+    for device in (CPU, CUDA):
+        assert not decides(noisy, device, DataConfig())
+        assert decides(noisy, device, DataConfig(dali_share=1.0))
+        assert decides(noisy, device, DataConfig(decoder="dali"))
+        assert not decides(noisy, device, DataConfig(decoder="pyav", dali_share=1.0))
     with pytest.raises(InputError, match=r"data\.dali_share is 2"):
         DataConfig(dali_share=2)
 
@@ -107,13 +106,13 @@ def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
     tried: list[object] = []
     monkeypatch.setattr(policy, "_PROBED", {})
     monkeypatch.setattr(policy, "try_decoding", lambda *given: tried.append(given) or "no such engine")
-    assert not decides(short, CUDA, DataConfig(num_threads=3))
+    assert not decides(short, CUDA, DataConfig(num_threads=3, dali_share=1.0))
     assert len(tried) == policy.PROBES
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("note: DALI cannot decode h264 on cuda (h264: no such engine), which ")
     assert line.endswith("PyAV decodes it, on 3 CPU threads")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert not decides(short, CUDA, DataConfig())
+    assert not decides(short, CUDA, DataConfig(dali_share=1.0))
     assert capfd.readouterr().err == "", "once per node"
     with pytest.raises(InputError, match=r"no such engine.*set data\.decoder to auto"):
         decides(short, CUDA, DataConfig(decoder="dali"))
@@ -127,7 +126,7 @@ def test_on_a_gpu_sides_that_are_no_multiples_of_16_are_decoded_by_pyav(
     monkeypatch.setattr(policy, "try_decoding", lambda *_: "")
     monkeypatch.setattr(policy, "_PROBED", {})
     shards = write_shards(tmp_path / "data", [("v0", encode(2, width=width, height=height))])
-    assert decides(ShardDataset.open(shards), CUDA, DataConfig()) == fits
+    assert decides(ShardDataset.open(shards), CUDA, DataConfig(dali_share=1.0)) == fits
 
 
 def test_a_copied_video_that_decoders_disagree_about_is_decoded_by_pyav(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_decoder_dali_says_what_it_cannot_decode(
     find_dali_fault.cache_clear()
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "nvidia.dali", None)  # imports of it fail, as where it lacks a package
-        assert not decides(short, CUDA, DataConfig())
+        assert not decides(short, CUDA, DataConfig(dali_share=1.0))
     find_dali_fault.cache_clear()
     assert "since it cannot be imported (import of nvidia.dali halted" in capsys.readouterr().err
 

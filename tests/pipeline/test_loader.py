@@ -318,7 +318,8 @@ def load_one_video(
     width, height = dataset.samples[0].width, dataset.samples[0].height
     dataset = replace(dataset, holds_copies=dataset.gops[0] is None)
     plan = OneVideoPlan(length, Crop(0, 0, width, height))
-    with ClipLoader(dataset, plan, torch.device(device), DataConfig(decoder=decoder), None) as loader:
+    config = DataConfig(decoder=decoder, dali_share=1.0 if device == "cuda" else None)
+    with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
         for index, batch in enumerate(loader.batches(0)):
             check_frames([batch], plan, dataset, first=index)
         assert loader.counters["clips"] == len(plan.rows)
@@ -358,9 +359,10 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
 
 
 @pytest.mark.gpu
-def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset) -> None:
-    config = DataConfig(frame_stride=1, repeats=2)
-    expected = first_batches(short, config, 6)
+@pytest.mark.parametrize("dali_share", [0.0, 0.5, 1.0])
+def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset, dali_share: float) -> None:
+    expected = first_batches(short, DataConfig(frame_stride=1, repeats=2), 6)
+    config = DataConfig(frame_stride=1, repeats=2, dali_share=dali_share)
     with ClipLoader(short, plan_of(short, config), torch.device("cuda"), config, None) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
