@@ -5,7 +5,7 @@ INPUT is a dataset of shards, or what make_shards.py takes (a video, a folder, a
 frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
 last frame, and what is left after the last whole window is not covered.
 
-Each video gets a file, OUT/<key>.safetensors, with the tensors `features` [W, D] fp32, means over the tokens of each
+Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the tokens of each
 window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the window, and
 with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label, class and, if it is damaged,
 `incomplete`: why the rest of it is missing. With --format npz or npy, files are NumPy's; npy holds `features` alone, as
@@ -107,6 +107,7 @@ from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
 from shard_tools.inputs import Item, read_inputs
 from shard_tools.inputs.item import Segment
+from shard_tools.plan import make_key
 from shard_tools.work import local_copy
 from training.remote_run import local_run
 
@@ -234,7 +235,14 @@ def list_sources(place: str, size: FrameSize, rate: Rate) -> Iterator[Source]:
         yield Source(Path(place).name, place, lambda: read_image(Path(place), size))
     else:
         for item in read_inputs(place):
-            yield Source(item.name, item.source, partial(read_item, item, size, rate), ", ".join(item.labels or ()))
+            key, read = make_file_name(item), partial(read_item, item, size, rate)
+            yield Source(key, item.source, read, ", ".join(item.labels or ()))
+
+
+def make_file_name(item: Item) -> str:
+    """Return its path below INPUT; where a list names a video outside of its folder, the key that shards would have."""
+    is_outside = item.source.startswith(("../", "/"))
+    return make_key(item.source, str(item.segment or "")) if is_outside else item.name
 
 
 def list_samples(dataset: ShardDataset, size: FrameSize, rate: Rate) -> Iterator[Source]:
@@ -298,7 +306,7 @@ def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator
 
 def read_image(path: Path, size: FrameSize) -> Iterator[Shown]:
     with Image.open(path) as image:
-        yield 0.0, resize_and_crop(np.asarray(image.convert("RGB"))[None], size)[0].numpy()
+        yield 0.0, resize_and_crop(np.array(image.convert("RGB"))[None], size)[0].numpy()
 
 
 def number_frames(step: Fraction, num_frames: int) -> list[int]:

@@ -200,6 +200,21 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
+def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, tmp_path: Path) -> None:
+    """Also of videos that a list names outside of its own folder: two of one name, and one by its whole path."""
+    (videos / "other").mkdir()
+    (videos / "class 0/v0.mp4").rename(videos / "other/v1.mp4")
+    (tmp_path / "lists").mkdir()
+    names = ["../videos/class 1/v1.mp4", "../videos/other/v1.mp4", str(videos / "class 0/v2.mp4")]
+    (tmp_path / "lists/list.txt").write_text("\n".join(names))
+    before = {file for file in tmp_path.rglob("*") if file.is_file()}
+    assert extract(tmp_path / "lists/list.txt", tmp_path / "out", weights) == 0
+    written = {file for file in tmp_path.rglob("*") if file.is_file()} - before
+    assert {file.parent for file in written} == {tmp_path / "out"}
+    found = {read_metadata(file)["source"] for file in written if file.suffix == ".safetensors"}
+    assert found == {*names}
+
+
 def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
     item = Item("class 0/v0.mp4", str(videos / "class 0/v0.mp4"), segment=Segment(1, 2))
     monkeypatch.setattr(extract_features, "read_inputs", lambda *_, **__: [item])
