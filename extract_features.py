@@ -5,11 +5,11 @@ INPUT is a dataset of shards, or what make_shards.py takes (a video, a folder, a
 frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
 last frame, and what is left after the last whole window is not covered.
 
-Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the tokens of each
-window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the window, and
-with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label, class and, if it is damaged,
-`incomplete`: why the rest of it is missing. With --format npz or npy, files are NumPy's; npy holds `features` alone, as
-ActionFormer reads them. Videos that have a file are skipped, so re-running the command continues.
+Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the
+tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the
+window, and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label, class and, if it is
+damaged, `incomplete`: why the rest of it is missing. With --format npz or npy, files are NumPy's; npy holds `features`
+alone, as ActionFormer reads them. Videos that have a file are skipped, so re-running the command continues.
 """
 
 import argparse
