@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import av
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
 from model.encoder import VideoEncoder
 from model.weights.pretrained import ENCODER_PARTS, Weights
+from pipeline.decoding.containers import open_video
 from shard_tools.inputs import read_inputs
 
 FRAME_STRIDE, BATCH_SIZE = 4, 8
@@ -97,7 +97,7 @@ def run_plain(videos: Path, weights: Path, stride: int, output: Path) -> None:
     model, processor = load_plain(weights, device)
     length = model.config.num_frames
     for item in read_inputs(str(videos)):
-        with av.open(str(item.location)) as container:
+        with open_video(Path(str(item.location))) as container:
             container.streams.video[0].thread_type = "AUTO"
             decoded = enumerate(container.decode(video=0))
             frames = [frame.to_ndarray(format="rgb24") for number, frame in decoded if number % FRAME_STRIDE == 0]

@@ -159,6 +159,10 @@ def test_nobody_there(hub: HubServer, tmp_path: Path, monkeypatch: pytest.Monkey
     pretrained.save(tmp_path / "a.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
     with pytest.raises(InputError, match=r"user/name cannot be written on the Hugging Face Hub .*offline"):
         push(tmp_path / "a.safetensors")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
+    with pytest.raises(InputError, match=r"user/name cannot be written on the Hugging Face Hub .*refused"):
+        push(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="give OUTPUT or --push"):
         export.parse_arguments(["export", "run"])
 

@@ -47,7 +47,7 @@ def push_folder(folder: Path, repo: str) -> None:
     try:
         api.create_repo(repo, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export from AdaMAE")
-    except (errors.HfHubHTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled) as error:
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise InputError(
             f"{repo} cannot be written on the Hugging Face Hub ({reason}): give user/name, and log in with"
