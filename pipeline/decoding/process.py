@@ -31,6 +31,9 @@ from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
+# Which schedulers send to every process of a run, for it to save what it has done. To be run before all imports.
+IGNORE_SIGNALS = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGHUP, s.SIGTERM, s.SIGUSR1, s.SIGUSR2)]"
+
 
 class Task(NamedTuple):
     """Clips to cut from one video."""
@@ -58,6 +61,9 @@ class SharedMemory:
         self.file = file
         self.used = 0  # bytes, of this process's allocations
         self._bytes = np.empty(0, np.uint8)  # what is mapped
+
+    def __del__(self) -> None:
+        os.close(self.file)
 
     def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
         """Return the next bytes, behind the place where they begin."""
@@ -127,7 +133,7 @@ class DecodeProcess:
         self._connection, theirs = Pipe()
         files = theirs.fileno(), self._memory.file
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import answer; answer{files}"],
+            [sys.executable, "-c", f"{IGNORE_SIGNALS}; from {__name__} import answer; answer{files}"],
             pass_fds=files, stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the process that this one works for
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
