@@ -35,6 +35,10 @@ from pipeline.video_error import VideoError
 IGNORE_SIGNALS = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGHUP, s.SIGTERM, s.SIGUSR1, s.SIGUSR2)]"
 
 
+class HungError(VideoError):
+    """Decoding takes too long."""
+
+
 class Task(NamedTuple):
     """Clips to cut from one video."""
 
@@ -95,7 +99,7 @@ class DecodeProcess:
     def decode(self, tasks: Sequence[Task]) -> tuple[list[Decoded | VideoError], UInt8[np.ndarray, " bytes"]]:
         """Return what became of each task, and the shared memory, which holds it until the next call.
 
-        Raise VideoError if the process hangs or crashes in one of them, InputError if a shard is missing.
+        Raise HungError if that takes too long, VideoError if the process crashes, InputError if a shard is missing.
         """
         if self._closed:
             raise CancelledError
@@ -106,7 +110,7 @@ class DecodeProcess:
             self._connection.send(tasks)
             if not self._connection.poll(self._timeout):
                 self._end()
-                raise VideoError(f"decoding took more than {self._timeout:g} s")
+                raise HungError(f"decoding took more than {self._timeout:g} s")
             reply = self._connection.recv()
         except (OSError, EOFError) as error:
             code = self._process.wait()

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from pipeline.config import DataConfig
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.process import Decoded, DecodeProcess, Task
+from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.planning.plan import ClipPlan
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
@@ -60,6 +60,7 @@ class ProcessClipDecoder(ClipDecoder):
             results, memory = self._find_process().decode(tasks)
         except VideoError as error:  # the process hung or crashed in one of them
             if len(jobs) == 1:
+                self.count(timeouts=isinstance(error, HungError))
                 return [(jobs[0], error)]
             return [fault for job in jobs for fault in self._decode_there([job])]
         decoded = [(job, result) for job, result in zip(jobs, results, strict=True) if isinstance(result, Decoded)]

@@ -20,7 +20,7 @@ from made_videos import broken_copy, encode
 from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
 
 from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
-from pipeline.decoding.process import Decoded, DecodeProcess, Task
+from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
 from pipeline.loader import ClipLoader
@@ -90,7 +90,7 @@ def stop(process: DecodeProcess) -> int:
 def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> None:
     hung = stop(process)
     process._timeout = 0.2
-    with pytest.raises(VideoError, match=r"took more than 0\.2 s"):
+    with pytest.raises(HungError, match=r"took more than 0\.2 s"):
         cut(process)
     process._timeout = 20
     crashing = stop(process)
@@ -121,8 +121,9 @@ def test_closing_is_no_fault_of_the_video_that_is_decoded(process: DecodeProcess
             cut(process)
 
 
+@pytest.mark.parametrize("error", [VideoError("ended by SIGSEGV"), HungError("decoding took long")])
 def test_only_the_video_that_ends_a_process_is_replaced(
-    short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: VideoError
 ) -> None:
     """The others of the same call are decoded once more, by themselves."""
     dataset, report = ShardDataset.open(short_shards), tmp_path / "quarantine.jsonl"
@@ -130,14 +131,15 @@ def test_only_the_video_that_ends_a_process_is_replaced(
 
     def crash(self: DecodeProcess, tasks: Sequence[Task]) -> object:
         if any(task.sample.key == fatal for task in tasks):
-            raise VideoError("the process that decoded it was ended by SIGSEGV")
+            raise error
         return decode(self, tasks)
 
     monkeypatch.setattr(DecodeProcess, "decode", crash)
     with ClipLoader(dataset, plan, CPU, PROCESSES, report) as loader:
         assert check_replaced(list(islice(loader.batches(0), 6)), plan, dataset, {fatal}) > 0
+        assert (loader.counters["timeouts"] > 0) == isinstance(error, HungError)
     (line,) = map(json.loads, report.read_text().splitlines())
-    assert (line["key"], "SIGSEGV" in line["reason"]) == (fatal, True)
+    assert (line["key"], line["reason"]) == (fatal, str(error))
 
 
 def test_the_loader_uses_processes_and_ends_them(short_shards: Path, tmp_path: Path) -> None:
