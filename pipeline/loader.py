@@ -115,8 +115,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def close(self) -> None:
         """Stop all threads after the frame that each is decoding."""
         atexit.unregister(self.close)
-        self._decoder.close()  # first: threads may be waiting for it
+        self._decoder.reader.close()  # first: threads may be waiting for a download
         self._pool.close()
+        self._decoder.close()
         self._dali.close()
 
     @property

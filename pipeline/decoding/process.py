@@ -66,9 +66,6 @@ class SharedMemory:
         self.used = 0  # bytes, of this process's allocations
         self._bytes = np.empty(0, np.uint8)  # what is mapped
 
-    def __del__(self) -> None:
-        os.close(self.file)
-
     def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
         """Return the next bytes, behind the place where they begin."""
         start, self.used = self.used, self.used + num_bytes
@@ -125,13 +122,16 @@ class DecodeProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing; a call from another thread raises CancelledError."""
-        self._closed = True
-        self._end()
+        if not self._closed:
+            self._closed = True
+            self._end()
+            os.close(self._memory.file)
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._connection.close()
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()

@@ -31,7 +31,6 @@ class ProcessClipDecoder(ClipDecoder):
         self._processes: list[DecodeProcess] = []
 
     def close(self) -> None:
-        super().close()
         for process in self._processes:
             process.close()
 
