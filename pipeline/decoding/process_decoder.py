@@ -21,7 +21,7 @@ Fault = tuple[DecodeJob, VideoError]
 
 
 class ProcessClipDecoder(ClipDecoder):
-    jobs_at_once = 4  # a thread waits for Python's lock some times for all of them
+    jobs_at_once = 4  # for all of which a thread takes Python's lock a few times
 
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
@@ -35,9 +35,11 @@ class ProcessClipDecoder(ClipDecoder):
             process.close()
 
     def decode_all(self, jobs: Sequence[DecodeJob]) -> None:
-        there = [job for job in jobs if self._is_for_process(job)]
+        there: list[DecodeJob] = []
         for job in jobs:
-            if job not in there:
+            if self._is_for_process(job):
+                there.append(job)
+            else:
                 self.decode(job)
         while there:
             faults = self._decode_there(there)
