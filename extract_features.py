@@ -9,7 +9,8 @@ Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `f
 tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the
 window, and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label, class and, if it is
 damaged, `incomplete`: why the rest of it is missing. With --format npz or npy, files are NumPy's; npy holds `features`
-alone, as ActionFormer reads them. Videos that have a file are skipped, so re-running the command continues.
+alone, as ActionFormer reads them. With --format parquet, they have a row per window, with the metadata and `start` and
+`end` as columns: OUT is a table. Videos that have a file are skipped, so re-running the command continues.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from common.errors import InputError, parse_early, require_positive, run_command
 
-FORMATS = ("safetensors", "npz", "npy")
+FORMATS = ("safetensors", "npz", "npy", "parquet")
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -49,8 +50,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
     require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
-    if options.tokens and options.format == "npy":
-        raise InputError("a .npy file holds one array: choose --format npz or safetensors with --tokens")
+    if options.tokens and options.format in ("npy", "parquet"):
+        raise InputError(f"--format {options.format} is for features alone: choose npz or safetensors with --tokens")
     if options.tokens and options.keep != 1:
         raise InputError("--tokens writes the whole grid of tokens, of which --keep encodes a share: leave out one")
     options.part = parse_part(options.part)
@@ -106,7 +107,7 @@ from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
 from shard_tools.inputs import Item, read_inputs
-from shard_tools.inputs.item import Segment
+from shard_tools.inputs.item import Segment, import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.work import local_copy
 from training.remote_run import local_run
@@ -176,6 +177,8 @@ class Window(NamedTuple):
 @explain_out_of_memory("lower --batch-size")
 def main(options: argparse.Namespace) -> int:
     device = choose_device(options.device)
+    if options.format == "parquet":
+        import_pyarrow("OUT")  # says here what is missing
     changes = {"num_frames": options.window, "image_size": options.image_size}
     changes = {name: value for name, value in changes.items() if value}
     model = local_run(options.model)
@@ -392,8 +395,18 @@ def save_npy(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -
         np.save(file, tensors["features"].numpy())
 
 
+def save_parquet(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    import pyarrow
+
+    (features, times), count = (tensors[name].numpy() for name in ("features", "times")), len(tensors["times"])
+    columns: dict[str, Any] = {name: [value] * count for name, value in metadata.items()}
+    columns |= {"start": times[:, 0], "end": times[:, 1]}
+    columns["features"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
+    import_pyarrow(str(path)).write_table(pyarrow.table(columns), path)
+
+
 SAVE: dict[str, Callable[[Path, dict[str, Tensor], dict[str, str]], None]]
-SAVE = {"safetensors": save_tensors, "npz": save_npz, "npy": save_npy}
+SAVE = {"safetensors": save_tensors, "npz": save_npz, "npy": save_npy, "parquet": save_parquet}
 
 if __name__ == "__main__":
     run_command(lambda: main(OPTIONS), resumable=True)

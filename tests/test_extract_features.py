@@ -190,14 +190,28 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
         extract(shards, tmp_path / "out", weights, "--tokens", "--fps", "5")
     with pytest.raises(InputError, match=r"--part is 2/2: give I/N"):
         extract(shards, tmp_path / "out", weights, "--part", "2/2")
-    with pytest.raises(InputError, match=r"npy file holds one array"):
-        extract(shards, tmp_path / "out", weights, "--tokens", "--format", "npy")
+    for kind in ("npy", "parquet"):
+        with pytest.raises(InputError, match=rf"--format {kind} is for features alone"):
+            extract(shards, tmp_path / "out", weights, "--tokens", "--format", kind)
     with pytest.raises(InputError, match="nothing does not exist: give a folder"):
         extract(tmp_path / "nothing", tmp_path / "none", weights)
     thinned = write_shards(tmp_path / "thinned", [("v", encode(20))], frame_stride=[4])
     with pytest.raises(InputError, match=r"stores one frame of every 4, and the frame stride is 2: give a multiple"):
         extract(thinned, tmp_path / "none", weights)
     assert not (tmp_path / "none").exists()
+
+
+def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path) -> None:
+    dataset = pytest.importorskip("pyarrow.dataset")
+    for kind in ("safetensors", "parquet"):
+        assert extract(videos, tmp_path / kind, weights, "--stride", "3", "--format", kind) == 0
+    rows = dataset.dataset(sorted((tmp_path / "parquet").rglob("*.parquet"))).to_table().to_pylist()
+    for file in sorted((tmp_path / "safetensors").rglob("*.safetensors")):
+        expected, about = load_file(file), read_metadata(file)
+        found = [row for row in rows if row["key"] == about["key"]]
+        assert [row["features"] for row in found] == expected["features"].tolist()
+        assert [[row["start"], row["end"]] for row in found] == expected["times"].tolist()
+        assert all(row[name] == about[name] for row in found for name in ("source", "label", "incomplete"))
 
 
 def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, tmp_path: Path) -> None:
