@@ -178,7 +178,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)
             for first in range(0, len(rows), views)
         ]
-        at_once = self._decoder.jobs_at_once
+        # So many that every thread has two times as many in the batches that are in the making.
+        share = len(jobs) * self.config.prefetch // (2 * self.config.threads)
+        at_once = max(1, min(self._decoder.jobs_at_once, share))
         for place in range(0, len(jobs), at_once):
             self._submit(jobs[place : place + at_once])
         return PendingBatch(number, jobs, host, math.prod(shape) + sum(map(self._count_bytes, jobs)))

@@ -60,7 +60,7 @@ class DecodeJob:
 class ClipDecoder:
     """Thread-safe."""
 
-    jobs_at_once = 1
+    jobs_at_once = 1  # at most
 
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from made_videos import broken_copy, encode
 from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
 
 from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
+from pipeline.decoding.clip_decoder import DecodeJob
 from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
@@ -166,6 +168,25 @@ def test_the_loader_uses_processes_and_ends_them(short_shards: Path, tmp_path: P
                 processes = loader._decoder._processes
                 assert len(processes) == PROCESSES.num_threads
             assert all(used._process and used._process.returncode is not None for used in processes)
+
+
+@pytest.mark.parametrize(("batch_size", "at_once"), [(2, {1}), (6, {3}), (24, {4})])
+def test_small_batches_keep_all_processes_busy(
+    short: ShardDataset, monkeypatch: pytest.MonkeyPatch, batch_size: int, at_once: set[int]
+) -> None:
+    """Two threads and two batches: at least two calls for each thread."""
+    calls: list[int] = []
+    decode = ProcessClipDecoder.decode_all
+
+    def decode_all(self: ProcessClipDecoder, jobs: Sequence[DecodeJob]) -> None:
+        calls.append(len(jobs))
+        decode(self, jobs)
+
+    monkeypatch.setattr(ProcessClipDecoder, "decode_all", decode_all)
+    config = replace(PROCESSES, prefetch=2)
+    with ClipLoader(short, plan_of(short, config, batch_size=batch_size), CPU, config, None) as loader:
+        next(loader.batches(0))
+    assert set(calls) == at_once
 
 
 def test_processes_are_for_more_threads_than_one_process_keeps_busy() -> None:
