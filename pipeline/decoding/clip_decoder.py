@@ -42,7 +42,7 @@ class DecodeJob:
     for_dali: VideoSlice | None = None  # what DALI is to decode, kept until the clips are out
 
     # The state of the call that works on it.
-    future: Future[Any] = field(default_factory=Future, init=False)
+    future: Future[Any] = field(init=False)
     is_read: bool = field(default=False, init=False)  # whether it is known who decodes
     started: float | None = field(default=None, init=False)  # when decoding began, None: not yet
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # held while clips are written
