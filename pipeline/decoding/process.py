@@ -96,7 +96,8 @@ class DecodeProcess:
     def decode(self, tasks: Sequence[Task]) -> tuple[list[Decoded | VideoError], UInt8[np.ndarray, " bytes"]]:
         """Return what became of each task, and the shared memory, which holds it until the next call.
 
-        Raise HungError if that takes too long, VideoError if the process crashes, InputError if a shard is missing.
+        Raise HungError if that takes too long, VideoError if the process crashes, InputError or OSError where a shard
+        cannot be read.
         """
         if self._closed:
             raise CancelledError
@@ -115,7 +116,7 @@ class DecodeProcess:
                 raise CancelledError from error
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             raise VideoError(f"the process that decoded it {how}") from error
-        if isinstance(reply, InputError):
+        if isinstance(reply, Exception):
             raise reply
         results, used = reply
         return results, self._memory.map(used)
@@ -161,21 +162,24 @@ def carry_out(task: Task, memory: SharedMemory) -> Decoded:
     return Decoded(start, None, source.cut_views(*cut, store), len(video.data))
 
 
+def carry_out_all(tasks: Sequence[Task], memory: SharedMemory) -> tuple[list[Decoded | VideoError], int] | Exception:
+    """Return what becomes of each task, and how much memory holds it; or an error that is not a video's."""
+    memory.used = 0
+    results: list[Decoded | VideoError] = []
+    try:
+        for task in tasks:
+            try:
+                results.append(carry_out(task, memory))
+            except VideoError as error:
+                results.append(error)
+    except (InputError, OSError) as error:  # of the shard
+        return error
+    return results, memory.used
+
+
 def answer(socket: int, file: int) -> None:
     """Carry out tasks, in such a process, until nobody is left who could send some."""
     connection, memory = Connection(socket), SharedMemory(file)
     with suppress(OSError, EOFError):
         while True:
-            tasks: list[Task] = connection.recv()
-            memory.used = 0
-            results: list[Decoded | VideoError] = []
-            try:
-                for task in tasks:
-                    try:
-                        results.append(carry_out(task, memory))
-                    except VideoError as error:
-                        results.append(error)
-            except InputError as error:
-                connection.send(error)
-            else:
-                connection.send((results, memory.used))
+            connection.send(carry_out_all(connection.recv(), memory))

@@ -19,6 +19,7 @@ from loading import CPU, check_frames, check_replaced, plan_of
 from made_videos import broken_copy, encode
 from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
 
+from common.errors import InputError
 from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
 from pipeline.decoding.clip_decoder import DecodeJob
 from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
@@ -26,6 +27,7 @@ from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
+from pipeline.reading.reader import LocalClip
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
@@ -100,6 +102,16 @@ def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> 
     killer.start()
     with pytest.raises(VideoError, match="was ended by SIGKILL"):
         cut(process)
+    cut(process)
+
+
+@pytest.mark.parametrize(("name", "error"), [("nothing.tar", InputError), ("", IsADirectoryError)])
+def test_a_shard_that_cannot_be_read_is_no_fault_of_its_videos(
+    process: DecodeProcess, tmp_path: Path, name: str, error: type[Exception]
+) -> None:
+    task = make_task(CROPS[0])._replace(video=LocalClip(tmp_path / name, SAMPLE, None, NUMBERS))
+    with pytest.raises(error):
+        process.decode([make_task(CROPS[0]), task])
     cut(process)
 
 
