@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import islice
@@ -90,6 +89,17 @@ def stop(process: DecodeProcess) -> int:
     return process._process.pid
 
 
+def before_the_answer(process: DecodeProcess, happens: Callable[[], object]) -> None:
+    """Have something happen after the next tasks are sent."""
+    poll = process._connection.poll
+
+    def let_happen(timeout: float) -> bool:
+        happens()
+        return poll(timeout)
+
+    process._connection.poll = let_happen  # type: ignore[assignment, method-assign]
+
+
 def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> None:
     hung = stop(process)
     process._timeout = 0.2
@@ -98,8 +108,7 @@ def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> 
     process._timeout = 20
     crashing = stop(process)
     assert crashing != hung
-    killer = threading.Timer(0.2, os.kill, (crashing, signal.SIGKILL))
-    killer.start()
+    before_the_answer(process, lambda: os.kill(crashing, signal.SIGKILL))
     with pytest.raises(VideoError, match="was ended by SIGKILL"):
         cut(process)
     cut(process)
@@ -136,8 +145,7 @@ def test_a_signal_to_the_whole_job_ends_no_process(process: DecodeProcess, numbe
 
 def test_closing_is_no_fault_of_the_video_that_is_decoded(process: DecodeProcess) -> None:
     stop(process)
-    closer = threading.Timer(0.2, process.close)
-    closer.start()
+    before_the_answer(process, process.close)
     for _ in range(2):
         with pytest.raises(CancelledError):
             cut(process)
