@@ -48,10 +48,6 @@ class DecodeJob:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # held while clips are written
     is_abandoned: bool = field(default=False, init=False)  # nobody waits for it any more: it must not write
 
-    @property
-    def is_ready(self) -> bool:
-        return self.future.done() and not self.future.exception()
-
     def retry(self, only_pyav: bool = False) -> "DecodeJob":
         """Return a job for the same clips. A thread that hangs may still change this one."""
         return replace(self, for_dali=None, only_pyav=only_pyav or self.only_pyav)

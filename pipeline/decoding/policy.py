@@ -37,8 +37,8 @@ class DecoderPolicy:
         share = config.dali_share
         if share is None:
             share = 1.0 if config.decoder == "dali" else 0.0
-        self._dali_share = 0.0 if config.decoder == "pyav" else share
-        self._codecs = _find_dali_codecs(dataset, device, config) if self._dali_share else frozenset()
+        self.dali_share = 0.0 if config.decoder == "pyav" else share
+        self._codecs = _find_dali_codecs(dataset, device, config) if self.dali_share else frozenset()
 
     def uses_dali(self, sample: int, decode: int, batch: int, video: VideoSlice) -> bool:
         """Return whether DALI decodes a video that has been read; otherwise PyAV does."""
@@ -57,7 +57,7 @@ class DecoderPolicy:
         """
         if batch >= min(self._banned_since.get(sample, math.inf), self._banned_since.get(None, math.inf)):
             return False
-        if math.floor((decode + 1) * self._dali_share) == math.floor(decode * self._dali_share):
+        if math.floor((decode + 1) * self.dali_share) == math.floor(decode * self.dali_share):
             return False
         found = self._dataset.samples[sample]
         return found.codec in self._codecs and found.width % self._side_step == found.height % self._side_step == 0

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -111,10 +111,9 @@ class DecodeProcess:
                 raise HungError(f"decoding took more than {self._timeout:g} s")
             reply = self._connection.recv()
         except (OSError, EOFError) as error:
-            code = self._process.wait()
+            how = describe_end(self._process)
             if self._closed:
                 raise CancelledError from error
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             raise VideoError(f"the process that decoded it {how}") from error
         if isinstance(reply, Exception):
             raise reply
@@ -135,15 +134,27 @@ class DecodeProcess:
             self._connection.close()
 
     def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        files = theirs.fileno(), self._memory.file
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{IGNORE_SIGNALS}; from {__name__} import answer; answer{files}"],
-            pass_fds=files, stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the process that this one works for
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
-        theirs.close()
+        self._process, self._connection = start_process(answer, self._memory.file)
+
+
+def start_process(serve: Callable[[int, int], None], file: int) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a process that calls `serve` with a socket, whose other end is returned, and with `file`, open there."""
+    ours, theirs = Pipe()
+    files = theirs.fileno(), file
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{IGNORE_SIGNALS}; from {serve.__module__} import {serve.__name__} as f; f{files}"],
+        pass_fds=files, stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the process that this one works for
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    theirs.close()
+    return process, ours
+
+
+def describe_end(process: "subprocess.Popen[bytes]") -> str:
+    """Wait for the end of a process, and say how it came."""
+    code = process.wait()
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def carry_out(task: Task, memory: SharedMemory) -> Decoded:

@@ -1,8 +1,9 @@
 """Clips on their way from the CPU to the device, which crops and scales those that have been decoded to planes."""
 
+import math
 import threading
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -27,38 +28,59 @@ def make_color_matrix(matrix: str, full_range: bool, bits: int) -> np.ndarray:
 class HostClips:
     """The clips of a batch in host memory: frames as they were decoded, or images that need nothing more.
 
-    Memory is allocated on first use, since DALI may decode the whole batch. Thread-safe up to the upload.
+    Memory is allocated on first use, since DALI may decode the whole batch. Thread-safe up to the upload. By a pickler
+    that takes care of tensors (see SharedBlocks), clips can be sent to another process, to be uploaded there.
     """
 
-    def __init__(self, shape: tuple[int, ...], stream: torch.cuda.Stream | None, takes_frames: bool) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stream: torch.cuda.Stream | None,
+        takes_frames: bool,
+        allocate: Callable[[int], UInt8[Tensor, " bytes"]] | None = None,
+    ) -> None:
         """shape: [B, T, H, W, C].
 
         stream: on which clips are copied to its GPU, beside the training step; None: they stay on the CPU.
         takes_frames: whether clips may come as decoded frames; otherwise all are images.
+        allocate: gives so many bytes of host memory, which nobody else uses meanwhile; None: PyTorch's, page-locked for
+            a GPU, so that copying does not block the host, and not used again before the stream has read it.
         """
-        self.takes_frames, self._shape, self._stream = takes_frames, shape, stream
-        self._device = torch.device("cpu") if stream is None else stream.device
-        self._images: Tensor | None = None
+        self.takes_frames, self._shape, self.stream = takes_frames, shape, stream
+        self._allocate = allocate or partial(torch.empty, dtype=torch.uint8, pin_memory=stream is not None)
+        self._images: Tensor | None = None  # bytes
         self._chunks: list[Tensor] = []  # of frames and tables
         self._last_begins = self._used = 0  # address of the last chunk, and bytes used of it
-        self._tables: tuple[int, list[np.ndarray]] | None = None  # their address; see DecodedClips
+        self._tables_begin: int | None = None  # their address
+        self._tables: list[np.ndarray] = []  # see DecodedClips
         self._has_images, self._has_frames = (np.zeros(shape[0], bool) for _ in range(2))  # clip by clip
         self._lock = threading.RLock()
+        self._is_lent = False  # whether somebody else will use the memory again
+        self.is_dropped = False
         self.copy: Tensor | None = None  # on the device, perhaps still in flight
         self._arrived: torch.cuda.Event | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        left_out = ("_lock", "_tables", "_allocate")
+        return {name: value for name, value in vars(self).items() if name not in left_out} | {"_is_lent": True}
+
     @property
     def is_allocated(self) -> bool:
-        return self._images is not None or self._tables is not None
+        return self._images is not None or self._tables_begin is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the host memory is no longer needed."""
+        return self.is_dropped or (self.copy is not None and (self._arrived is None or self._arrived.query()))
 
     def images(self, first: int, count: int) -> UInt8[np.ndarray, "count T H W C"]:
         """Return where images of `count` clips from number `first` on are to be written."""
         clips = slice(first, first + count)
         with self._lock:
             if self._images is None:
-                self._images = self._allocate(*self._shape)
+                self._images = self._allocate(math.prod(self._shape))
             self._has_images[clips] = True
-            return self._images[clips].numpy()
+            return self._images.view(self._shape)[clips].numpy()
 
     def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
         """Return memory for frames, behind the address that it will have among all frames of the batch."""
@@ -75,9 +97,9 @@ class HostClips:
         """Have the clips of `rows`, from number `first` on, made of frames in memory that was allocated here."""
         window, layout = frames.window, frames.layout
         with self._lock:
-            if self._tables is None:
-                self._tables = self._make_tables()
-            _, (offsets, sizes, boxes, flips, matrices, siting) = self._tables
+            if self._tables_begin is None:
+                self._make_tables()
+            offsets, sizes, boxes, flips, matrices, siting = self._tables
             clips = slice(first, first + len(rows))
             offsets[clips] = frames.offsets
             sizes[clips] = window.height, window.width, layout.sample_bytes
@@ -89,18 +111,19 @@ class HostClips:
 
     def upload(self) -> None:
         """Queue a copy; later writes may or may not be in it."""
-        if self._stream is None and self._tables is None:
-            self.copy = self._images
+        images = None if self._images is None else self._images.view(self._shape)
+        if self.stream is None and self._tables_begin is None:
+            self.copy = images.clone() if images is not None and self._is_lent else images
             return
-        with torch.cuda.stream(self._stream):
-            if self._tables is None:
+        with torch.cuda.stream(self.stream):
+            if self._tables_begin is None:
                 self.copy = torch.empty(self._shape, dtype=torch.uint8, device=self._device)
             else:
-                self.copy = self._make_clips(self._tables[0])
-            if self._images is not None:
-                self._copy_images(self._images, self.copy)
-            if self._stream is not None:
-                self._arrived = self._stream.record_event()
+                self.copy = self._make_clips(self._tables_begin)
+            if images is not None:
+                self._copy_images(images, self.copy)
+            if self.stream is not None:
+                self._arrived = self.stream.record_event()
 
     def on_device(self) -> UInt8[Tensor, "B T H W C"]:
         """Return the clips for use on the current stream, which waits for them; the host does not."""
@@ -113,19 +136,17 @@ class HostClips:
             self.copy.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
         return self.copy
 
-    def _allocate(self, *shape: int) -> Tensor:
-        """Allocate page-locked memory, so that copying does not block the host. PyTorch does not reuse it before the
-        stream has read it."""
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._stream is not None)
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self.stream is None else self.stream.device
 
-    def _make_tables(self) -> tuple[int, list[np.ndarray]]:
+    def _make_tables(self) -> None:
         """Make tables by which every clip shows the first pixel of the memory, until it is told another."""
-        address, block = self.allocate(count_table_bytes(*self._shape[:2]))
+        self._tables_begin, block = self.allocate(count_table_bytes(*self._shape[:2]))
         block[:] = 0
-        tables = [table.numpy() for table in view_tables(torch.from_numpy(block), *self._shape[:2])]
-        _, sizes, boxes, *_ = tables
+        self._tables = [table.numpy() for table in view_tables(torch.from_numpy(block), *self._shape[:2])]
+        _, sizes, boxes, *_ = self._tables
         sizes[:], boxes[:, 2:] = 1, 1
-        return address, tables
 
     def _make_clips(self, tables: int) -> UInt8[Tensor, "B T H W C"]:
         """Upload the frames and the tables, which lie at this address, and make clips of them."""

@@ -10,8 +10,9 @@ a resume with the same number of processes only.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -43,7 +44,21 @@ class PlanRow:
 
 
 class ClipPlan(Protocol):
-    """What the loader and the reader need of a plan. `views` neighboring rows share one decode."""
+    """What the loader and the reader need of a plan. `views` neighboring rows share one decode.
+
+    Pickled, a plan is what it was made of.
+    """
+
+    _made_of: tuple[tuple[object, ...], dict[str, object]] = (), {}
+
+    def __new__(cls, *arguments: object, **options: object) -> "ClipPlan":
+        plan = super().__new__(cls)
+        plan._made_of = arguments, options
+        return plan
+
+    def __reduce__(self) -> tuple[Callable[..., "ClipPlan"], tuple[object, ...]]:
+        arguments, options = self._made_of
+        return partial(type(self), **options), arguments
 
     num_frames: int
     frame_size: FrameSize

@@ -62,6 +62,11 @@ class ShardDataset:
     cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
     parts: Sequence[Tables] = ()
     gops: Sequence[GopIndex | None] = ()  # of each sample, None if its video can only be read whole
+    opened: tuple[Any, ...] = ()  # what `open` was given
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickled, a dataset is opened again."""
+        return ShardDataset.open, self.opened
 
     @classmethod
     def open(
@@ -76,6 +81,7 @@ class ShardDataset:
             config = shards
             shards = config.shards
         config = config or DataConfig()
+        opened = shards, config
         max_gib = config.cache_gib if config.subset is None else 0.0  # few videos a shard: whole ones cost more
         cache = ShardCache(Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s)
         places = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
@@ -104,6 +110,7 @@ class ShardDataset:
             cache=cache,
             parts=parts,
             gops=_concatenate([Lazy(len(part), part.gops) for part in parts]),
+            opened=opened,
         )
 
     @property

@@ -1,0 +1,182 @@
+"""The part of the loader that runs on CPU cores: clips of a plan, read and decoded into host memory by threads."""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from kernels.crop_resize import frame_bytes
+from pipeline.config import DataConfig
+from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
+from pipeline.decoding.planes import find_window
+from pipeline.decoding.policy import DecoderPolicy
+from pipeline.decoding.process_decoder import ProcessClipDecoder
+from pipeline.decoding.upload import HostClips
+from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.pool import ThreadPool
+from pipeline.shards.dataset import ShardDataset
+
+POLL_S = 0.2  # between looks at whether a decode hangs
+
+
+@dataclass
+class HostBatch:
+    """A batch in the making, or ready: clips in host memory, but for those that DALI decodes."""
+
+    number: int
+    rows: list[PlanRow]  # with those of replacements, once it is ready
+    host: HostClips
+    jobs: list[DecodeJob] = field(default_factory=list)  # none: another process has done them
+    num_bytes: int = 0  # held until the batch is out
+    is_fed: bool = False  # whether DALI has its part
+
+    @property
+    def dali_jobs(self) -> list[DecodeJob]:
+        return [job for job in self.jobs if job.for_dali is not None]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is known of each video who decodes it."""
+        return all(job.is_read for job in self.jobs)
+
+    @property
+    def is_ready(self) -> bool:
+        return all(future.done() and not future.exception() for future in {job.future for job in self.jobs})
+
+
+class HostLoader:
+    """`pending` are the batches in the making, in the order of the plan."""
+
+    takes_frames = False  # see HostClips
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        plan: ClipPlan,
+        policy: DecoderPolicy,
+        config: DataConfig,
+        quarantine: Path | None,
+        stream: torch.cuda.Stream | None = None,
+        allocate: Callable[[int], UInt8[Tensor, " bytes"]] | None = None,
+    ) -> None:
+        """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
+
+        stream, allocate: see HostClips.
+        """
+        self._dataset, self._plan, self._config = dataset, plan, config
+        self._stream, self._allocate = stream, allocate
+        decoder = ProcessClipDecoder if config.uses_processes else ClipDecoder
+        self._decoder = decoder(dataset, plan, policy, config, quarantine)
+        self._pool = ThreadPool(config.threads, "clips")
+        self._numbers: Iterator[int] = count()
+        self.pending: deque[HostBatch] = deque()
+
+    def close(self) -> None:
+        """Stop all threads after the frame that each is decoding."""
+        self._decoder.reader.close()  # first: threads may be waiting for a download
+        self._pool.close()
+        self._decoder.close()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Sums since the start; seconds are summed over threads."""
+        return self._decoder.counts
+
+    def start(self, first: int) -> None:
+        """Begin with the plan's batch number `first`."""
+        self._numbers = count(first)
+        self.pending.clear()
+        self.top_up()
+
+    def top_up(self) -> None:
+        """Keep `data.prefetch` batches in the making, fewer if they are large."""
+        limit = self._config.prefetch_mib * 2**20
+        while len(self.pending) < self._config.prefetch and sum(batch.num_bytes for batch in self.pending) < limit:
+            number = next(self._numbers)
+            rows = self._plan.batch(number)
+            if not rows:
+                return
+            self._decoder.reader.advance(number)
+            self.pending.append(self._start(number, rows))
+
+    def take(self) -> HostBatch | None:
+        """Wait for the next batch; None: the plan has ended. Raise InputError if too many videos cannot be decoded."""
+        if not self.pending:
+            return None
+        batch = self.pending.popleft()
+        self.wait_for(batch)
+        self._decoder.quarantine.delivered(len(batch.rows))
+        return batch
+
+    def wait_for(self, batch: HostBatch) -> None:
+        """Wait until all videos of a batch are read and PyAV's part is decoded; replace videos whose decode hangs."""
+        for place in range(len(batch.jobs)):
+            while not (future := batch.jobs[place].future).done():
+                wait([future], min(POLL_S, self._config.decode_timeout_s / 4))
+                for other in (batch, *self.pending):  # all threads may hang in videos of later batches
+                    self._replace_hung(other)
+            future.result()  # raises what the job has raised
+        batch.rows = [row for job in batch.jobs for row in job.rows]
+
+    def redo_with_pyav(self, batch: HostBatch) -> bool:
+        """Decode DALI's part of a batch with PyAV, and wait for it. Return whether a video of it was replaced."""
+        attempts = sum(job.attempt for job in batch.jobs)
+        for place, job in enumerate(batch.jobs):
+            if job.for_dali is not None:
+                batch.host.copy = None
+                batch.jobs[place] = job.retry(only_pyav=True)
+                self._submit([batch.jobs[place]])
+        self.wait_for(batch)
+        return sum(job.attempt for job in batch.jobs) > attempts
+
+    def _start(self, number: int, rows: list[PlanRow]) -> HostBatch:
+        views = self._plan.views
+        shape = (len(rows), self._plan.num_frames, *self._plan.frame_size, self._dataset.channels)
+        host = HostClips(shape, self._stream, self.takes_frames, self._allocate)
+        first_decode = number * (self._plan.batch_size // views)
+        jobs = [
+            DecodeJob(first, rows[first : first + views], number, first_decode + first // views, host)
+            for first in range(0, len(rows), views)
+        ]
+        # So many that every thread has two times as many in the batches that are in the making.
+        share = len(jobs) * self._config.prefetch // (2 * self._config.threads)
+        at_once = max(1, min(self._decoder.jobs_at_once, share))
+        for place in range(0, len(jobs), at_once):
+            self._submit(jobs[place : place + at_once])
+        return HostBatch(number, rows, host, jobs, math.prod(shape) + sum(map(self._count_bytes, jobs)))
+
+    def _count_bytes(self, job: DecodeJob) -> int:
+        """Return how many bytes a video takes, and its frames if they are kept for the device to scale."""
+        sample = self._dataset.samples[job.rows[0].sample]
+        if not job.host.takes_frames:
+            return sample.size
+        window = find_window([row.crop for row in job.rows], sample.width, sample.height)
+        return sample.size + self._plan.num_frames * frame_bytes(window.height, window.width, 1)
+
+    def _submit(self, jobs: Sequence[DecodeJob]) -> None:
+        future = self._pool.submit(partial(self._decoder.decode_all, jobs))
+        for job in jobs:
+            job.future = future
+
+    def _replace_hung(self, batch: HostBatch) -> None:
+        timeout = self._config.decode_timeout_s
+        for place, job in enumerate(batch.jobs):
+            started = job.started
+            if started is None or time.monotonic() - started < timeout:
+                continue
+            with job.lock:
+                job.is_abandoned = True
+            self._pool.abandon(job.future)
+            self._decoder.count(timeouts=1)
+            batch.jobs[place] = new = job.retry()
+            self._decoder.replace(new, f"decoding took more than {timeout:g} s")
+            self._submit([new])
