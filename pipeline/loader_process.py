@@ -47,6 +47,7 @@ class SharedBlocks:
     def __init__(self, file: int, is_pinned: bool = False) -> None:
         """file: from memfd_create; is_pinned: whether blocks that are received are page-locked for a GPU."""
         os.ftruncate(file, ADDRESSES)
+        self.file = file
         self._bytes = torch.from_numpy(np.frombuffer(mmap.mmap(file, ADDRESSES), np.uint8))
         self._lock = threading.Lock()
         self._end = 0
@@ -86,10 +87,11 @@ class SharedBlocks:
         return tensor
 
     def close(self) -> None:
-        """Unlock the pages. To be called when nothing is copied from them any more."""
+        """Give the memory back. To be called when nothing is copied from it any more."""
         for block in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._view(block).data_ptr())
-        self._pinned.clear()
+        del self._bytes
+        os.close(self.file)
 
     def _view(self, block: Block) -> UInt8[Tensor, " bytes"]:
         return self._bytes[block.start : block.start + block.num_bytes]
@@ -115,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class LoaderProcess:
-    """HostLoader's counterpart: starts the process with the first batch. `pending` are the batches that are ready."""
+    """HostLoader's counterpart. `pending` are the batches that are ready."""
 
     takes_frames = False  # see HostClips
 
@@ -128,24 +130,26 @@ class LoaderProcess:
         stream: torch.cuda.Stream | None,
     ) -> None:
         self._made_of, self._stream = (dataset, plan, config, quarantine), stream
-        self._file = os.memfd_create("clips")
-        self._blocks = SharedBlocks(self._file, is_pinned=stream is not None)
         self._process: subprocess.Popen[bytes] | None = None
-        self._run = self._next = 0  # which `start` it is, and the batch to ask for next
+        self._held: list[tuple[HostClips, list[Block]]] = []  # what is not yet on the device
+        self._earlier, self._newest = Counter[str](), Counter[str]()  # counts of earlier processes, of this one
         self._has_ended = False  # the plan
-        self._held: list[tuple[HostClips, list[Block]]] = []
         self.pending: deque[HostBatch] = deque()
-        self.counts: Counter[str] = Counter()  # sums since the start
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Sums since the start; seconds are summed over threads."""
+        return self._earlier + self._newest
 
     def start(self, first: int) -> None:
-        """Begin with the plan's batch number `first`."""
-        if self._process is None:
-            self._process, self._connection = start_process(serve, self._file)
-            self._connection.send((*self._made_of, self.takes_frames))
-        for batch in self.pending:
-            batch.host.is_dropped = True
-        self.pending.clear()
-        self._run, self._next, self._has_ended = self._run + 1, first, False
+        """Begin with the plan's batch number `first`, in a new process."""
+        self.close()
+        self._earlier, self._newest = self.counts, Counter()
+        self._has_ended = False
+        self._blocks = SharedBlocks(os.memfd_create("clips"), is_pinned=self._stream is not None)
+        self._process, self._connection = start_process(serve, self._blocks.file)
+        with self._explain_end():
+            self._connection.send((*self._made_of, self.takes_frames, first))
         for _ in range(AHEAD):
             self._ask()
 
@@ -164,39 +168,37 @@ class LoaderProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
-            self._process = None
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        self._connection.close()
+        self.pending.clear()
+        self._held.clear()
         if self._stream is not None:
             self._stream.synchronize()
         self._blocks.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
     def _ask(self) -> None:
         """Ask for a batch, and tell which memory is free."""
         free = [block for host, blocks in self._held if host.is_read for block in blocks]
         self._held = [(host, blocks) for host, blocks in self._held if not host.is_read]
         with self._explain_end():
-            self._connection.send((self._run, self._next, free))
-        self._next += 1
+            self._connection.send(free)
 
     def _receive(self) -> None:
         with self._explain_end():
             reply, blocks = self._blocks.loads(self._connection.recv_bytes())
         if isinstance(reply, Exception):
             raise reply
-        run, batch, self.counts = reply
-        if batch is not None:
-            batch.host.stream, batch.host.is_dropped = self._stream, run != self._run
-            self._held.append((batch.host, blocks))
-        if run == self._run and batch is not None:
-            self.pending.append(batch)
-        elif run == self._run:
+        batch, self._newest = reply
+        if batch is None:
             self._has_ended = True
+            return
+        batch.host.stream = self._stream
+        self._held.append((batch.host, blocks))
+        self.pending.append(batch)
 
     @contextmanager
     def _explain_end(self) -> Iterator[None]:
@@ -211,30 +213,24 @@ class LoaderProcess:
 
 
 def serve(socket: int, file: int) -> None:
-    """Load what is asked for, in such a process, until nobody is left who could ask."""
+    """Load batches, in such a process, whenever one is asked for, until nobody is left who could ask."""
     connection, blocks = Connection(socket), SharedBlocks(file)
     with suppress(OSError, EOFError):
-        dataset, plan, config, quarantine, takes_frames = connection.recv()
-        without_dali = replace(config, decoder="pyav", dali_share=None)
-        policy = DecoderPolicy(dataset, torch.device("cpu"), without_dali)
+        dataset, plan, config, quarantine, takes_frames, first = connection.recv()
+        policy = DecoderPolicy(dataset, torch.device("cpu"), replace(config, decoder="pyav"))
         with closing(HostLoader(dataset, plan, policy, config, quarantine, allocate=blocks.allocate)) as loader:
             loader.takes_frames = takes_frames
-            now = run, number = -1, -1
+            loader.start(first)
             while True:
-                *wanted, free = connection.recv()
-                blocks.free(free)
-                if tuple(wanted) != now:
-                    run, number = wanted
-                    loader.start(number)
-                connection.send_bytes(blocks.dumps(load(loader, run)))
-                now = run, number = run, number + 1
+                blocks.free(connection.recv())
+                connection.send_bytes(blocks.dumps(load(loader)))
 
 
-def load(loader: HostLoader, run: int) -> tuple[int, HostBatch | None, Counter[str]] | Exception:
+def load(loader: HostLoader) -> tuple[HostBatch | None, Counter[str]] | Exception:
     """Return the next batch, or why there is none."""
     try:
         batch = loader.take()
         loader.top_up()
     except Exception as error:  # whoever asks for it raises it
         return error
-    return run, batch and replace(batch, jobs=[]), loader.counts
+    return batch and replace(batch, jobs=[]), loader.counts

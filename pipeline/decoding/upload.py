@@ -56,7 +56,6 @@ class HostClips:
         self._has_images, self._has_frames = (np.zeros(shape[0], bool) for _ in range(2))  # clip by clip
         self._lock = threading.RLock()
         self._is_lent = False  # whether somebody else will use the memory again
-        self.is_dropped = False
         self.copy: Tensor | None = None  # on the device, perhaps still in flight
         self._arrived: torch.cuda.Event | None = None
 
@@ -71,7 +70,7 @@ class HostClips:
     @property
     def is_read(self) -> bool:
         """Whether the host memory is no longer needed."""
-        return self.is_dropped or (self.copy is not None and (self._arrived is None or self._arrived.query()))
+        return self.copy is not None and (self._arrived is None or self._arrived.query())
 
     def images(self, first: int, count: int) -> UInt8[np.ndarray, "count T H W C"]:
         """Return where images of `count` clips from number `first` on are to be written."""

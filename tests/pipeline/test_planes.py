@@ -154,7 +154,7 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
     batches = {}
     for scales_on_device in (False, True):
         with ClipLoader(mixed, plan, torch.device(device if scales_on_device else "cpu"), config, None) as loader:
-            loader.scales_on_device = scales_on_device
+            loader._host.takes_frames = scales_on_device
             batches[scales_on_device] = list(islice(loader.batches(0), 4))
     check_frames(batches[True], plan, mixed)
     for made, expected in zip(batches[True], batches[False], strict=True):

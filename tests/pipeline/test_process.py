@@ -1,5 +1,6 @@
 """Processes that decode give what threads give, are replaced when they hang or crash, and end with their user."""
 
+import gc
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +23,14 @@ from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_
 from common.errors import InputError
 from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
 from pipeline.decoding.clip_decoder import DecodeJob
+from pipeline.decoding.policy import DecoderPolicy
 from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
+from pipeline.host_loader import HostLoader
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
+from pipeline.planning.plan import ClipPlan
 from pipeline.reading.reader import LocalClip
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
@@ -41,6 +46,19 @@ def process() -> Iterator[DecodeProcess]:
     process = DecodeProcess(timeout=20)
     yield process
     process.close()
+
+
+@pytest.fixture
+def host_loaders(monkeypatch: pytest.MonkeyPatch) -> list[HostLoader]:
+    """The parts of loaders that have a process of their own otherwise: here they are in this one."""
+    loaders: list[HostLoader] = []
+
+    def make(dataset: ShardDataset, plan: ClipPlan, config: DataConfig, *others: Any) -> HostLoader:
+        loaders.append(HostLoader(dataset, plan, DecoderPolicy(dataset, CPU, config), config, *others))
+        return loaders[-1]
+
+    monkeypatch.setattr("pipeline.loader.LoaderProcess", make)
+    return loaders
 
 
 def make_task(*crops: Crop, video: VideoSlice = VIDEO, takes_frames: bool = False) -> Task:
@@ -125,6 +143,7 @@ def test_a_shard_that_cannot_be_read_is_no_fault_of_its_videos(
 
 
 def test_no_file_stays_open() -> None:
+    gc.collect()  # of other tests
     before = os.listdir("/proc/self/fd")
     process = DecodeProcess(timeout=20)
     cut(process)
@@ -151,6 +170,7 @@ def test_closing_is_no_fault_of_the_video_that_is_decoded(process: DecodeProcess
             cut(process)
 
 
+@pytest.mark.usefixtures("host_loaders")
 @pytest.mark.parametrize("error", [VideoError("ended by SIGSEGV"), HungError("decoding took long")])
 def test_only_the_video_that_ends_a_process_is_replaced(
     short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: VideoError
@@ -172,24 +192,28 @@ def test_only_the_video_that_ends_a_process_is_replaced(
     assert (line["key"], line["reason"]) == (fatal, str(error))
 
 
-def test_the_loader_uses_processes_and_ends_them(short_shards: Path, tmp_path: Path) -> None:
+def test_the_loader_uses_processes_and_ends_them(
+    short_shards: Path, tmp_path: Path, host_loaders: list[HostLoader]
+) -> None:
     bad = {"v02", "v05"}
     for dataset in (ShardDataset.open(short_shards), broken_copy(short_shards, tmp_path / "broken", bad)):
         plan = plan_of(dataset, PROCESSES)
         for scales_on_device in (False, True):
             with ClipLoader(dataset, plan, CPU, PROCESSES, None) as loader:
-                loader.scales_on_device = scales_on_device
+                host_loaders[-1].takes_frames = scales_on_device
                 batches = list(islice(loader.batches(0), 6))
                 if "broken" in str(dataset.folder):
                     assert check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
                 else:
                     check_frames(batches, plan, dataset)
-                assert isinstance(loader._decoder, ProcessClipDecoder)
-                processes = loader._decoder._processes
+                decoder = host_loaders[-1]._decoder
+                assert isinstance(decoder, ProcessClipDecoder)
+                processes = decoder._processes
                 assert len(processes) == PROCESSES.num_threads
             assert all(used._process and used._process.returncode is not None for used in processes)
 
 
+@pytest.mark.usefixtures("host_loaders")
 @pytest.mark.parametrize(("batch_size", "at_once"), [(2, {1}), (6, {3}), (24, {4})])
 def test_small_batches_keep_all_processes_busy(
     short: ShardDataset, monkeypatch: pytest.MonkeyPatch, batch_size: int, at_once: set[int]
