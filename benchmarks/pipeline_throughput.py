@@ -415,23 +415,25 @@ def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.nda
 
 
 def cpu_seconds() -> float:
-    """Return user and system time of this process and its children so far."""
+    """Return user and system time of this process and of those that work for it so far."""
     ticks = 0
-    for process in family():
+    for process in list_family("self"):
         fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib() -> float:
-    """Return the resident memory of this process and its children, shared pages counted once."""
-    sizes = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in family()]
+    """Return the resident memory of this process and of those that work for it, shared pages counted once."""
+    sizes = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in list_family("self")]
     return sum(int(text.split("Pss:")[1].split()[0]) for text in sizes) / 1024
 
 
-def family() -> list[str]:
-    lists = Path("/proc/self/task").glob("*/children")  # of each thread; not every kernel has them
-    return [str(os.getpid()), *(child for children in lists for child in children.read_text().split())]
+def list_family(process: str) -> list[str]:
+    """List a process, its children, and theirs."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")  # of each thread; not every kernel has them
+    children = [child for found in lists for child in found.read_text().split()]
+    return [process, *(member for child in children for member in list_family(child))]
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ class DataConfig:
     num_threads: int | None = option(None, at_least=1, free=True)
     """decoding threads; null: this rank's share of the cores"""
     processes: bool | None = option(None, free=True)
-    """decode in a process for each decoding thread, since the threads of one process wait for Python's lock; null: with
-    more than 4 threads"""
+    """decode in a process for each decoding thread and, without DALI, run these threads in another one, since those of
+    one process wait for Python's lock; null: with more than 4 threads"""
     dali_threads: int | None = option(None, at_least=1, free=True)
     """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
