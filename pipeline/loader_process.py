@@ -3,24 +3,16 @@
 Clips come in memory that both processes know: nothing of them is sent or copied.
 """
 
-import io
-import mmap
 import os
-import pickle
 import subprocess
-import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -30,90 +22,9 @@ from pipeline.decoding.upload import HostClips
 from pipeline.host_loader import HostBatch, HostLoader
 from pipeline.planning.plan import ClipPlan
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shared_blocks import Block, SharedBlocks
 
 AHEAD = 2  # batches that are asked for: one is uploaded during a training step, the next is waiting
-ADDRESSES = 2**36  # bytes, of which only those exist that have been written to
-
-
-class Block(NamedTuple):
-    start: int
-    num_bytes: int
-
-
-class SharedBlocks:
-    """Memory without a name, known to two processes: one allocates blocks and uses freed ones again; to the other they
-    are sent, among anything else. Thread-safe where blocks are allocated."""
-
-    def __init__(self, file: int, is_pinned: bool = False) -> None:
-        """file: from memfd_create; is_pinned: whether blocks that are received are page-locked for a GPU."""
-        os.ftruncate(file, ADDRESSES)
-        self.file = file
-        self._bytes = torch.from_numpy(np.frombuffer(mmap.mmap(file, ADDRESSES), np.uint8))
-        self._lock = threading.Lock()
-        self._end = 0
-        self._free: dict[int, list[Block]] = defaultdict(list)  # by size
-        self._is_pinned, self._pinned = is_pinned, set[Block]()
-
-    def allocate(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"]:
-        with self._lock:
-            if free := self._free[num_bytes]:
-                return self._view(free.pop())
-            block = Block(self._end, num_bytes)
-            self._end = -(-(block.start + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-            return self._view(block)
-
-    def free(self, blocks: Iterable[Block]) -> None:
-        with self._lock:
-            for block in blocks:
-                self._free[block.num_bytes].append(block)
-
-    def dumps(self, value: object) -> bytes:
-        """Pickle something whose tensors are blocks."""
-        buffer = io.BytesIO()
-        _Pickler(buffer, self._bytes.data_ptr()).dump(value)
-        return buffer.getvalue()
-
-    def loads(self, data: bytes) -> tuple[Any, list[Block]]:
-        """Return what was pickled, and the blocks in it."""
-        unpickler = _Unpickler(data, self)
-        return unpickler.load(), unpickler.blocks
-
-    def receive(self, block: Block) -> UInt8[Tensor, " bytes"]:
-        tensor = self._view(block)
-        if self._is_pinned and block not in self._pinned:
-            check = torch.cuda.check_error
-            check(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), block.num_bytes, 0))
-            self._pinned.add(block)
-        return tensor
-
-    def close(self) -> None:
-        """Give the memory back. To be called when nothing is copied from it any more."""
-        for block in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._view(block).data_ptr())
-        del self._bytes
-        os.close(self.file)
-
-    def _view(self, block: Block) -> UInt8[Tensor, " bytes"]:
-        return self._bytes[block.start : block.start + block.num_bytes]
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, begin: int) -> None:
-        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self._begin = begin
-
-    def persistent_id(self, value: object) -> Block | None:
-        return Block(value.data_ptr() - self._begin, len(value)) if isinstance(value, Tensor) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, memory: SharedBlocks) -> None:
-        super().__init__(io.BytesIO(data))
-        self._memory, self.blocks = memory, list[Block]()
-
-    def persistent_load(self, block: Block) -> Tensor:
-        self.blocks.append(block)
-        return self._memory.receive(block)
 
 
 class LoaderProcess:
