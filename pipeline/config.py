@@ -66,7 +66,7 @@ class DataConfig:
     """decoding threads; null: this rank's share of the cores"""
     processes: bool | None = option(None, free=True)
     """decode in a process for each decoding thread and, without DALI, run these threads in another one, since those of
-    one process wait for Python's lock; null: with more than 4 threads"""
+    one process wait for Python's lock, as does training; null: for a GPU, or with more than 4 threads"""
     dali_threads: int | None = option(None, at_least=1, free=True)
     """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
@@ -106,6 +106,6 @@ class DataConfig:
             return self.num_threads
         return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    @property
-    def uses_processes(self) -> bool:
-        return self.threads > MAX_THREADS_OF_ONE_PROCESS if self.processes is None else self.processes
+    def uses_processes(self, on_gpu: bool) -> bool:
+        """Whether clips are decoded in processes, for training on a GPU or on CPU cores."""
+        return on_gpu or self.threads > MAX_THREADS_OF_ONE_PROCESS if self.processes is None else self.processes

@@ -74,7 +74,7 @@ class HostLoader:
         """
         self._dataset, self._plan, self._config = dataset, plan, config
         self._stream, self._allocate = stream, allocate
-        decoder = ProcessClipDecoder if config.uses_processes else ClipDecoder
+        decoder = ProcessClipDecoder if config.processes else ClipDecoder
         self._decoder = decoder(dataset, plan, policy, config, quarantine)
         self._pool = ThreadPool(config.threads, "clips")
         self._numbers: Iterator[int] = count()

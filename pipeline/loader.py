@@ -65,18 +65,20 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device, or if no sample
         has one of data.fields.
         """
-        self._dataset, self._plan, self.config = dataset, plan, config
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
+        on_gpu = device.type == "cuda"
+        config = replace(config, processes=config.uses_processes(on_gpu))
+        self._dataset, self._plan, self.config = dataset, plan, config
         self._policy = DecoderPolicy(dataset, device, config)
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = torch.cuda.Stream(device) if on_gpu else None
         self._host: HostLoader | LoaderProcess
-        if config.uses_processes and not self._policy.dali_share:
+        if config.processes and not self._policy.dali_share:
             self._host = LoaderProcess(dataset, plan, config, quarantine, stream)
         else:
             self._host = HostLoader(dataset, plan, self._policy, config, quarantine, stream)
-        self._host.takes_frames = device.type == "cuda"
-        dali_threads = config.dali_threads or (GPU_THREADS if device.type == "cuda" else config.threads)
+        self._host.takes_frames = on_gpu
+        dali_threads = config.dali_threads or (GPU_THREADS if on_gpu else config.threads)
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
         self._gave_up_dali = False
         self._counts: Counter[str] = Counter()

@@ -233,10 +233,12 @@ def test_small_batches_keep_all_processes_busy(
     assert set(calls) == at_once
 
 
-def test_processes_are_for_more_threads_than_one_process_keeps_busy() -> None:
+def test_processes_are_for_gpus_and_for_more_threads_than_one_process_keeps_busy() -> None:
     most = MAX_THREADS_OF_ONE_PROCESS
-    assert [DataConfig(num_threads=number).uses_processes for number in (most, most + 1)] == [False, True]
-    assert DataConfig(num_threads=1, processes=True).uses_processes
+    assert [DataConfig(num_threads=number).uses_processes(on_gpu=False) for number in (most, most + 1)] == [False, True]
+    assert DataConfig(num_threads=1).uses_processes(on_gpu=True)
+    assert DataConfig(num_threads=1, processes=True).uses_processes(on_gpu=False)
+    assert not DataConfig(num_threads=most + 1, processes=False).uses_processes(on_gpu=True)
 
 
 SCRIPT = """
