@@ -5,6 +5,7 @@ Clips come in memory that both processes know: nothing of them is sent or copied
 
 import os
 import subprocess
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -142,6 +143,9 @@ def load(loader: HostLoader) -> tuple[HostBatch | None, Counter[str]] | Exceptio
     try:
         batch = loader.take()
         loader.top_up()
-    except Exception as error:  # whoever asks for it raises it
+    except InputError as error:  # whoever asks for it raises it
+        return error
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # which is not pickled
         return error
     return batch and replace(batch, jobs=[]), loader.counts

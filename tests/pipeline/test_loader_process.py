@@ -17,7 +17,7 @@ import pytest
 import torch
 from loading import CPU, check_frames, check_replaced, first_batches, plan_of
 from made_videos import broken_copy
-from test_process import PROCESSES, is_running
+from test_process import PROCESSES, is_running, take_interrupts
 
 from common.errors import InputError
 from pipeline.loader import ClipLoader
@@ -138,7 +138,7 @@ with ClipLoader(dataset, plan_of(dataset, PROCESSES), CPU, PROCESSES, None) as l
 def test_no_process_outlives_whom_it_works_for(short_shards: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(path=sys.path, shards=str(short_shards))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
     ) as program:  # fmt: skip
         assert program.stdout is not None
         assert program.stdout.readline() == "\n"

@@ -255,8 +255,9 @@ sys.stdin.read()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_whom_it_works_for(number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as worked_for:
+        [sys.executable, "-c", SCRIPT.format(path=sys.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
+    ) as worked_for:  # fmt: skip
         assert worked_for.stdout is not None
         pid = int(worked_for.stdout.readline())
         worked_for.send_signal(number)
@@ -265,6 +266,11 @@ def test_no_process_outlives_whom_it_works_for(number: signal.Signals) -> None:
     while is_running(pid):
         assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.01)
+
+
+def take_interrupts() -> None:
+    """Undo what a shell does to programs in its background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_running(pid: int) -> bool:
