@@ -11,9 +11,8 @@ a resume with the same number of processes only.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,8 +29,7 @@ from pipeline.shards.format import Sample
 Number = TypeVar("Number", float, np.ndarray)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanRow(NamedTuple):  # which is pickled three times as fast as a dataclass
     """One clip."""
 
     position: int  # in the stream
