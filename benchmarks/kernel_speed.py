@@ -23,9 +23,10 @@ from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import Report, Row, copy_gb_per_second, noise_clip, print_table, require, time_calls
 from common.devices import choose_device
 from common.errors import InputError, run_command
-from kernels import crop_resize, gumbel_topk
-from kernels.crop_resize import DecodedClips, color_matrix, frame_bytes
+from kernels.crop_resize import crop_resize
 from kernels.crop_resize import num_bytes as crop_resize_bytes
+from kernels.decoded_clips import DecodedClips, color_matrix, frame_bytes
+from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
 
 NOTES = [

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
-from kernels import gather_tokens, sampling_loss
+from kernels.gather_tokens import gather_tokens
+from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels import scatter_tokens
+from kernels.scatter_tokens import scatter_tokens
 from model.blocks import Block, LayerNorm
 from model.casting import Linear
 from model.config import ModelConfig

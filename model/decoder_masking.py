@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels import gumbel_topk
+from kernels.gumbel_topk import gumbel_topk
 from model.config import Grid, ModelConfig
 from model.masking import Mask
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from kernels import patchify
+from kernels.patchify import patchify
 from model.casting import Linear, autocast_dtype
 from model.config import ModelConfig
 

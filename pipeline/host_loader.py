@@ -14,7 +14,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from kernels.crop_resize import frame_bytes
+from kernels.decoded_clips import frame_bytes
 from pipeline.config import DataConfig
 from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.planes import find_window

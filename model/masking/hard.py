@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels import gumbel_topk
+from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
 from model.masking.mask import Mask, descending_ranks

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from kernels import gumbel_topk
-from kernels.gumbel_topk import as_scalar
+from kernels.gumbel_topk import as_scalar, gumbel_topk
 from kernels.noise import gumbel
 from model.config import ModelConfig
 

@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from kernels import masked_patch_loss
+from kernels.masked_patch_loss import masked_patch_loss
 from model.config import ModelConfig
 from model.targets.target import Target
 

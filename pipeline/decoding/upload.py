@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from kernels.crop_resize import DecodedClips, color_matrix, count_table_bytes, crop_resize, view_tables
+from kernels.decoded_clips import DecodedClips, color_matrix, count_table_bytes, view_tables
 from pipeline.decoding.planes import PlanarFrames
 from pipeline.planning.plan import PlanRow
 
@@ -153,6 +153,8 @@ class HostClips:
         copies = memory.split([*map(len, self._chunks[:-1]), self._used])
         for chunk, copy in zip(self._chunks, copies, strict=True):
             copy.copy_(chunk[: len(copy)], non_blocking=True)
+        from kernels.crop_resize import crop_resize  # takes 2 s, for parts of PyTorch's compiler; not all need it
+
         batch, frames, height, width, _ = self._shape
         return crop_resize(DecodedClips(memory, *view_tables(memory[tables:], batch, frames)), height, width)
 

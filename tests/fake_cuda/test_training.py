@@ -11,7 +11,7 @@ from runs import read_rows
 from tiny import TINY
 
 from benchmarks.step import write_random_teacher
-from kernels.crop_resize import frame_bytes
+from kernels.decoded_clips import frame_bytes
 from model.masking import MASKS
 from model.targets import TARGETS
 from pipeline.decoding.planes import find_window

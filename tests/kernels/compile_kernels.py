@@ -18,12 +18,19 @@ os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel cannot be comp
 
 import torch
 import triton
+from all_ops import OPS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import kernels
 from kernels import launch
-from kernels.crop_resize import DecodedClips
+from kernels.crop_resize import crop_resize
+from kernels.decoded_clips import DecodedClips
+from kernels.gather_tokens import gather_tokens
+from kernels.gumbel_topk import gumbel_topk
+from kernels.masked_patch_loss import masked_patch_loss
+from kernels.patchify import patchify
+from kernels.sampling_loss import sampling_loss
+from kernels.scatter_tokens import scatter_tokens
 from model.config import SIZES, ModelConfig
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -68,7 +75,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
     """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
     found: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
-    for op in kernels.__all__:
+    for op in OPS:
         sys.modules[f"kernels.{op}"].wrap_triton = partial(Launcher, found=found)
     with torch.device("meta"):
         for size in SIZES:
@@ -76,14 +83,14 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
             record_path(ModelConfig(size, **tiny), torch.bfloat16)
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
-            kernels.gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
+            gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
         clips = DecodedClips(
             torch.empty(2**20, dtype=torch.uint8), torch.empty(32, 16, dtype=torch.int64),
             torch.empty(32, 3, dtype=torch.int32), torch.empty(32, 4, dtype=torch.int32),
             torch.empty(32, dtype=torch.bool), torch.empty(32, 3, 4), torch.empty(32, 2),
         )  # fmt: skip
         for height, width in ((224, 224), (219, 173)):
-            kernels.crop_resize(clips, height, width)
+            crop_resize(clips, height, width)
     return found
 
 
@@ -91,23 +98,23 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     """Everything between tokens and loss, forward and backward."""
     batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
     logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/masking)
-    visible, masked, log_probs = kernels.gumbel_topk(logits, k, 0, 0)
+    visible, masked, log_probs = gumbel_topk(logits, k, 0, 0)
     pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size
     clip = torch.empty(batch, *pixels, 3, dtype=torch.uint8)
     kinds = [("mse", False), ("l1", True), ("l1", False)] if dtype == torch.bfloat16 else []
     for kind, normalize in [("mse", True), *kinds]:
-        kernels.patchify(clip, None, *patch, dtype)
+        patchify(clip, None, *patch, dtype)
         pred = torch.empty(batch, tokens - k, config.patch_values, dtype=dtype, requires_grad=True)
-        losses = kernels.masked_patch_loss(pred, clip, masked, *patch, kind, normalize)
+        losses = masked_patch_loss(pred, clip, masked, *patch, kind, normalize)
         losses.sum().backward()
-    (kernels.sampling_loss(log_probs, masked, losses) + log_probs.sum()).backward()
+    (sampling_loss(log_probs, masked, losses) + log_probs.sum()).backward()
     x = torch.empty(batch, tokens, size.encoder_width, dtype=dtype, requires_grad=True)
-    kernels.gather_tokens(x, visible, torch.empty(tokens, size.encoder_width)).sum().backward()
+    gather_tokens(x, visible, torch.empty(tokens, size.encoder_width)).sum().backward()
     features = torch.empty(batch, k, size.decoder_width, dtype=dtype, requires_grad=True)
     mask_token = torch.empty(size.decoder_width, requires_grad=True)
     table = torch.empty(tokens, size.decoder_width)
-    kernels.scatter_tokens(features, mask_token, table, visible, masked).sum().backward()
+    scatter_tokens(features, mask_token, table, visible, masked).sum().backward()
 
 
 def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, Any]:

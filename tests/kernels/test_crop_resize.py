@@ -10,8 +10,8 @@ from av.video.frame import VideoFrame
 from torch.nn.functional import interpolate
 
 from common.errors import InputError
-from kernels import crop_resize
-from kernels.crop_resize import LUMA_WEIGHTS, DecodedClips, color_matrix
+from kernels.crop_resize import crop_resize
+from kernels.decoded_clips import LUMA_WEIGHTS, DecodedClips, color_matrix
 from tests.kernels.test_ops import plain
 
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5), "top left": (0.0, 0.0), "bottom": (0.5, 1.0)}

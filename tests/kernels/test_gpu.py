@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-import kernels
 from kernels.gumbel_topk import gumbel_topk, gumbel_topk_ref
 from kernels.masked_patch_loss import masked_patch_loss
 from tests.kernels.test_references import token_path, token_path_inputs
@@ -58,7 +57,7 @@ def test_torch_compile_with_inductor_gives_the_same():
 
 def test_no_tensor_of_the_targets_size_is_allocated():
     clip = torch.randint(0, 256, (4, 16, 224, 224, 3), dtype=torch.uint8, device="cuda")
-    ids = kernels.gumbel_topk(torch.zeros(4, 1568, device="cuda"), 78, 0, 0)[1]
+    ids = gumbel_topk(torch.zeros(4, 1568, device="cuda"), 78, 0, 0)[1]
     pred = torch.randn(4, 1490, 1536, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -72,7 +71,7 @@ def test_no_tensor_of_the_targets_size_is_allocated():
 def test_bad_logits_end_the_process(bad):
     program = f"""
 import torch
-from kernels import gumbel_topk
+from kernels.gumbel_topk import gumbel_topk
 gumbel_topk(torch.full((2, 40), float("{bad}"), device="cuda"), 3, 0, 0)
 torch.cuda.synchronize()
 """

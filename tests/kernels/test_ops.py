@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from kernels import gather_tokens, gumbel_topk, launch, masked_patch_loss, patchify, sampling_loss, scatter_tokens
+from kernels import launch
+from kernels.gather_tokens import gather_tokens
+from kernels.gumbel_topk import gumbel_topk
+from kernels.masked_patch_loss import masked_patch_loss
+from kernels.patchify import patchify
+from kernels.sampling_loss import sampling_loss
+from kernels.scatter_tokens import scatter_tokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLIP_LAYOUTS = ("contiguous", "cropped")

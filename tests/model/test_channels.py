@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 import export
 from common.errors import InputError
 from figures import reconstruction
-from kernels import masked_patch_loss, patchify
-from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+from kernels.masked_patch_loss import masked_patch_loss
+from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD, patchify
 from model.adamae import AdaMAE
 from model.channels import adapt_channels
 from model.encoder import VideoEncoder

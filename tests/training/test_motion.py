@@ -9,7 +9,7 @@ from tiny import TINY
 
 from common.errors import InputError
 from figures.clips import Clip
-from kernels import gumbel_topk
+from kernels.gumbel_topk import gumbel_topk
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from pipeline.config import DataConfig
