@@ -14,6 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from common.errors import InputError
+
 ADDRESSES = 2**36  # bytes, of which only those exist that have been written to
 
 
@@ -70,8 +72,9 @@ class SharedBlocks:
     def receive(self, block: Block) -> UInt8[Tensor, " bytes"]:
         tensor = self._view(block)
         if self._is_pinned and block.start not in self._pinned:
-            code = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), block.num_reserved, 0)
-            torch.cuda.check_error(code)
+            code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), block.num_reserved, 0))
+            if code:
+                raise InputError(f"CUDA cannot lock shared memory (error {code}): set data.processes to false")
             self._pinned.add(block.start)
         return tensor
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,6 +179,16 @@ def test_blocks_arrive_among_other_things_and_are_used_again() -> None:
     assert similar.data_ptr() == begin
     assert ours.allocate(1).data_ptr() >= begin + 8192 + 16384, "behind all others"
     os.close(file)
+
+
+def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some virtual machines."""
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 801)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
+    blocks = SharedBlocks(os.memfd_create("test"), is_pinned=True)
+    with pytest.raises(InputError, match=r"cannot lock shared memory \(error 801\): set data.processes to false"):
+        blocks.loads(blocks.dumps(blocks.allocate(10)))
+    blocks.close()
 
 
 def test_a_pickled_dataset_and_plan_are_the_same(short: ShardDataset) -> None:
