@@ -70,7 +70,7 @@ class DataConfig:
     dali_threads: int | None = option(None, at_least=1, free=True)
     """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
-    """batches that are read, decoded or ready, beyond the one in use"""
+    """batches that are read, decoded or ready, beyond the one in use and, with data.processes, two that wait for it"""
     prefetch_mib: int = option(2048, at_least=1, free=True)
     """limit on decoded frames in memory; one batch is always let through"""
     cache_dir: str = option("", free=True)
