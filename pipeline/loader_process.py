@@ -94,8 +94,8 @@ class LoaderProcess:
 
     def _ask(self) -> None:
         """Ask for a batch, and tell which memory is free."""
-        free = [block for host, blocks in self._held if host.is_read for block in blocks]
-        self._held = [(host, blocks) for host, blocks in self._held if not host.is_read]
+        free = [block for host, blocks in self._held if host.is_uploaded for block in blocks]
+        self._held = [(host, blocks) for host, blocks in self._held if not host.is_uploaded]
         with self._explain_end():
             self._connection.send(free)
 
@@ -127,12 +127,17 @@ class LoaderProcess:
 def serve(socket: int, file: int) -> None:
     """Load batches, in such a process, whenever one is asked for, until nobody is left who could ask."""
     connection, blocks = Connection(socket), SharedBlocks(file)
-    with suppress(OSError, EOFError):
-        dataset, plan, config, quarantine, takes_frames, first = connection.recv()
-        policy = DecoderPolicy(dataset, torch.device("cpu"), replace(config, decoder="pyav"))
-        with closing(HostLoader(dataset, plan, policy, config, quarantine, allocate=blocks.allocate)) as loader:
+    with suppress(ConnectionError, EOFError):
+        try:
+            dataset, plan, config, quarantine, takes_frames, first = connection.recv()
+            policy = DecoderPolicy(dataset, torch.device("cpu"), replace(config, decoder="pyav"))
+            loader = HostLoader(dataset, plan, policy, config, quarantine, allocate=blocks.allocate)
             loader.takes_frames = takes_frames
             loader.start(first)
+        except Exception as error:  # whoever asks for a batch raises it
+            connection.send_bytes(blocks.dumps(with_traceback(error)))
+            return
+        with closing(loader):
             while True:
                 blocks.free(connection.recv())
                 connection.send_bytes(blocks.dumps(load(loader)))
@@ -143,9 +148,13 @@ def load(loader: HostLoader) -> tuple[HostBatch | None, Counter[str]] | Exceptio
     try:
         batch = loader.take()
         loader.top_up()
-    except InputError as error:  # whoever asks for it raises it
-        return error
     except Exception as error:
-        error.add_note(traceback.format_exc())  # which is not pickled
-        return error
+        return with_traceback(error)
     return batch and replace(batch, jobs=[]), loader.counts
+
+
+def with_traceback(error: Exception) -> Exception:
+    """Add a traceback, which is not pickled, to an error that is nobody's bad input."""
+    if not isinstance(error, InputError):
+        error.add_note(traceback.format_exc())
+    return error

@@ -68,7 +68,7 @@ class HostClips:
         return self._images is not None or self._tables_begin is not None
 
     @property
-    def is_read(self) -> bool:
+    def is_uploaded(self) -> bool:
         """Whether the host memory is no longer needed."""
         return self.copy is not None and (self._arrived is None or self._arrived.query())
 

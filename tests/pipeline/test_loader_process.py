@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,20 @@ def test_a_process_that_is_killed_is_named(short: ShardDataset) -> None:
         process.kill()
         with pytest.raises(InputError, match="the process that loads clips was ended by SIGKILL; if memory was short"):
             list(islice(batches, 5))
+
+
+def test_what_keeps_it_from_starting_is_the_error(short_shards: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(short_shards, tmp_path / "shards")
+    dataset = ShardDataset.open(folder)
+    plan = plan_of(dataset, PROCESSES)
+    with (
+        ClipLoader(dataset, plan, CPU, PROCESSES, tmp_path) as loader,
+        pytest.raises(IsADirectoryError),
+    ):
+        next(loader.batches(0))
+    folder.rename(tmp_path / "gone")
+    with ClipLoader(dataset, plan, CPU, PROCESSES, None) as loader, pytest.raises(InputError, match="shards"):
+        next(loader.batches(0))
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
