@@ -231,7 +231,6 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
-        "processes": loader.config.processes if loader else None,
         "frames_decoded_per_delivered": counts["frames_decoded"] / (clips * NUM_FRAMES) if counts else None,
         "dali_share": counts["dali_clips"] / counts["clips"]
         if counts

@@ -10,7 +10,6 @@ from common.errors import InputError
 
 Decoder = Literal["auto", "dali", "pyav"]
 DEFAULT_STRIDE = 4  # the paper's for Kinetics
-MAX_THREADS_OF_ONE_PROCESS = 4  # 16 threads of one kept no more than 3.5 cores busy (an H200's machine)
 
 
 @dataclass
@@ -63,14 +62,11 @@ class DataConfig:
     # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more threads than cores;
     # the third batch is for DALI, which decodes one while the next is read.
     num_threads: int | None = option(None, at_least=1, free=True)
-    """decoding threads; null: this rank's share of the cores"""
-    processes: bool | None = option(None, free=True)
-    """decode in a process for each decoding thread and, without DALI, run these threads in another one, since those of
-    one process wait for Python's lock, as does training; null: for a GPU, or with more than 4 threads"""
+    """decoding threads, each with a process that decodes; null: this rank's share of the cores"""
     dali_threads: int | None = option(None, at_least=1, free=True)
     """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
-    """batches that are read, decoded or ready, beyond the one in use and, with data.processes, two that wait for it"""
+    """batches that are read, decoded or ready, beyond the one in use and, on a GPU, two that wait for it"""
     prefetch_mib: int = option(2048, at_least=1, free=True)
     """limit on decoded frames in memory; one batch is always let through"""
     cache_dir: str = option("", free=True)
@@ -105,7 +101,3 @@ class DataConfig:
         if self.num_threads is not None:
             return self.num_threads
         return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-    def uses_processes(self, on_gpu: bool) -> bool:
-        """Whether clips are decoded in processes, for training on a GPU or on CPU cores."""
-        return on_gpu or self.threads > MAX_THREADS_OF_ONE_PROCESS if self.processes is None else self.processes

@@ -1,10 +1,8 @@
-"""The part of the loader that runs on CPU cores: clips of a plan, read and decoded into host memory by threads."""
+"""The part of the loader that runs on CPU cores: clips of a plan, read and decoded into host memory."""
 
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -16,16 +14,13 @@ from torch import Tensor
 
 from kernels.decoded_clips import frame_bytes
 from pipeline.config import DataConfig
-from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
+from pipeline.decoding.clip_decoder import JOBS_AT_ONCE, ClipDecoder, DecodeJob
 from pipeline.decoding.planes import find_window
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.pool import ThreadPool
 from pipeline.shards.dataset import ShardDataset
-
-POLL_S = 0.2  # between looks at whether a decode hangs
 
 
 @dataclass
@@ -74,17 +69,15 @@ class HostLoader:
         """
         self._dataset, self._plan, self._config = dataset, plan, config
         self._stream, self._allocate = stream, allocate
-        decoder = ProcessClipDecoder if config.processes else ClipDecoder
-        self._decoder = decoder(dataset, plan, policy, config, quarantine)
+        self._decoder = ClipDecoder(dataset, plan, policy, config, quarantine)
         self._pool = ThreadPool(config.threads, "clips")
         self._numbers: Iterator[int] = count()
         self.pending: deque[HostBatch] = deque()
 
     def close(self) -> None:
-        """Stop all threads after the frame that each is decoding."""
-        self._decoder.reader.close()  # first: threads may be waiting for a download
+        """End all processes and threads."""
+        self._decoder.close()  # first: threads are waiting for it
         self._pool.close()
-        self._decoder.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -118,23 +111,18 @@ class HostLoader:
         return batch
 
     def wait_for(self, batch: HostBatch) -> None:
-        """Wait until all videos of a batch are read and PyAV's part is decoded; replace videos whose decode hangs."""
-        for place in range(len(batch.jobs)):
-            while not (future := batch.jobs[place].future).done():
-                wait([future], min(POLL_S, self._config.decode_timeout_s / 4))
-                for other in (batch, *self.pending):  # all threads may hang in videos of later batches
-                    self._replace_hung(other)
-            future.result()  # raises what the job has raised
+        """Wait until all videos of a batch are read and PyAV's part is decoded. Raise what a job has raised."""
+        for job in batch.jobs:
+            job.future.result()
         batch.rows = [row for job in batch.jobs for row in job.rows]
 
     def redo_with_pyav(self, batch: HostBatch) -> bool:
         """Decode DALI's part of a batch with PyAV, and wait for it. Return whether a video of it was replaced."""
         attempts = sum(job.attempt for job in batch.jobs)
-        for place, job in enumerate(batch.jobs):
-            if job.for_dali is not None:
-                batch.host.copy = None
-                batch.jobs[place] = job.retry(only_pyav=True)
-                self._submit([batch.jobs[place]])
+        for job in batch.dali_jobs:
+            batch.host.copy = None
+            job.for_dali, job.only_pyav = None, True
+            self._submit([job])
         self.wait_for(batch)
         return sum(job.attempt for job in batch.jobs) > attempts
 
@@ -149,7 +137,7 @@ class HostLoader:
         ]
         # So many that every thread has two times as many in the batches that are in the making.
         share = len(jobs) * self._config.prefetch // (2 * self._config.threads)
-        at_once = max(1, min(self._decoder.jobs_at_once, share))
+        at_once = max(1, min(JOBS_AT_ONCE, share))
         for place in range(0, len(jobs), at_once):
             self._submit(jobs[place : place + at_once])
         return HostBatch(number, rows, host, jobs, math.prod(shape) + sum(map(self._count_bytes, jobs)))
@@ -163,20 +151,6 @@ class HostLoader:
         return sample.size + self._plan.num_frames * frame_bytes(window.height, window.width, 1)
 
     def _submit(self, jobs: Sequence[DecodeJob]) -> None:
-        future = self._pool.submit(partial(self._decoder.decode_all, jobs))
+        future = self._pool.submit(partial(self._decoder.decode, jobs))
         for job in jobs:
             job.future = future
-
-    def _replace_hung(self, batch: HostBatch) -> None:
-        timeout = self._config.decode_timeout_s
-        for place, job in enumerate(batch.jobs):
-            started = job.started
-            if started is None or time.monotonic() - started < timeout:
-                continue
-            with job.lock:
-                job.is_abandoned = True
-            self._pool.abandon(job.future)
-            self._decoder.count(timeouts=1)
-            batch.jobs[place] = new = job.retry()
-            self._decoder.replace(new, f"decoding took more than {timeout:g} s")
-            self._submit([new])

@@ -3,8 +3,8 @@
 A batch passes through these stages; while one is used for training, up to `data.prefetch` others are in the making:
 
 1. plan: which video, frames, crop and flip each clip is (pipeline/planning)
-2. worker threads read each video and, unless DALI is to decode it, decode its frames into host memory (HostLoader);
-   if they are many, this has a process of its own (LoaderProcess), and each decodes in another (ProcessClipDecoder)
+2. threads read each video for DALI, or have a process decode its frames into host memory (HostLoader); beside a GPU
+   without DALI, the plan and these threads have a process of their own (LoaderProcess)
 3. DALI decodes its part of the batch on the device (Dali)
 4. host memory is copied to the device on a stream of its own, where a GPU crops and scales the frames (HostClips); on a
    CPU, and where frames are unusual, this belongs to 2
@@ -55,7 +55,7 @@ class Batch:
 
 
 class ClipLoader(AbstractContextManager["ClipLoader"]):
-    """Reads and decodes the clips of a plan in background threads; a context manager."""
+    """Reads and decodes the clips of a plan in the background; a context manager."""
 
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
@@ -68,12 +68,11 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
         on_gpu = device.type == "cuda"
-        config = replace(config, processes=config.uses_processes(on_gpu))
         self._dataset, self._plan, self.config = dataset, plan, config
         self._policy = DecoderPolicy(dataset, device, config)
         stream = torch.cuda.Stream(device) if on_gpu else None
         self._host: HostLoader | LoaderProcess
-        if config.processes and not self._policy.dali_share:
+        if on_gpu and not self._policy.dali_share:
             self._host = LoaderProcess(dataset, plan, config, quarantine, stream)
         else:
             self._host = HostLoader(dataset, plan, self._policy, config, quarantine, stream)
@@ -90,7 +89,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self.close()
 
     def close(self) -> None:
-        """Stop all threads after the frame that each is decoding."""
+        """End all processes and threads."""
         atexit.unregister(self.close)
         self._host.close()
         self._dali.close()

@@ -74,7 +74,10 @@ class SharedBlocks:
         if self._is_pinned and block.start not in self._pinned:
             code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), block.num_reserved, 0))
             if code:
-                raise InputError(f"CUDA cannot lock shared memory (error {code}): set data.processes to false")
+                raise InputError(
+                    f"CUDA cannot lock shared memory, in which clips come (cudaHostRegister: error {code}): free host"
+                    " memory, or use another driver or virtual machine"
+                )
             self._pinned.add(block.start)
         return tensor
 

@@ -1,16 +1,12 @@
 """Clips from arrays (pipeline/shards/arrays.py): nothing to decode, but the same cropping and scaling as of videos."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from einops import rearrange
 from jaxtyping import UInt8
-from torch.nn import functional
 
-from pipeline.decoding.planes import StoreFrame
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -28,17 +24,16 @@ class ArraySource:
         return arrays.is_array(source)
 
     def cut_views(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: UInt8[np.ndarray, "views T H W C"]
     ) -> int:
         frames = arrays.read_array(video.data, video.numbers, video.num_frames)
         declared = (sample.height, sample.width, arrays.count_channels([sample.codec]))
         if frames.shape[1:] != declared:
             found, expected = ("x".join(map(str, shape)) for shape in (frames.shape[1:], declared))
             raise VideoError(f"its frames are {found} (height, width, channels), but the sample table says {expected}")
-        for view, row in enumerate(rows):
+        for clip, row in zip(clips, rows, strict=True):
             box = frames[:, row.crop.y :, row.crop.x :][:, : row.crop.height, : row.crop.width]
-            for time, image in enumerate(scale_frames(box[:, :, ::-1] if row.flip else box, size)):
-                store(view, time, partial(np.copyto, src=image))
+            clip[:] = scale_frames(box[:, :, ::-1] if row.flip else box, FrameSize(*clip.shape[1:3]))
         return len(set(video.numbers))
 
     def copy_planes(self, *_: object) -> None:
@@ -55,6 +50,9 @@ def scale_frames(frames: UInt8[np.ndarray, "T H W C"], size: FrameSize) -> UInt8
 
     All frames at once: one by one and channel by channel through FFmpeg, 8 frames of 32x32 took 1.7 ms, this takes .07.
     """
+    import torch  # which processes that only decode do without (process.py)
+    from torch.nn import functional
+
     channels = frames.shape[-1]
     if channels in BYTE_CHANNELS:
         clip = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)

@@ -1,31 +1,32 @@
-"""The work on each video of a batch in worker threads: read it, decode its clips or leave them to DALI,
-replace it if it is bad."""
+"""The work on each video of a batch in worker threads: have a process decode its clips, or read it for DALI; replace it
+if it is bad."""
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import LifoQueue
 
 import numpy as np
+from jaxtyping import UInt8
 
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.policy import DecoderPolicy
-from pipeline.decoding.sources import ClipSource, find_source
+from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.quarantine import Quarantine
-from pipeline.reading.reader import Reader
+from pipeline.reading.reader import LocalClip, Reader
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
+JOBS_AT_ONCE = 4  # at most, for all of which a thread takes Python's lock a few times
 
 
 @dataclass
@@ -36,27 +37,19 @@ class DecodeJob:
     rows: list[PlanRow]
     batch: int  # number of the batch
     decode: int  # number of the decode in the run
-    host: HostClips  # of the whole batch, where PyAV writes
+    host: HostClips  # of the whole batch
     only_pyav: bool = False  # DALI has failed
     attempt: int = 0  # videos before this one that could not be decoded
     for_dali: VideoSlice | None = None  # what DALI is to decode, kept until the clips are out
+    is_read: bool = False  # whether it is known who decodes
+    future: Future[None] = field(init=False)
 
-    # The state of the call that works on it.
-    future: Future[Any] = field(init=False)
-    is_read: bool = field(default=False, init=False)  # whether it is known who decodes
-    started: float | None = field(default=None, init=False)  # when decoding began, None: not yet
-    lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # held while clips are written
-    is_abandoned: bool = field(default=False, init=False)  # nobody waits for it any more: it must not write
 
-    def retry(self, only_pyav: bool = False) -> "DecodeJob":
-        """Return a job for the same clips. A thread that hangs may still change this one."""
-        return replace(self, for_dali=None, only_pyav=only_pyav or self.only_pyav)
+Fault = tuple[DecodeJob, VideoError]
 
 
 class ClipDecoder:
-    """Thread-safe."""
-
-    jobs_at_once = 1  # at most
+    """Thread-safe. There is a process for each thread that decodes."""
 
     def __init__(
         self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
@@ -65,9 +58,16 @@ class ClipDecoder:
         self.quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._processes = [DecodeProcess(config.decode_timeout_s) for _ in range(config.threads)]
+        self._idle: LifoQueue[DecodeProcess] = LifoQueue()
+        for process in self._processes:
+            self._idle.put(process)
 
     def close(self) -> None:
-        """End what threads leave behind: nothing of these."""
+        """End the processes; threads that wait for one raise CancelledError, as do those that wait for a download."""
+        self.reader.close()
+        for process in self._processes:
+            process.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -75,74 +75,88 @@ class ClipDecoder:
         with self._lock:
             return self._counts + self._dataset.cache.counts
 
-    def count(self, **amounts: float) -> None:
-        with self._lock:
-            self._counts.update(amounts)
-
-    def decode_all(self, jobs: Sequence[DecodeJob]) -> None:
-        """Do the work on videos of one batch, as many as `jobs_at_once`."""
-        for job in jobs:
-            self.decode(job)
-
-    def decode(self, job: DecodeJob) -> None:
-        """Read the job's video; write its clips to `job.host`, or leave the video in `job.for_dali`.
+    def decode(self, jobs: Sequence[DecodeJob]) -> None:
+        """Write the clips of at most JOBS_AT_ONCE jobs to `job.host`, or leave a video in `job.for_dali`.
 
         A video that cannot be decoded is replaced as the plan says. Raise InputError if there are too many of these, or
         if the plan allows no replacement.
         """
-        while not job.is_abandoned:
-            sample = job.rows[0].sample
+        while jobs:
+            tasks = [(job, task) for job in jobs if (task := self._prepare(job))]
+            faults = self._carry_out(tasks)
+            for job, fault in faults:
+                self._replace(job, fault)
+            jobs = [job for job, _ in faults]
+
+    def _prepare(self, job: DecodeJob) -> Task | None:
+        """Find a job's video; None: it is DALI's."""
+        while True:
+            sample = self._dataset.samples[job.rows[0].sample]
             try:
-                started = time.perf_counter()
-                video = self.reader.clip(sample, job.rows[0].frames)
-                self.count(videos_read=1, bytes_read=len(video.data), read_seconds=time.perf_counter() - started)
-                job.started = time.monotonic()  # not before: downloads have a timeout of their own
-                if not job.only_pyav and self._policy.uses_dali(sample, job.decode, job.batch, video):
-                    job.for_dali = video
-                job.is_read = True
-                if job.for_dali is None:
-                    self._decode_with_pyav(job, video)
-                return
+                video = self._find_video(job)
             except VideoError as error:
-                if not job.is_abandoned:
-                    self.replace(job, str(error))
-            finally:
-                job.started = None
+                self._replace(job, error)
+                continue
+            job.is_read = True
+            if job.for_dali is not None:
+                return None
+            return Task(video, sample, job.rows, self._plan.frame_size, job.host.takes_frames)
 
-    def _decode_with_pyav(self, job: DecodeJob, video: VideoSlice) -> None:
+    def _find_video(self, job: DecodeJob) -> LocalClip | VideoSlice:
+        row = job.rows[0]
+        if job.only_pyav or not self._policy.may_use_dali(row.sample, job.decode, job.batch):
+            return self.reader.find_clip(row.sample, row.frames)
         started = time.perf_counter()
-        task = find_source(video.data), video, self._dataset.samples[job.rows[0].sample]
-        decoded = job.host.takes_frames and self._copy_planes(job, *task)
-        if not decoded:
-            decoded = self._cut_views(job, *task)
-        self.count(frames_decoded=decoded, decode_seconds=time.perf_counter() - started)
+        video = self.reader.clip(row.sample, row.frames)
+        if self._policy.uses_dali(row.sample, job.decode, job.batch, video):
+            job.for_dali = video
+            self._count(videos_read=1, bytes_read=len(video.data), read_seconds=time.perf_counter() - started)
+        return video
 
-    def _copy_planes(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
-        frames = source.copy_planes(video, sample, job.rows, self._plan.frame_size, job.host.allocate)
-        if frames is None:
-            return 0
-        with job.lock:
-            if not job.is_abandoned:
-                job.host.add_frames(job.first, job.rows, frames)
-        return frames.num_decoded
+    def _carry_out(self, tasks: Sequence[tuple[DecodeJob, Task]]) -> list[Fault]:
+        """Return the jobs whose video cannot be decoded, and why not."""
+        if not tasks:
+            return []
+        process = self._idle.get()
+        try:
+            results, memory = process.decode([task for _, task in tasks])
+            answered = [(job, result) for (job, _), result in zip(tasks, results, strict=True)]
+            self._take_clips([(job, result) for job, result in answered if isinstance(result, Decoded)], memory)
+            return [(job, result) for job, result in answered if isinstance(result, VideoError)]
+        except VideoError as error:  # the process hung or crashed in one of them
+            if len(tasks) == 1:
+                self._count(timeouts=isinstance(error, HungError))
+                return [(tasks[0][0], error)]
+        finally:
+            self._idle.put(process)
+        return [fault for task in tasks for fault in self._carry_out([task])]
 
-    def _cut_views(self, job: DecodeJob, source: ClipSource, video: VideoSlice, sample: Sample) -> int:
-        images = job.host.images(job.first, len(job.rows))
+    def _take_clips(self, decoded: Sequence[tuple[DecodeJob, Decoded]], memory: UInt8[np.ndarray, " bytes"]) -> None:
+        """Copy what a process has decoded into the memory of the batch."""
+        address = None
+        for job, result in decoded:
+            self._count(**result.counts)
+            if result.frames is None:
+                images = job.host.images(job.first, len(job.rows))
+                np.copyto(images, memory[result.start : result.start + images.size].reshape(images.shape))
+                continue
+            if address is None:  # all frames at once
+                address, copy = job.host.allocate(len(memory))
+                copy[:] = memory
+            offsets = [address + offset for offset in result.frames.offsets]
+            job.host.add_frames(job.first, job.rows, result.frames._replace(offsets=offsets))
 
-        def store(view: int, time: int, write: Callable[[np.ndarray], object]) -> None:
-            with job.lock:
-                if not job.is_abandoned:
-                    write(images[view, time])
+    def _count(self, **amounts: float) -> None:
+        with self._lock:
+            self._counts.update(amounts)
 
-        return source.cut_views(video, sample, job.rows, self._plan.frame_size, store)
-
-    def replace(self, job: DecodeJob, reason: str) -> None:
+    def _replace(self, job: DecodeJob, fault: VideoError) -> None:
         """Replace a video that cannot be decoded by another one, and record it in the quarantine."""
         sample = job.rows[0].sample
         job.attempt += 1
         rows = [row for old in job.rows if (row := self._plan.replacement(old, job.attempt)) is not None]
         if len(rows) < len(job.rows) or job.attempt > MAX_ATTEMPTS:
-            raise InputError(f"{self._dataset.where(sample)} cannot be decoded: {reason}")
-        self.count(bad_clips=len(rows))
-        self.quarantine.add(sample, reason, len(rows))
+            raise InputError(f"{self._dataset.where(sample)} cannot be decoded: {fault}")
+        self._count(bad_clips=len(rows))
+        self.quarantine.add(sample, str(fault), len(rows))
         job.rows, job.is_read = rows, False

@@ -16,8 +16,6 @@ BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
 MAX_GROWTH = 4  # planes of so many times the bytes of their clips are scaled before they are uploaded
 
 Allocate = Callable[[int], tuple[int, UInt8[np.ndarray, " bytes"]]]  # an address in a batch's memory, and what is there
-WriteFrame = Callable[[UInt8[np.ndarray, "height width channels"]], object]  # fills what it is given
-StoreFrame = Callable[[int, int, WriteFrame], None]  # (view, time, write): calls `write` with the frame's place
 
 
 class Layout(NamedTuple):

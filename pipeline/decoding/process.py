@@ -1,5 +1,5 @@
 """Videos decoded in other processes: PyAV releases and takes Python's lock a hundred times a clip, and the threads of
-one process wait for each other, and for the training step, to get it back.
+one process would wait for each other, and for the training step, to get it back. A crash or hang costs one video.
 
 Such a process imports this module, and with it PyAV and NumPy, but not PyTorch. It reads the shards by itself, and
 leaves frames in memory that it shares with whom it works for.
@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -22,11 +23,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from common.errors import InputError
-from pipeline.decoding.planes import PlanarFrames, WriteFrame
-from pipeline.decoding.video_source import VideoSource
+from pipeline.decoding.planes import PlanarFrames
+from pipeline.decoding.sources import find_source
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.reading.reader import LocalClip
+from pipeline.shards import arrays
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
@@ -52,10 +54,12 @@ class Task(NamedTuple):
 class Decoded(NamedTuple):
     """What a task has left in the shared memory."""
 
-    start: int  # of the images [views, T, H, W, 3]
+    start: int  # of the images [views, T, H, W, C]
     frames: PlanarFrames | None  # instead of images; their offsets are places in the shared memory
-    num_decoded: int
-    num_bytes_read: int
+    counts: dict[str, float]  # see loader.COUNTERS
+
+
+Reply = tuple[list[Decoded | VideoError], int] | Exception  # see carry_out_all
 
 
 class SharedMemory:
@@ -101,20 +105,10 @@ class DecodeProcess:
         """
         if self._closed:
             raise CancelledError
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._process is not None
-        try:
-            self._connection.send(tasks)
-            if not self._connection.poll(self._timeout):
-                self._end()
-                raise HungError(f"decoding took more than {self._timeout:g} s")
-            reply = self._connection.recv()
-        except (OSError, EOFError) as error:
-            how = describe_end(self._process)
-            if self._closed:
-                raise CancelledError from error
-            raise VideoError(f"the process that decoded it {how}") from error
+        if all(task.sample.container == arrays.CONTAINER for task in tasks):  # there is nothing to decode
+            reply = carry_out_all(tasks, self._memory)
+        else:
+            reply = self._send(tasks)
         if isinstance(reply, Exception):
             raise reply
         results, used = reply
@@ -127,14 +121,40 @@ class DecodeProcess:
             self._end()
             os.close(self._memory.file)
 
+    def _send(self, tasks: Sequence[Task]) -> Reply:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        with self._explain_end(VideoError, "the process that decoded it"):
+            self._connection.send(tasks)
+            if not self._connection.poll(self._timeout):
+                self._end()
+                raise HungError(f"reading and decoding took more than {self._timeout:g} s")
+            reply: Reply = self._connection.recv()
+        return reply
+
+    def _start(self) -> None:
+        self._process, self._connection = start_process(answer, self._memory.file)
+        if self._closed:  # meanwhile
+            self._end()
+        with self._explain_end(InputError, "a process for decoding"):
+            self._connection.recv()  # once it has imported all it needs
+
+    @contextmanager
+    def _explain_end(self, kind: type[Exception], name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            assert self._process is not None
+            how = describe_end(self._process)
+            if self._closed:
+                raise CancelledError from error
+            raise kind(f"{name} {how}") from error
+
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._connection.close()
-
-    def _start(self) -> None:
-        self._process, self._connection = start_process(answer, self._memory.file)
 
 
 def start_process(serve: Callable[[int, int], None], file: int) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -158,22 +178,25 @@ def describe_end(process: "subprocess.Popen[bytes]") -> str:
 
 
 def carry_out(task: Task, memory: SharedMemory) -> Decoded:
+    started = time.perf_counter()
     video = task.video.read() if isinstance(task.video, LocalClip) else task.video
-    source, start, cut = VideoSource(), memory.used, (video, task.sample, task.rows, task.size)
-    frames = source.copy_planes(*cut, memory.allocate) if task.takes_frames else None
+    read = time.perf_counter()
+    source, start, cut = find_source(video.data), memory.used, (video, task.sample, task.rows)
+    frames = source.copy_planes(*cut, task.size, memory.allocate) if task.takes_frames else None
     if frames is not None:
-        return Decoded(start, frames, frames.num_decoded, len(video.data))
-    shape = len(task.rows), len(video.numbers), *task.size, 3
-    start, images = memory.allocate(math.prod(shape))
-    clips = images.reshape(shape)
+        num_decoded = frames.num_decoded
+    else:
+        shape = len(task.rows), len(video.numbers), *task.size, arrays.count_channels([task.sample.codec])
+        start, images = memory.allocate(math.prod(shape))
+        num_decoded = source.cut_views(*cut, images.reshape(shape))
+    counts = {
+        "videos_read": 1, "bytes_read": len(video.data), "frames_decoded": num_decoded,
+        "read_seconds": read - started, "decode_seconds": time.perf_counter() - read,
+    }  # fmt: skip
+    return Decoded(start, frames, counts)
 
-    def store(view: int, time: int, write: WriteFrame) -> None:
-        write(clips[view, time])
 
-    return Decoded(start, None, source.cut_views(*cut, store), len(video.data))
-
-
-def carry_out_all(tasks: Sequence[Task], memory: SharedMemory) -> tuple[list[Decoded | VideoError], int] | Exception:
+def carry_out_all(tasks: Sequence[Task], memory: SharedMemory) -> Reply:
     """Return what becomes of each task, and how much memory holds it; or an error that is not a video's."""
     memory.used = 0
     results: list[Decoded | VideoError] = []
@@ -192,5 +215,6 @@ def answer(socket: int, file: int) -> None:
     """Carry out tasks, in such a process, until nobody is left who could send some."""
     connection, memory = Connection(socket), SharedMemory(file)
     with suppress(OSError, EOFError):
+        connection.send("ready")
         while True:
             connection.send(carry_out_all(connection.recv(), memory))

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from pipeline.decoding.array_source import ArraySource
-from pipeline.decoding.planes import Allocate, PlanarFrames, StoreFrame
+from pipeline.decoding.planes import Allocate, PlanarFrames
 from pipeline.decoding.video_source import VideoSource
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import PlanRow
@@ -24,9 +24,9 @@ class ClipSource(Protocol):
         """Return whether a file, or its content, is stored in this way."""
 
     def cut_views(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, store: StoreFrame
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: UInt8[np.ndarray, "views T H W C"]
     ) -> int:
-        """Crop, flip and scale every frame of `rows`, which share their frames, and call `store` for each.
+        """Crop, flip and scale every frame of `rows`, which share their frames, into `clips`.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
         """

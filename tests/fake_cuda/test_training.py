@@ -41,12 +41,11 @@ def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings:
     return found
 
 
-@pytest.mark.parametrize("processes", ["false", "true"])
 def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
-    library: Path, synthetic_shards: Path, tmp_path: Path, processes: str
+    library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
     """The next batch is uploaded during a step, as soon as it is ready."""
-    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", f"data.processes={processes}"]
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
     (found,) = count_steps(library, [arguments])
     calls, steps = found["calls"], LAST - FIRST + 1
     assert calls["launches"] <= 378 * steps  # with torch 2.11; 366 with 2.15

@@ -1,7 +1,10 @@
-"""Shared by the tests of the loader: short plans, and what clips show."""
+"""Shared by the tests of the loader: short plans, what clips show, and processes that others have started."""
 
+import signal
+import time
 from collections.abc import Collection
 from itertools import islice
+from pathlib import Path
 
 import torch
 from made_videos import LEVELS, read_number
@@ -71,3 +74,29 @@ class OneVideoPlan(ClipPlan):
 
     def batch(self, index: int) -> list[PlanRow]:
         return self.rows[index * self.batch_size : (index + 1) * self.batch_size]
+
+
+def list_descendants(pid: int) -> list[int]:
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return found + [pid for child in found for pid in list_descendants(child)]
+
+
+def wait_for_the_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline, "they are still there"
+        time.sleep(0.01)
+
+
+def take_interrupts() -> None:
+    """Undo what a shell does to programs in its background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()  # nobody may have asked how it ended
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,7 +1,6 @@
 """Arrays in the place of videos: what is taken, what a clip reads, and that it is cut as a video's pictures are."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -14,7 +13,7 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.sources import decode_frames, find_source
 from pipeline.loader import ClipLoader
-from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
@@ -105,13 +104,9 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         sample = Sample("k", container, codec, T, 25.0, 1, W, H, None, "s", "0" * 64, 0, len(data))
 
         row = PlanRow(0, 0, (1, 4, 4, 11), Crop(6, 4, 32, 30), True)
-        clip = np.zeros((4, 16, 16, channels if container == "npy" else 3), np.uint8)
-
-        def store(view: int, time: int, write: Callable[[np.ndarray], object], clip: np.ndarray = clip) -> None:
-            write(clip[time])
-
-        find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), store)
-        found.append(clip[..., :channels].astype(int))
+        clips = np.zeros((1, 4, 16, 16, channels if container == "npy" else 3), np.uint8)
+        find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], clips)
+        found.append(clips[..., :channels].astype(int))
     assert np.abs(found[0] - found[1]).max() <= 1
 
 
@@ -180,7 +175,9 @@ def test_a_table_that_is_wrong_about_an_array_costs_the_video(
     sample = Sample("k", "npy", codec, T, 25.0, 1, width, H, None, "s", "0" * 64, 0, len(data))
     row = PlanRow(0, 0, (0, 1), Crop(0, 0, 32, 32), False)
     with pytest.raises(VideoError, match="channels"):
-        find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], FrameSize(16, 16), lambda *_: None)
+        find_source(data).cut_views(
+            VideoSlice(data, row.frames, T), sample, [row], np.empty((1, 2, 16, 16, 5), np.uint8)
+        )
 
 
 def test_shards_of_arrays_are_an_input_too(shards: Path, tmp_path: Path) -> None:

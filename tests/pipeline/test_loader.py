@@ -16,13 +16,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loading import CPU, OneVideoPlan, check_frames, check_replaced, first_batches, plan_of
+from hanging import answer
+from loading import (
+    CPU,
+    OneVideoPlan,
+    check_frames,
+    check_replaced,
+    first_batches,
+    list_descendants,
+    plan_of,
+    wait_for_the_end,
+)
 from made_videos import KINDS, broken_copy, encode, store, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig, Decoder
-from pipeline.decoding.sources import CLIP_SOURCES
-from pipeline.decoding.video_source import VideoSource
+from pipeline.decoding import process
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import EvaluationPlan
@@ -163,32 +172,19 @@ def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_pa
         list(loader.batches(0))
 
 
-class HangingSource(VideoSource):
-    """Hangs in every decode of some videos, until `release` is set."""
-
-    def __init__(self, hashes: set[str]) -> None:
-        self.hashes, self.release = hashes, threading.Event()
-
-    def cut_views(self, video, sample, *others):  # type: ignore[no-untyped-def]
-        if sample.sha256 in self.hashes:
-            self.release.wait(20)
-        return super().cut_views(video, sample, *others)
-
-
 @pytest.mark.parametrize(("hanging", "threads"), [([3], 2), ([3], 1), ([2, 3, 4, 5], 2)])
 def test_a_hung_decode_is_given_up(
     short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: list[int], threads: int
 ) -> None:
-    """Also where all threads hang at once, in videos of later batches."""
-    source = HangingSource({short.samples[place].sha256 for place in hanging})
-    monkeypatch.setitem(CLIP_SOURCES, "video", source)
+    """Also where all processes hang at once, in videos of later batches."""
+    monkeypatch.setenv("HANGING", " ".join(short.samples[place].sha256 for place in hanging))
+    monkeypatch.setattr(process, "answer", answer)
     keys = {short.samples[place].key for place in hanging}
     config = DataConfig(frame_stride=1, decode_timeout_s=0.5, num_threads=threads, max_bad_fraction=0.9)
     plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
     with ClipLoader(short, plan, CPU, config, report) as loader:
         batches = list(islice(loader.batches(0), 3))
         assert loader.counters["timeouts"] >= len(hanging)
-        source.release.set()
     check_replaced(batches, plan, short, keys)
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert {line["key"] for line in lines} == keys
@@ -248,17 +244,20 @@ def test_memory_threads_and_files_do_not_grow(vp9: ShardDataset, short: ShardDat
             assert later_files <= files + 2, decoder  # one per thread that is just reading
 
 
-def test_closing_takes_no_time_and_leaves_no_thread(short: ShardDataset) -> None:
+def test_closing_takes_no_time_and_leaves_nothing(short: ShardDataset) -> None:
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("clips-")]
 
     config = DataConfig(frame_stride=1, num_threads=3)
+    others = list_descendants(os.getpid())
     started = time.monotonic()
     with ClipLoader(short, plan_of(short, config), CPU, config, None) as loader:
         next(loader.batches(0))
         assert len(threads()) == 3
+        assert 0 < len(set(list_descendants(os.getpid())) - set(others)) <= 3
     assert time.monotonic() - started < 10, "the plan is endless"
     assert threads() == []
+    assert list_descendants(os.getpid()) == others
 
 
 PROGRAM = """
@@ -291,9 +290,9 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, endin
     )  # fmt: skip
     assert program.stdout is not None
     assert program.stdout.readline() == "running\n"
-    children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
-    assert children == [], "no process but this one"
-    assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "and no shared memory"
+    processes = list_descendants(program.pid)
+    assert len(processes) == (2 if decoder == "pyav" else 0)
+    assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "no shared memory that has a name"
     if ending != "leave":
         program.send_signal(getattr(signal, ending))
     _, errors = program.communicate(timeout=60)
@@ -301,6 +300,7 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, endin
     assert program.returncode in expected, errors
     assert "terminate called" not in errors
     assert "core dumped" not in errors
+    wait_for_the_end(processes)
 
 
 EXACT = [

@@ -1,11 +1,9 @@
 """Clips that a device makes of decoded planes, here by the kernel's reference, are those that FFmpeg makes."""
 
 import io
-from collections.abc import Callable
 from itertools import islice
 
 import av
-import numpy as np
 import pytest
 import torch
 from loading import check_frames, plan_of
@@ -48,11 +46,7 @@ def make_on_device(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Te
 
 def make_on_cpu(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Tensor:
     clips = torch.empty(len(rows), len(NUMBERS), *SIZE, 3, dtype=torch.uint8)
-
-    def store(view: int, time: int, write: Callable[[np.ndarray], object]) -> None:
-        write(clips[view, time].numpy())
-
-    VideoSource().cut_views(VideoSlice(data, NUMBERS, sample.num_frames), sample, rows, SIZE, store)
+    VideoSource().cut_views(VideoSlice(data, NUMBERS, sample.num_frames), sample, rows, clips.numpy())
     return clips
 
 

@@ -1,4 +1,4 @@
-"""Processes that decode give what threads give, are replaced when they hang or crash, and end with their user."""
+"""Processes that decode are replaced when they hang or crash, and end with their user."""
 
 import gc
 import json
@@ -6,31 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from loading import CPU, check_frames, check_replaced, plan_of
+from loading import CPU, check_replaced, plan_of, take_interrupts, wait_for_the_end
 from made_videos import broken_copy, encode
 from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
 
 from common.errors import InputError
-from pipeline.config import MAX_THREADS_OF_ONE_PROCESS, DataConfig
-from pipeline.decoding.clip_decoder import DecodeJob
-from pipeline.decoding.policy import DecoderPolicy
+from pipeline.config import DataConfig
+from pipeline.decoding.clip_decoder import ClipDecoder, DecodeJob
 from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
-from pipeline.decoding.process_decoder import ProcessClipDecoder
 from pipeline.decoding.upload import HostClips
-from pipeline.host_loader import HostLoader
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
-from pipeline.planning.plan import ClipPlan
 from pipeline.reading.reader import LocalClip
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
@@ -38,7 +32,7 @@ from pipeline.video_error import VideoError
 
 DATA = encode(16, pattern=True)
 VIDEO, SAMPLE = VideoSlice(DATA, NUMBERS, 16), make_sample()
-PROCESSES = DataConfig(frame_stride=1, processes=True, num_threads=2, max_bad_fraction=0.9)
+CONFIG = DataConfig(frame_stride=1, num_threads=2, max_bad_fraction=0.9)
 
 
 @pytest.fixture
@@ -46,19 +40,6 @@ def process() -> Iterator[DecodeProcess]:
     process = DecodeProcess(timeout=20)
     yield process
     process.close()
-
-
-@pytest.fixture
-def host_loaders(monkeypatch: pytest.MonkeyPatch) -> list[HostLoader]:
-    """The parts of loaders that have a process of their own otherwise: here they are in this one."""
-    loaders: list[HostLoader] = []
-
-    def make(dataset: ShardDataset, plan: ClipPlan, config: DataConfig, *others: Any) -> HostLoader:
-        loaders.append(HostLoader(dataset, plan, DecoderPolicy(dataset, CPU, config), config, *others))
-        return loaders[-1]
-
-    monkeypatch.setattr("pipeline.loader.LoaderProcess", make)
-    return loaders
 
 
 def make_task(*crops: Crop, video: VideoSlice = VIDEO, takes_frames: bool = False) -> Task:
@@ -87,7 +68,7 @@ def test_several_videos_are_decoded_one_behind_the_other(process: DecodeProcess)
             assert str(fault) == str(error.value)
         for decoded, shown in ((images, crops), (more, CROPS[1:2])):
             assert isinstance(decoded, Decoded)
-            assert decoded.num_bytes_read == len(DATA)
+            assert decoded.counts["bytes_read"] == len(DATA)
             expected = make_on_cpu(DATA, make_rows(*shown), SAMPLE).numpy()
             found = memory[decoded.start : decoded.start + expected.size].reshape(expected.shape)
             assert (found == expected).all()
@@ -170,14 +151,13 @@ def test_closing_is_no_fault_of_the_video_that_is_decoded(process: DecodeProcess
             cut(process)
 
 
-@pytest.mark.usefixtures("host_loaders")
 @pytest.mark.parametrize("error", [VideoError("ended by SIGSEGV"), HungError("decoding took long")])
 def test_only_the_video_that_ends_a_process_is_replaced(
     short_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: VideoError
 ) -> None:
     """The others of the same call are decoded once more, by themselves."""
     dataset, report = ShardDataset.open(short_shards), tmp_path / "quarantine.jsonl"
-    plan, fatal, decode = plan_of(dataset, PROCESSES), dataset.samples[3].key, DecodeProcess.decode
+    plan, fatal, decode = plan_of(dataset, CONFIG), dataset.samples[3].key, DecodeProcess.decode
 
     def crash(self: DecodeProcess, tasks: Sequence[Task]) -> object:
         if any(task.sample.key == fatal for task in tasks):
@@ -185,60 +165,41 @@ def test_only_the_video_that_ends_a_process_is_replaced(
         return decode(self, tasks)
 
     monkeypatch.setattr(DecodeProcess, "decode", crash)
-    with ClipLoader(dataset, plan, CPU, PROCESSES, report) as loader:
+    with ClipLoader(dataset, plan, CPU, CONFIG, report) as loader:
         assert check_replaced(list(islice(loader.batches(0), 6)), plan, dataset, {fatal}) > 0
         assert (loader.counters["timeouts"] > 0) == isinstance(error, HungError)
     (line,) = map(json.loads, report.read_text().splitlines())
     assert (line["key"], line["reason"]) == (fatal, str(error))
 
 
-def test_the_loader_uses_processes_and_ends_them(
-    short_shards: Path, tmp_path: Path, host_loaders: list[HostLoader]
-) -> None:
+def test_frames_for_the_device_come_from_processes_as_well(short_shards: Path, tmp_path: Path) -> None:
     bad = {"v02", "v05"}
     for dataset in (ShardDataset.open(short_shards), broken_copy(short_shards, tmp_path / "broken", bad)):
-        plan = plan_of(dataset, PROCESSES)
-        for scales_on_device in (False, True):
-            with ClipLoader(dataset, plan, CPU, PROCESSES, None) as loader:
-                host_loaders[-1].takes_frames = scales_on_device
-                batches = list(islice(loader.batches(0), 6))
-                if "broken" in str(dataset.folder):
-                    assert check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
-                else:
-                    check_frames(batches, plan, dataset)
-                decoder = host_loaders[-1]._decoder
-                assert isinstance(decoder, ProcessClipDecoder)
-                processes = decoder._processes
-                assert len(processes) == PROCESSES.num_threads
-            assert all(used._process and used._process.returncode is not None for used in processes)
+        plan = plan_of(dataset, CONFIG)
+        with ClipLoader(dataset, plan, CPU, CONFIG, None) as loader:
+            loader._host.takes_frames = True
+            batches = list(islice(loader.batches(0), 6))
+            there = bad if "broken" in str(dataset.folder) else ()
+            assert check_replaced(batches, plan, dataset, there) <= loader.counters["bad_clips"]
 
 
-@pytest.mark.usefixtures("host_loaders")
 @pytest.mark.parametrize(("batch_size", "at_once"), [(2, {1}), (6, {3}), (24, {4})])
 def test_small_batches_keep_all_processes_busy(
     short: ShardDataset, monkeypatch: pytest.MonkeyPatch, batch_size: int, at_once: set[int]
 ) -> None:
     """Two threads and two batches: at least two calls for each thread."""
     calls: list[int] = []
-    decode = ProcessClipDecoder.decode_all
+    decode = ClipDecoder.decode
 
-    def decode_all(self: ProcessClipDecoder, jobs: Sequence[DecodeJob]) -> None:
+    def decode_counted(self: ClipDecoder, jobs: Sequence[DecodeJob]) -> None:
         calls.append(len(jobs))
         decode(self, jobs)
 
-    monkeypatch.setattr(ProcessClipDecoder, "decode_all", decode_all)
-    config = replace(PROCESSES, prefetch=2)
+    monkeypatch.setattr(ClipDecoder, "decode", decode_counted)
+    config = replace(CONFIG, prefetch=2)
     with ClipLoader(short, plan_of(short, config, batch_size=batch_size), CPU, config, None) as loader:
         next(loader.batches(0))
     assert set(calls) == at_once
-
-
-def test_processes_are_for_gpus_and_for_more_threads_than_one_process_keeps_busy() -> None:
-    most = MAX_THREADS_OF_ONE_PROCESS
-    assert [DataConfig(num_threads=number).uses_processes(on_gpu=False) for number in (most, most + 1)] == [False, True]
-    assert DataConfig(num_threads=1).uses_processes(on_gpu=True)
-    assert DataConfig(num_threads=1, processes=True).uses_processes(on_gpu=False)
-    assert not DataConfig(num_threads=most + 1, processes=False).uses_processes(on_gpu=True)
 
 
 SCRIPT = """
@@ -262,19 +223,4 @@ def test_no_process_outlives_whom_it_works_for(number: signal.Signals) -> None:
         pid = int(worked_for.stdout.readline())
         worked_for.send_signal(number)
         worked_for.wait(20)
-    deadline = time.monotonic() + 20
-    while is_running(pid):
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.01)
-
-
-def take_interrupts() -> None:
-    """Undo what a shell does to programs in its background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()  # nobody may have asked how it ended
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_for_the_end([pid])

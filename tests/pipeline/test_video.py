@@ -159,12 +159,9 @@ def test_rotation_is_undone(angle: int, white: tuple[slice, ...]) -> None:
 def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -> np.ndarray:
     """The whole frame as the loader scales it."""
     row = PlanRow(0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
-    image = np.empty((size, size, 3), np.uint8)
-    CLIP_SOURCES["video"].cut_views(
-        VideoSlice(data, row.frames, sample.num_frames), sample, [row], FrameSize(size, size),
-        lambda view, time, write: write(image),
-    )  # fmt: skip
-    return image
+    clips = np.empty((1, 1, size, size, 3), np.uint8)
+    CLIP_SOURCES["video"].cut_views(VideoSlice(data, row.frames, sample.num_frames), sample, [row], clips)
+    return clips[0, 0]
 
 
 @pytest.mark.parametrize(
