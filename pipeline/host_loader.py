@@ -2,15 +2,15 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
 
 from kernels.decoded_clips import frame_bytes
 from pipeline.config import DataConfig
@@ -21,6 +21,7 @@ from pipeline.decoding.upload import HostClips
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.pool import ThreadPool
 from pipeline.shards.dataset import ShardDataset
+from pipeline.shared_blocks import SharedBlocks
 
 
 @dataclass
@@ -61,23 +62,27 @@ class HostLoader:
         config: DataConfig,
         quarantine: Path | None,
         stream: torch.cuda.Stream | None = None,
-        allocate: Callable[[int], UInt8[Tensor, " bytes"]] | None = None,
+        memory: SharedBlocks | None = None,
     ) -> None:
         """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
 
-        stream, allocate: see HostClips.
+        stream: see HostClips. memory: for clips; None: its own.
         """
-        self._dataset, self._plan, self._config = dataset, plan, config
-        self._stream, self._allocate = stream, allocate
-        self._decoder = ClipDecoder(dataset, plan, policy, config, quarantine)
+        self._dataset, self._plan, self._config, self._stream = dataset, plan, config, stream
+        self._memory = memory or SharedBlocks()
+        self._decoder = ClipDecoder(dataset, plan, policy, config, quarantine, self._memory)
         self._pool = ThreadPool(config.threads, "clips")
         self._numbers: Iterator[int] = count()
         self.pending: deque[HostBatch] = deque()
+        self._in_upload: list[HostClips] = []
 
     def close(self) -> None:
         """End all processes and threads."""
         self._decoder.close()  # first: threads are waiting for it
         self._pool.close()
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._memory.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -107,6 +112,9 @@ class HostLoader:
             return None
         batch = self.pending.popleft()
         self.wait_for(batch)
+        if self._stream is not None:
+            hosts = (*self._in_upload, batch.host)
+            self._in_upload = [host for host in hosts if host.is_allocated and not host.is_uploaded]
         self._decoder.quarantine.delivered(len(batch.rows))
         return batch
 
@@ -141,6 +149,10 @@ class HostLoader:
         for place in range(0, len(jobs), at_once):
             self._submit(jobs[place : place + at_once])
         return HostBatch(number, rows, host, jobs, math.prod(shape) + sum(map(self._count_bytes, jobs)))
+
+    def _allocate(self, num_bytes: int) -> UInt8[np.ndarray, " bytes"]:
+        memory = self._memory.allocate(num_bytes)
+        return memory if self._stream is None else self._memory.pin(memory)
 
     def _count_bytes(self, job: DecodeJob) -> int:
         """Return how many bytes a video takes, and its frames if they are kept for the device to scale."""

@@ -3,7 +3,6 @@
 Clips come in memory that both processes know: nothing of them is sent or copied.
 """
 
-import os
 import subprocess
 import traceback
 from collections import Counter, deque
@@ -19,11 +18,10 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.policy import DecoderPolicy
 from pipeline.decoding.process import describe_end, start_process
-from pipeline.decoding.upload import HostClips
 from pipeline.host_loader import HostBatch, HostLoader
 from pipeline.planning.plan import ClipPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shared_blocks import Block, SharedBlocks
+from pipeline.shared_blocks import SharedBlocks
 
 AHEAD = 2  # batches that are asked for: one is uploaded during a training step, the next is waiting
 
@@ -43,7 +41,7 @@ class LoaderProcess:
     ) -> None:
         self._made_of, self._stream = (dataset, plan, config, quarantine), stream
         self._process: subprocess.Popen[bytes] | None = None
-        self._held: list[tuple[HostClips, list[Block]]] = []  # what is not yet on the device
+        self._in_upload: list[HostBatch] = []  # or waiting for it
         self._earlier, self._newest = Counter[str](), Counter[str]()  # counts of earlier processes, of this one
         self._has_ended = False  # the plan
         self.pending: deque[HostBatch] = deque()
@@ -58,8 +56,8 @@ class LoaderProcess:
         self.close()
         self._earlier, self._newest = self.counts, Counter()
         self._has_ended = False
-        self._blocks = SharedBlocks(os.memfd_create("clips"), is_pinned=self._stream is not None)
-        self._process, self._connection = start_process(serve, self._blocks.file)
+        self._memory = SharedBlocks(is_pinned=self._stream is not None)
+        self._process, self._connection = start_process(serve, self._memory.fileno())
         with self._explain_end():
             self._connection.send((*self._made_of, self.takes_frames, first))
         for _ in range(AHEAD):
@@ -87,21 +85,21 @@ class LoaderProcess:
         self._process = None
         self._connection.close()
         self.pending.clear()
-        self._held.clear()
+        self._in_upload.clear()
         if self._stream is not None:
             self._stream.synchronize()
-        self._blocks.close()
+        self._memory.close()
 
     def _ask(self) -> None:
-        """Ask for a batch, and tell which memory is free."""
-        free = [block for host, blocks in self._held if host.is_uploaded for block in blocks]
-        self._held = [(host, blocks) for host, blocks in self._held if not host.is_uploaded]
+        """Ask for a batch, and tell whose memory is no longer needed."""
+        uploaded = [batch.number for batch in self._in_upload if batch.host.is_uploaded]
+        self._in_upload = [batch for batch in self._in_upload if batch.number not in uploaded]
         with self._explain_end():
-            self._connection.send(free)
+            self._connection.send(uploaded)
 
     def _receive(self) -> None:
         with self._explain_end():
-            reply, blocks = self._blocks.loads(self._connection.recv_bytes())
+            reply = self._memory.loads(self._connection.recv_bytes())
         if isinstance(reply, Exception):
             raise reply
         batch, self._newest = reply
@@ -109,7 +107,7 @@ class LoaderProcess:
             self._has_ended = True
             return
         batch.host.stream = self._stream
-        self._held.append((batch.host, blocks))
+        self._in_upload.append(batch)
         self.pending.append(batch)
 
     @contextmanager
@@ -126,21 +124,26 @@ class LoaderProcess:
 
 def serve(socket: int, file: int) -> None:
     """Load batches, in such a process, whenever one is asked for, until nobody is left who could ask."""
-    connection, blocks = Connection(socket), SharedBlocks(file)
+    connection, memory = Connection(socket), SharedBlocks(file)
+    lent: dict[int, HostBatch] = {}  # whose memory is still needed, by their numbers
     with suppress(ConnectionError, EOFError):
         try:
             dataset, plan, config, quarantine, takes_frames, first = connection.recv()
             policy = DecoderPolicy(dataset, torch.device("cpu"), replace(config, decoder="pyav"))
-            loader = HostLoader(dataset, plan, policy, config, quarantine, allocate=blocks.allocate)
+            loader = HostLoader(dataset, plan, policy, config, quarantine, memory=memory)
             loader.takes_frames = takes_frames
             loader.start(first)
         except Exception as error:  # whoever asks for a batch raises it
-            connection.send_bytes(blocks.dumps(with_traceback(error)))
+            connection.send_bytes(memory.dumps(with_traceback(error)))
             return
         with closing(loader):
             while True:
-                blocks.free(connection.recv())
-                connection.send_bytes(blocks.dumps(load(loader)))
+                for number in connection.recv():
+                    del lent[number]
+                reply = load(loader)
+                if isinstance(reply, tuple) and (batch := reply[0]):
+                    lent[batch.number] = batch
+                connection.send_bytes(memory.dumps(reply))
 
 
 def load(loader: HostLoader) -> tuple[HostBatch | None, Counter[str]] | Exception:

@@ -1,22 +1,24 @@
-"""Memory that two processes share, and messages between them whose tensors lie in it."""
+"""Memory that processes share: one allocates blocks, others write to them or copy them to a GPU, and messages between
+two say where in it their arrays lie.
+
+This module does without PyTorch, as do processes that only decode.
+"""
 
 import io
 import mmap
 import os
 import pickle
 import threading
-from collections import defaultdict
-from collections.abc import Iterable
+import weakref
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
-from torch import Tensor
 
 from common.errors import InputError
 
-ADDRESSES = 2**36  # bytes, of which only those exist that have been written to
+ADDRESSES = 2**40  # bytes, of which only those exist that have been written to
 
 
 class Block(NamedTuple):
@@ -30,82 +32,84 @@ class Block(NamedTuple):
 
 
 class SharedBlocks:
-    """One process allocates blocks, and uses freed ones again; to the other they are sent, among anything else.
+    """The memory has no name: nothing is left of it when all processes that know its file have ended. Thread-safe."""
 
-    The memory has no name: nothing is left of it when both have ended. Allocation is thread-safe.
-    """
-
-    def __init__(self, file: int, is_pinned: bool = False) -> None:
-        """file: from memfd_create; is_pinned: whether blocks that are received are page-locked for a GPU."""
-        os.ftruncate(file, ADDRESSES)
-        self.file = file
-        self._bytes = torch.from_numpy(np.frombuffer(mmap.mmap(file, ADDRESSES), np.uint8))
+    def __init__(self, file: int | None = None, is_pinned: bool = False) -> None:
+        """file: another process's, open here; is_pinned: whether arrays in messages are page-locked for a GPU."""
+        self._file = os.fdopen(os.memfd_create("clips") if file is None else file, "r+b", buffering=0)
+        self._file.truncate(ADDRESSES)
+        self._map = mmap.mmap(self.fileno(), ADDRESSES)
+        self._begin = self.view(Block(0, 1)).ctypes.data
         self._lock = threading.Lock()
         self._end = 0
-        self._free: dict[int, list[int]] = defaultdict(list)  # where blocks start, by bytes reserved
-        self._is_pinned, self._pinned = is_pinned, set[int]()  # where blocks start
+        self._free: dict[int, deque[int]] = defaultdict(deque)  # where blocks start, by bytes reserved
+        self._is_pinned, self._pinned = is_pinned, set[int]()  # addresses
 
-    def allocate(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"]:
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def allocate(self, num_bytes: int) -> UInt8[np.ndarray, " num_bytes"]:
+        """Return memory that nobody else is given as long as this process has the array, or a part of it."""
+        size = Block(0, num_bytes).num_reserved
         with self._lock:
-            block = Block(self._end, num_bytes)
-            if free := self._free[block.num_reserved]:
-                return self._view(block._replace(start=free.pop()))
-            self._end += block.num_reserved
-            return self._view(block)
+            if free := self._free[size]:
+                start = free.pop()
+            else:
+                start, self._end = self._end, self._end + size
+        array = self.view(Block(start, num_bytes))
+        weakref.finalize(array, self._free[size].append, start)  # in any thread, also in one that has the lock
+        return array
 
-    def free(self, blocks: Iterable[Block]) -> None:
-        with self._lock:
-            for block in blocks:
-                self._free[block.num_reserved].append(block.start)
+    def view(self, block: Block) -> UInt8[np.ndarray, " bytes"]:
+        return np.frombuffer(self._map, np.uint8, block.num_bytes, block.start)
 
-    def dumps(self, value: object) -> bytes:
-        """Pickle something whose tensors are blocks."""
-        buffer = io.BytesIO()
-        _Pickler(buffer, self._bytes.data_ptr()).dump(value)
-        return buffer.getvalue()
+    def find(self, array: np.ndarray) -> Block | None:
+        """Return the block that an array is; None: it is no part of this memory."""
+        start = array.ctypes.data - self._begin
+        return Block(start, array.nbytes) if 0 <= start < ADDRESSES else None
 
-    def loads(self, data: bytes) -> tuple[Any, list[Block]]:
-        """Return what was pickled, and the blocks in it."""
-        unpickler = _Unpickler(data, self)
-        return unpickler.load(), unpickler.blocks
+    def pin(self, array: UInt8[np.ndarray, " bytes"]) -> UInt8[np.ndarray, " bytes"]:
+        """Page-lock a block, if it is not yet, so that copying it to a GPU does not block the host."""
+        address = array.ctypes.data
+        if address not in self._pinned:
+            import torch
 
-    def receive(self, block: Block) -> UInt8[Tensor, " bytes"]:
-        tensor = self._view(block)
-        if self._is_pinned and block.start not in self._pinned:
-            code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), block.num_reserved, 0))
+            code = int(torch.cuda.cudart().cudaHostRegister(address, Block(0, array.nbytes).num_reserved, 0))
             if code:
                 raise InputError(
                     f"CUDA cannot lock shared memory, in which clips come (cudaHostRegister: error {code}): free host"
                     " memory, or use another driver or virtual machine"
                 )
-            self._pinned.add(block.start)
-        return tensor
+            self._pinned.add(address)
+        return array
+
+    def dumps(self, value: object) -> bytes:
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = self._find_part  # type: ignore[method-assign]
+        pickler.dump(value)
+        return buffer.getvalue()
+
+    def loads(self, data: bytes) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(data))
+        unpickler.persistent_load = self._receive  # type: ignore[method-assign]
+        return unpickler.load()
 
     def close(self) -> None:
-        """Give the memory back. To be called when nothing is copied from it any more."""
-        for start in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr() + start)
-        del self._bytes
-        os.close(self.file)
+        """To be called when nothing is copied from it any more. Arrays stay what they are, and keep the memory."""
+        if self._pinned:
+            import torch
 
-    def _view(self, block: Block) -> UInt8[Tensor, " bytes"]:
-        return self._bytes[block.start : block.start + block.num_bytes]
+            for address in self._pinned:
+                torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+        if not self._file.closed:
+            self._file.close()
+            del self._map  # which has the file open as well
 
+    def _find_part(self, part: object) -> Block | None:
+        return self.find(part) if isinstance(part, np.ndarray) else None
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, begin: int) -> None:
-        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self._begin = begin
-
-    def persistent_id(self, value: object) -> Block | None:
-        return Block(value.data_ptr() - self._begin, len(value)) if isinstance(value, Tensor) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, memory: SharedBlocks) -> None:
-        super().__init__(io.BytesIO(data))
-        self._memory, self.blocks = memory, list[Block]()
-
-    def persistent_load(self, block: Block) -> Tensor:
-        self.blocks.append(block)
-        return self._memory.receive(block)
+    def _receive(self, block: Block) -> UInt8[np.ndarray, " bytes"]:
+        array = self.view(block)
+        return self.pin(array) if self._is_pinned else array

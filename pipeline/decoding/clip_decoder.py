@@ -15,6 +15,7 @@ from jaxtyping import UInt8
 
 from common.errors import InputError
 from pipeline.config import DataConfig
+from pipeline.decoding.planes import MAX_GROWTH
 from pipeline.decoding.policy import DecoderPolicy
 from pipeline.decoding.process import Decoded, DecodeProcess, HungError, Task
 from pipeline.decoding.upload import HostClips
@@ -23,6 +24,7 @@ from pipeline.quarantine import Quarantine
 from pipeline.reading.reader import LocalClip, Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
+from pipeline.shared_blocks import SharedBlocks
 from pipeline.video_error import VideoError
 
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
@@ -52,13 +54,24 @@ class ClipDecoder:
     """Thread-safe. There is a process for each thread that decodes."""
 
     def __init__(
-        self, dataset: ShardDataset, plan: ClipPlan, policy: DecoderPolicy, config: DataConfig, quarantine: Path | None
+        self,
+        dataset: ShardDataset,
+        plan: ClipPlan,
+        policy: DecoderPolicy,
+        config: DataConfig,
+        quarantine: Path | None,
+        memory: SharedBlocks,
     ) -> None:
+        """memory: where clips are, which processes write to."""
         self._dataset, self._plan, self._policy, self.reader = dataset, plan, policy, Reader(dataset, plan)
         self.quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._processes = [DecodeProcess(config.decode_timeout_s) for _ in range(config.threads)]
+        self._memory = memory
+        # Planes have at most MAX_GROWTH times as many samples as the clips that are made of them, of up to two bytes.
+        clip_bytes = plan.num_frames * plan.frame_size.height * plan.frame_size.width * dataset.channels
+        scratch = JOBS_AT_ONCE * plan.views * clip_bytes * MAX_GROWTH * 2
+        self._processes = [DecodeProcess(memory, scratch, config.decode_timeout_s) for _ in range(config.threads)]
         self._idle: LifoQueue[DecodeProcess] = LifoQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -100,7 +113,10 @@ class ClipDecoder:
             job.is_read = True
             if job.for_dali is not None:
                 return None
-            return Task(video, sample, job.rows, self._plan.frame_size, job.host.takes_frames)
+            images = None
+            if not job.host.takes_frames:
+                images = self._memory.find(job.host.images(job.first, len(job.rows)))
+            return Task(video, sample, job.rows, self._plan.frame_size, images)
 
     def _find_video(self, job: DecodeJob) -> LocalClip | VideoSlice:
         row = job.rows[0]
@@ -119,9 +135,9 @@ class ClipDecoder:
             return []
         process = self._idle.get()
         try:
-            results, memory = process.decode([task for _, task in tasks])
+            results, scratch = process.decode([task for _, task in tasks])
             answered = [(job, result) for (job, _), result in zip(tasks, results, strict=True)]
-            self._take_clips([(job, result) for job, result in answered if isinstance(result, Decoded)], memory)
+            self._take_clips([(job, result) for job, result in answered if isinstance(result, Decoded)], scratch)
             return [(job, result) for job, result in answered if isinstance(result, VideoError)]
         except VideoError as error:  # the process hung or crashed in one of them
             if len(tasks) == 1:
@@ -131,18 +147,20 @@ class ClipDecoder:
             self._idle.put(process)
         return [fault for task in tasks for fault in self._carry_out([task])]
 
-    def _take_clips(self, decoded: Sequence[tuple[DecodeJob, Decoded]], memory: UInt8[np.ndarray, " bytes"]) -> None:
-        """Copy what a process has decoded into the memory of the batch."""
+    def _take_clips(self, decoded: Sequence[tuple[DecodeJob, Decoded]], scratch: UInt8[np.ndarray, " bytes"]) -> None:
+        """Copy what a process has left in its scratch memory into that of the batch."""
         address = None
         for job, result in decoded:
             self._count(**result.counts)
+            if not job.host.takes_frames:
+                continue  # images have been written to their place
             if result.frames is None:
                 images = job.host.images(job.first, len(job.rows))
-                np.copyto(images, memory[result.start : result.start + images.size].reshape(images.shape))
+                np.copyto(images, scratch[result.start : result.start + images.size].reshape(images.shape))
                 continue
             if address is None:  # all frames at once
-                address, copy = job.host.allocate(len(memory))
-                copy[:] = memory
+                address, copy = job.host.allocate(len(scratch))
+                copy[:] = scratch
             offsets = [address + offset for offset in result.frames.offsets]
             job.host.add_frames(job.first, job.rows, result.frames._replace(offsets=offsets))
 

@@ -6,7 +6,6 @@ leaves frames in memory that it shares with whom it works for.
 """
 
 import math
-import mmap
 import os
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from pipeline.reading.reader import LocalClip
 from pipeline.shards import arrays
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.shared_blocks import Block, SharedBlocks
 from pipeline.video_error import VideoError
 
 # Which schedulers send to every process of a run, for it to save what it has done. To be run before all imports.
@@ -48,40 +48,31 @@ class Task(NamedTuple):
     sample: Sample
     rows: list[PlanRow]
     size: FrameSize
-    takes_frames: bool  # whether planes will do (see HostClips)
+    images: Block | None  # where they go; None: to the scratch memory, or their frames, if planes will do
 
 
 class Decoded(NamedTuple):
-    """What a task has left in the shared memory."""
+    """What a task has left in the scratch memory, from `start` on: frames, or images [views, T, H, W, C]."""
 
-    start: int  # of the images [views, T, H, W, C]
-    frames: PlanarFrames | None  # instead of images; their offsets are places in the shared memory
+    start: int
+    frames: PlanarFrames | None
     counts: dict[str, float]  # see loader.COUNTERS
 
 
 Reply = tuple[list[Decoded | VideoError], int] | Exception  # see carry_out_all
 
 
-class SharedMemory:
-    """Memory without a name: nothing is left of it when the processes that know its file have ended."""
+class Scratch:
+    """Memory of a process that is used from its beginning for every call."""
 
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self.used = 0  # bytes, of this process's allocations
-        self._bytes = np.empty(0, np.uint8)  # what is mapped
+    def __init__(self, memory: UInt8[np.ndarray, " bytes"]) -> None:
+        self.memory = memory
+        self.used = 0  # bytes
 
     def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
         """Return the next bytes, behind the place where they begin."""
         start, self.used = self.used, self.used + num_bytes
-        if self.used > os.fstat(self.file).st_size:
-            os.ftruncate(self.file, self.used)
-        return start, self.map(self.used)[start:]
-
-    def map(self, num_bytes: int) -> UInt8[np.ndarray, " num_bytes"]:
-        """Return the first bytes."""
-        if num_bytes > len(self._bytes):
-            self._bytes = np.frombuffer(mmap.mmap(self.file, num_bytes), np.uint8)
-        return self._bytes[:num_bytes]
+        return start, self.memory[start : self.used]
 
 
 class DecodeProcess:
@@ -90,15 +81,15 @@ class DecodeProcess:
     For one thread; only `close` may come from another one.
     """
 
-    def __init__(self, timeout: float) -> None:
-        """timeout: seconds after which tasks count as hung."""
+    def __init__(self, memory: SharedBlocks, num_bytes: int, timeout: float) -> None:
+        """num_bytes: what tasks need of scratch memory at most; timeout: seconds after which they count as hung."""
+        self._memory, self._scratch = memory, Scratch(memory.allocate(num_bytes))
         self._timeout = timeout
-        self._memory = SharedMemory(os.memfd_create("clips"))
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def decode(self, tasks: Sequence[Task]) -> tuple[list[Decoded | VideoError], UInt8[np.ndarray, " bytes"]]:
-        """Return what became of each task, and the shared memory, which holds it until the next call.
+        """Return what became of each task, and the scratch memory, which holds it until the next call.
 
         Raise HungError if that takes too long, VideoError if the process crashes, InputError or OSError where a shard
         cannot be read.
@@ -106,20 +97,19 @@ class DecodeProcess:
         if self._closed:
             raise CancelledError
         if all(task.sample.container == arrays.CONTAINER for task in tasks):  # there is nothing to decode
-            reply = carry_out_all(tasks, self._memory)
+            reply = carry_out_all(tasks, self._memory, self._scratch)
         else:
             reply = self._send(tasks)
         if isinstance(reply, Exception):
             raise reply
         results, used = reply
-        return results, self._memory.map(used)
+        return results, self._scratch.memory[:used]
 
     def close(self) -> None:
         """End the process, whatever it is doing; a call from another thread raises CancelledError."""
         if not self._closed:
             self._closed = True
             self._end()
-            os.close(self._memory.file)
 
     def _send(self, tasks: Sequence[Task]) -> Reply:
         if self._process is None or self._process.poll() is not None:
@@ -133,10 +123,11 @@ class DecodeProcess:
         return reply
 
     def _start(self) -> None:
-        self._process, self._connection = start_process(answer, self._memory.file)
+        self._process, self._connection = start_process(answer, self._memory.fileno())
         if self._closed:  # meanwhile
             self._end()
         with self._explain_end(InputError, "a process for decoding"):
+            self._connection.send(self._memory.find(self._scratch.memory))
             self._connection.recv()  # once it has imported all it needs
 
     @contextmanager
@@ -177,17 +168,17 @@ def describe_end(process: "subprocess.Popen[bytes]") -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def carry_out(task: Task, memory: SharedMemory) -> Decoded:
+def carry_out(task: Task, memory: SharedBlocks, scratch: Scratch) -> Decoded:
     started = time.perf_counter()
     video = task.video.read() if isinstance(task.video, LocalClip) else task.video
     read = time.perf_counter()
-    source, start, cut = find_source(video.data), memory.used, (video, task.sample, task.rows)
-    frames = source.copy_planes(*cut, task.size, memory.allocate) if task.takes_frames else None
+    source, start, cut = find_source(video.data), scratch.used, (video, task.sample, task.rows)
+    frames = None if task.images else source.copy_planes(*cut, task.size, scratch.allocate)
     if frames is not None:
         num_decoded = frames.num_decoded
     else:
         shape = len(task.rows), len(video.numbers), *task.size, arrays.count_channels([task.sample.codec])
-        start, images = memory.allocate(math.prod(shape))
+        images = memory.view(task.images) if task.images else scratch.allocate(math.prod(shape))[1]
         num_decoded = source.cut_views(*cut, images.reshape(shape))
     counts = {
         "videos_read": 1, "bytes_read": len(video.data), "frames_decoded": num_decoded,
@@ -196,25 +187,27 @@ def carry_out(task: Task, memory: SharedMemory) -> Decoded:
     return Decoded(start, frames, counts)
 
 
-def carry_out_all(tasks: Sequence[Task], memory: SharedMemory) -> Reply:
-    """Return what becomes of each task, and how much memory holds it; or an error that is not a video's."""
-    memory.used = 0
+def carry_out_all(tasks: Sequence[Task], memory: SharedBlocks, scratch: Scratch) -> Reply:
+    """Return what becomes of each task, and how much of the scratch memory holds it; or an error that is not a
+    video's."""
+    scratch.used = 0
     results: list[Decoded | VideoError] = []
     try:
         for task in tasks:
             try:
-                results.append(carry_out(task, memory))
+                results.append(carry_out(task, memory, scratch))
             except VideoError as error:
                 results.append(error)
     except (InputError, OSError) as error:  # of the shard
         return error
-    return results, memory.used
+    return results, scratch.used
 
 
 def answer(socket: int, file: int) -> None:
     """Carry out tasks, in such a process, until nobody is left who could send some."""
-    connection, memory = Connection(socket), SharedMemory(file)
+    connection, memory = Connection(socket), SharedBlocks(file)
     with suppress(OSError, EOFError):
+        scratch = Scratch(memory.view(connection.recv()))
         connection.send("ready")
         while True:
-            connection.send(carry_out_all(connection.recv(), memory))
+            connection.send(carry_out_all(connection.recv(), memory, scratch))

@@ -28,8 +28,8 @@ def make_color_matrix(matrix: str, full_range: bool, bits: int) -> np.ndarray:
 class HostClips:
     """The clips of a batch in host memory: frames as they were decoded, or images that need nothing more.
 
-    Memory is allocated on first use, since DALI may decode the whole batch. Thread-safe up to the upload. By a pickler
-    that takes care of tensors (see SharedBlocks), clips can be sent to another process, to be uploaded there.
+    Memory is allocated on first use, since DALI may decode the whole batch. Thread-safe up to the upload. As a message
+    of SharedBlocks, clips can be sent to another process, to be uploaded there.
     """
 
     def __init__(
@@ -37,25 +37,24 @@ class HostClips:
         shape: tuple[int, ...],
         stream: torch.cuda.Stream | None,
         takes_frames: bool,
-        allocate: Callable[[int], UInt8[Tensor, " bytes"]] | None = None,
+        allocate: Callable[[int], UInt8[np.ndarray, " bytes"]] | None = None,
     ) -> None:
         """shape: [B, T, H, W, C].
 
         stream: on which clips are copied to its GPU, beside the training step; None: they stay on the CPU.
         takes_frames: whether clips may come as decoded frames; otherwise all are images.
-        allocate: gives so many bytes of host memory, which nobody else uses meanwhile; None: PyTorch's, page-locked for
-            a GPU, so that copying does not block the host, and not used again before the stream has read it.
+        allocate: gives so many bytes of host memory; for a GPU, page-locked, and nobody else's until is_uploaded.
         """
         self.takes_frames, self._shape, self.stream = takes_frames, shape, stream
-        self._allocate = allocate or partial(torch.empty, dtype=torch.uint8, pin_memory=stream is not None)
-        self._images: Tensor | None = None  # bytes
-        self._chunks: list[Tensor] = []  # of frames and tables
+        self._allocate = allocate or partial(np.empty, dtype=np.uint8)
+        self._images: np.ndarray | None = None  # bytes
+        self._chunks: list[np.ndarray] = []  # of frames and tables
         self._last_begins = self._used = 0  # address of the last chunk, and bytes used of it
         self._tables_begin: int | None = None  # their address
         self._tables: list[np.ndarray] = []  # see DecodedClips
         self._has_images, self._has_frames = (np.zeros(shape[0], bool) for _ in range(2))  # clip by clip
         self._lock = threading.RLock()
-        self._is_lent = False  # whether somebody else will use the memory again
+        self._is_lent = False  # whether the memory is another process's
         self.copy: Tensor | None = None  # on the device, perhaps still in flight
         self._arrived: torch.cuda.Event | None = None
 
@@ -79,7 +78,7 @@ class HostClips:
             if self._images is None:
                 self._images = self._allocate(math.prod(self._shape))
             self._has_images[clips] = True
-            return self._images.view(self._shape)[clips].numpy()
+            return self._images.reshape(self._shape)[clips]
 
     def allocate(self, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]]:
         """Return memory for frames, behind the address that it will have among all frames of the batch."""
@@ -90,7 +89,7 @@ class HostClips:
                 self._chunks.append(self._allocate(max(CHUNK_BYTES, -(-num_bytes // ALIGNMENT) * ALIGNMENT)))
                 start = 0
             self._used = start + num_bytes
-            return self._last_begins + start, self._chunks[-1].numpy()[start : self._used]
+            return self._last_begins + start, self._chunks[-1][start : self._used]
 
     def add_frames(self, first: int, rows: Sequence[PlanRow], frames: PlanarFrames) -> None:
         """Have the clips of `rows`, from number `first` on, made of frames in memory that was allocated here."""
@@ -110,7 +109,7 @@ class HostClips:
 
     def upload(self) -> None:
         """Queue a copy; later writes may or may not be in it."""
-        images = None if self._images is None else self._images.view(self._shape)
+        images = None if self._images is None else torch.from_numpy(self._images).view(self._shape)
         if self.stream is None and self._tables_begin is None:
             self.copy = images.clone() if images is not None and self._is_lent else images
             return
@@ -152,7 +151,7 @@ class HostClips:
         memory = torch.empty(self._last_begins + self._used, dtype=torch.uint8, device=self._device)
         copies = memory.split([*map(len, self._chunks[:-1]), self._used])
         for chunk, copy in zip(self._chunks, copies, strict=True):
-            copy.copy_(chunk[: len(copy)], non_blocking=True)
+            copy.copy_(torch.from_numpy(chunk[: len(copy)]), non_blocking=True)
         from kernels.crop_resize import crop_resize  # takes 2 s, for parts of PyTorch's compiler; not all need it
 
         batch, frames, height, width, _ = self._shape

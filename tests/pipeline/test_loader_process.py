@@ -11,10 +11,8 @@ import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from loading import (
@@ -35,7 +33,6 @@ from pipeline.loader import ClipLoader
 from pipeline.loader_process import LoaderProcess
 from pipeline.planning.plan import ClipPlan, EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shared_blocks import SharedBlocks
 
 CONFIG = DataConfig(frame_stride=1, num_threads=2, max_bad_fraction=0.9)
 
@@ -61,7 +58,7 @@ def test_batches_are_the_plans_wherever_it_begins(short: ShardDataset) -> None:
         for first in (7, 2):
             batches = list(islice(loader.batches(first), 24))
             check_frames(batches, plan, short, first)
-        allocated = os.fstat(host_of(loader)._blocks.file).st_blocks * 512
+        allocated = os.fstat(host_of(loader)._memory.fileno()).st_blocks * 512
         assert allocated < 9 * batches[0].clip.numel(), "of 24 batches"
         counters = loader.counters
         assert counters["clips"] == 48 * 4
@@ -187,33 +184,6 @@ def test_no_process_outlives_whom_it_works_for(short_shards: Path, number: signa
         program.send_signal(number)
         program.wait(20)
     wait_for_the_end(pids)
-
-
-def test_blocks_arrive_among_other_things_and_are_used_again() -> None:
-    file = os.memfd_create("test")
-    ours, theirs = SharedBlocks(file), SharedBlocks(file)
-    block = ours.allocate(5000)
-    block[:] = torch.arange(5000) % 256
-    (number, found), blocks = theirs.loads(ours.dumps((7, block)))
-    assert number == 7
-    assert (found.numpy() == np.arange(5000) % 256).all()
-    assert ours.allocate(5000).data_ptr() != block.data_ptr()
-    ours.free(blocks)
-    assert ours.allocate(9000).data_ptr() != block.data_ptr()
-    similar, begin = ours.allocate(5001), block.data_ptr()
-    assert similar.data_ptr() == begin
-    assert ours.allocate(1).data_ptr() >= begin + 8192 + 16384, "behind all others"
-    os.close(file)
-
-
-def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some virtual machines."""
-    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 801)
-    monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
-    blocks = SharedBlocks(os.memfd_create("test"), is_pinned=True)
-    with pytest.raises(InputError, match=r"cannot lock shared memory.*error 801"):
-        blocks.loads(blocks.dumps(blocks.allocate(10)))
-    blocks.close()
 
 
 def test_a_pickled_dataset_and_plan_are_the_same(short: ShardDataset) -> None:

@@ -12,8 +12,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from jaxtyping import UInt8
 from loading import CPU, check_replaced, plan_of, take_interrupts, wait_for_the_end
 from made_videos import broken_copy, encode
 from test_planes import CROPS, NUMBERS, SIZE, make_on_cpu, make_on_device, make_rows, make_sample
@@ -28,6 +30,7 @@ from pipeline.planning.crops import Crop
 from pipeline.reading.reader import LocalClip
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
+from pipeline.shared_blocks import SharedBlocks
 from pipeline.video_error import VideoError
 
 DATA = encode(16, pattern=True)
@@ -35,47 +38,57 @@ VIDEO, SAMPLE = VideoSlice(DATA, NUMBERS, 16), make_sample()
 CONFIG = DataConfig(frame_stride=1, num_threads=2, max_bad_fraction=0.9)
 
 
+MEMORY = SharedBlocks()
+
+
+def make_process() -> DecodeProcess:
+    return DecodeProcess(MEMORY, num_bytes=2**20, timeout=20)
+
+
 @pytest.fixture
 def process() -> Iterator[DecodeProcess]:
-    process = DecodeProcess(timeout=20)
+    process = make_process()
     yield process
     process.close()
 
 
-def make_task(*crops: Crop, video: VideoSlice = VIDEO, takes_frames: bool = False) -> Task:
-    return Task(video, SAMPLE, make_rows(*crops), SIZE, takes_frames)
+def allocate_images(*crops: Crop) -> UInt8[np.ndarray, "views T H W 3"]:
+    return MEMORY.allocate(len(crops) * len(NUMBERS) * SIZE.height * SIZE.width * 3).reshape(-1, len(NUMBERS), *SIZE, 3)
+
+
+def make_task(images: np.ndarray | None, *crops: Crop, video: VideoSlice = VIDEO) -> Task:
+    return Task(video, SAMPLE, make_rows(*crops), SIZE, None if images is None else MEMORY.find(images))
 
 
 def cut(process: DecodeProcess) -> None:
     """Have one clip cut."""
-    ((decoded,), memory) = process.decode([make_task(CROPS[0])])
+    images = allocate_images(CROPS[0])
+    ((decoded,), _) = process.decode([make_task(images, CROPS[0])])
     assert isinstance(decoded, Decoded)
-    expected = make_on_cpu(DATA, make_rows(CROPS[0]), SAMPLE).numpy()
-    assert (memory[decoded.start :].reshape(expected.shape) == expected).all()
+    assert (images == make_on_cpu(DATA, make_rows(CROPS[0]), SAMPLE).numpy()).all()
 
 
 def test_several_videos_are_decoded_one_behind_the_other(process: DecodeProcess) -> None:
-    """Images, planes, and what is wrong with a video; again with fewer, for which there is memory."""
+    """Images, planes, and what is wrong with a video; again with fewer."""
     bad = [VideoSlice(b"no video", NUMBERS, 16), VideoSlice(DATA[:900], NUMBERS, 16)]
     for crops in (CROPS, CROPS[:1]):
-        tasks = [make_task(*crops), *(make_task(*crops, video=video) for video in bad)]
-        tasks += [make_task(*crops, takes_frames=True), make_task(CROPS[1])]
-        (images, *faults, planes, more), memory = process.decode(tasks)
+        images, others, more = allocate_images(*crops), allocate_images(*crops), allocate_images(CROPS[1])
+        tasks = [make_task(images, *crops), *(make_task(others, *crops, video=video) for video in bad)]
+        tasks += [make_task(None, *crops), make_task(more, CROPS[1])]
+        (decoded, *faults, planes, _), scratch = process.decode(tasks)
         for video, fault in zip(bad, faults, strict=True):
             with pytest.raises(VideoError) as error:
                 make_on_cpu(video.data, make_rows(*crops), SAMPLE)
             assert isinstance(fault, VideoError)
             assert str(fault) == str(error.value)
-        for decoded, shown in ((images, crops), (more, CROPS[1:2])):
-            assert isinstance(decoded, Decoded)
-            assert decoded.counts["bytes_read"] == len(DATA)
-            expected = make_on_cpu(DATA, make_rows(*shown), SAMPLE).numpy()
-            found = memory[decoded.start : decoded.start + expected.size].reshape(expected.shape)
-            assert (found == expected).all()
+        assert isinstance(decoded, Decoded)
+        assert decoded.counts["bytes_read"] == len(DATA)
+        for found, shown in ((images, crops), (more, CROPS[1:2])):
+            assert (found == make_on_cpu(DATA, make_rows(*shown), SAMPLE).numpy()).all()
         assert isinstance(planes, Decoded)
         assert planes.frames is not None
         host = HostClips((len(crops), len(NUMBERS), *SIZE, 3), None, takes_frames=True)
-        host.allocate(len(memory))[1][:] = memory
+        host.allocate(len(scratch))[1][:] = scratch
         host.add_frames(0, make_rows(*crops), planes.frames)
         assert torch.equal(host.on_device(), make_on_device(DATA, make_rows(*crops), SAMPLE))
 
@@ -117,16 +130,16 @@ def test_a_process_that_hangs_or_crashes_is_replaced(process: DecodeProcess) -> 
 def test_a_shard_that_cannot_be_read_is_no_fault_of_its_videos(
     process: DecodeProcess, tmp_path: Path, name: str, error: type[Exception]
 ) -> None:
-    task = make_task(CROPS[0])._replace(video=LocalClip(tmp_path / name, SAMPLE, None, NUMBERS))
+    task = make_task(None, CROPS[0])._replace(video=LocalClip(tmp_path / name, SAMPLE, None, NUMBERS))
     with pytest.raises(error):
-        process.decode([make_task(CROPS[0]), task])
+        process.decode([make_task(None, CROPS[0]), task])
     cut(process)
 
 
 def test_no_file_stays_open() -> None:
     gc.collect()  # of other tests
     before = os.listdir("/proc/self/fd")
-    process = DecodeProcess(timeout=20)
+    process = make_process()
     cut(process)
     process.close()
     del process
@@ -205,8 +218,8 @@ def test_small_batches_keep_all_processes_busy(
 SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
-from test_process import DecodeProcess, cut
-process = DecodeProcess(20)
+from test_process import cut, make_process
+process = make_process()
 cut(process)
 print(process._process.pid, flush=True)
 sys.stdin.read()
