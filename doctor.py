@@ -160,7 +160,7 @@ def measure_decoder(run: PlannedRun, decoder: "Decoder", repeats: tuple[int, ...
             return
         run.loader_speeds[decoder, count] = speed
         yield (
-            f"{speed:.3g} clips/s of {run.clip}, {data.threads} CPU threads, {count} per decoded video"
+            f"{speed:.3g} clips/s of {run.clip}, {data.workers} decode workers, {count} per decoded video"
             f"{f', {bad:.0f} clips cannot be decoded' if bad else ''}"
         )
 

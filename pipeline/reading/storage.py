@@ -12,7 +12,7 @@ import fsspec
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from pipeline.pool import run_in_thread
+from common.threads import run_in_thread
 
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles

@@ -132,11 +132,11 @@ class ShardDataset:
         mix."""
         return np.concatenate([part.column(name, slice(most)) for part in self.parts])
 
-    def mark_classes(self, samples: Iterable[int]) -> UInt8[np.ndarray, "samples classes"]:
+    def mark_classes(self, labels: Iterable[Sequence[int]]) -> UInt8[np.ndarray, "samples classes"]:
         """Mark the classes of each sample with ones."""
-        labels = [self.samples[sample].labels or () for sample in samples]
-        marks = np.zeros((len(labels), len(self.info.classes)), np.uint8)
-        for row, classes in zip(marks, labels, strict=True):
+        samples = list(labels)
+        marks = np.zeros((len(samples), len(self.info.classes)), np.uint8)
+        for row, classes in zip(marks, samples, strict=True):
             row[list(classes)] = 1
         return marks
 

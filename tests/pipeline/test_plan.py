@@ -61,7 +61,7 @@ def make_plan(dataset: ShardDataset, config: DataConfig | None = None, **others:
 
 
 def stream(plans: list[TrainingPlan], batches: range) -> list[PlanRow]:
-    """The global order that the ranks of one run see together."""
+    """The global order that the ranks of one run see batch_multiple."""
     return [row for index in batches for plan in plans for row in plan.batch(index)]
 
 
@@ -90,19 +90,22 @@ def test_every_world_size_sees_the_same_global_order(
 
 
 @given(
-    groups=st.integers(1, 300), together=st.sampled_from([1, 2, 3]), most=st.integers(1, 40), world=st.integers(1, 100)
+    groups=st.integers(1, 300),
+    multiple=st.sampled_from([1, 2, 3]),
+    most=st.integers(1, 40),
+    world=st.integers(1, 100),
 )
 @settings(max_examples=300, deadline=None)
-def test_step_is_split_evenly_at_any_number_of_processes(groups: int, together: int, most: int, world: int) -> None:
-    clips, most, world = groups * together, most * together, min(world, groups)
-    split = [split_step(clips, most, together, world, rank) for rank in range(world)]
+def test_step_is_split_evenly_at_any_number_of_processes(groups: int, multiple: int, most: int, world: int) -> None:
+    clips, most, world = groups * multiple, most * multiple, min(world, groups)
+    split = [split_step(clips, most, multiple, world, rank) for rank in range(world)]
     assert sorted(clip for mine in split for part in mine for clip in part) == list(range(clips))
     shares = [sum(map(len, mine)) for mine in split]
-    assert max(shares) - min(shares) in (0, together)
+    assert max(shares) - min(shares) in (0, batch_multiple)
     sizes = {len(part) for mine in split for part in mine}
     assert max(sizes) <= most
-    assert max(sizes) - min(sizes) in (0, together)
-    assert all(size and size % together == 0 for size in sizes)
+    assert max(sizes) - min(sizes) in (0, batch_multiple)
+    assert all(size and size % batch_multiple == 0 for size in sizes)
     assert max(map(len, split)) == -(-max(shares) // most)  # no more passes than are needed
 
 
@@ -110,11 +113,11 @@ def test_step_too_small_for_its_processes_is_refused() -> None:
     with pytest.raises(InputError, match="global_batch is 4, and each of 5 processes takes a multiple of 1"):
         make_plan(make_table([9]), global_batch=4, world_size=5)
     with pytest.raises(InputError, match="global_batch is 6, and each of 4 processes takes a multiple of 2"):
-        make_plan(make_table([9]), global_batch=6, world_size=4, together=2)
+        make_plan(make_table([9]), global_batch=6, world_size=4, batch_multiple=2)
     with pytest.raises(InputError, match="global_batch is 7: give a multiple of 2"):
-        make_plan(make_table([9]), global_batch=7, together=2)
+        make_plan(make_table([9]), global_batch=7, batch_multiple=2)
     with pytest.raises(InputError, match="batch_size is 1: give at least 2"):
-        make_plan(make_table([9]), batch_size=1, together=2)
+        make_plan(make_table([9]), batch_size=1, batch_multiple=2)
 
 
 def test_every_place_of_the_order_is_equally_likely() -> None:

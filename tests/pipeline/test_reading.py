@@ -53,7 +53,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_config(place: str, tmp_path: Path, **settings: object) -> DataConfig:
-    defaults = {"frame_stride": 1, "cache_dir": str(tmp_path / "cache"), "num_threads": 2}
+    defaults = {"frame_stride": 1, "cache_dir": str(tmp_path / "cache"), "num_workers": 2}
     return DataConfig(place, **{**defaults, **settings})  # type: ignore[arg-type]
 
 

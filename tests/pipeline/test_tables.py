@@ -46,7 +46,7 @@ def change_row(folder: Path, sample: int, **values: Any) -> None:
 
 def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     """Three epochs; returns what is quarantined."""
-    config = DataConfig(frame_stride=1, num_threads=1, max_bad_fraction=0.9)
+    config = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9)
     plan = TrainingPlan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
     with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
         for batch, _ in zip(loader.batches(0), range(9), strict=False):
