@@ -17,6 +17,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
+from av.video.plane import VideoPlane
 from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
@@ -245,6 +246,11 @@ def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
     if any(component.bits < 8 for component in frame.format.components):
         frame = frame.reformat(format="gbrp")
     return frame.to_ndarray(format="rgb24", interpolation=EXACT_COLORS)
+
+
+def view_plane(plane: VideoPlane, shape: tuple[int, ...]) -> UInt8[np.ndarray, "rows bytes"]:
+    """Return the first rows and columns of a plane of bytes, in place."""
+    return np.ndarray(shape, np.uint8, memoryview(plane), 0, (plane.line_size, 1))
 
 
 def times_tell_frames(stream: VideoStream, times: Sequence[int | None]) -> bool:

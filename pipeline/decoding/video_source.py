@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from pipeline.decoding.colors import describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
-from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns
+from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns, view_plane
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -143,7 +143,7 @@ def declare_colors(matrix: str) -> tuple[str, str]:
 def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]) -> None:
     """Write a frame of planes (gbrp) to `image` as RGB."""
     for plane, channel in zip(planar.planes, (1, 2, 0), strict=True):
-        values = np.ndarray(image.shape[:2], np.uint8, memoryview(plane), 0, (plane.line_size, 1))
+        values = view_plane(plane, image.shape[:2])
         image[..., channel] = values[:, ::-1] if flip else values
 
 
