@@ -9,7 +9,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -28,7 +27,6 @@ from common.errors import InputError
 from common.logging import log
 from pipeline.reading.storage import ObjectStore
 
-PARTIAL = re.compile(r"\.(\d+)\.partial$")  # an unfinished download takes the room of the whole file
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 FULL_S = 60.0  # for so long after it was full, no room is looked for
 
@@ -41,22 +39,22 @@ def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))  # unlike Path.home, it accepts users without one
     folder = (xdg if xdg.is_absolute() else home / ".cache") / name
-    with suppress(OSError):  # containers run as users who have no home, or may not write to it
+    try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return _make_private(folder, option)
-    return _make_private(Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}", option)
-
-
-def _make_private(folder: Path, option: str) -> Path:
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:  # no directory, which is refused below
+        pass
+    except OSError:  # containers run as users who have no home, or may not write to it
+        folder = Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}"
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     state = folder.lstat()
-    if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
-        return folder
-    raise InputError(
-        f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or name"
-        f" a directory of your own with {option}"
-    )
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise InputError(
+            f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or"
+            f" name a directory of your own with {option}"
+        )
+    return folder
 
 
 class ShardCache:
@@ -139,13 +137,13 @@ class ShardCache:
                 return None
             try:
                 self._download(url, path, size, sha256, stop)
+                return path
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
                 self._stop_filling(str(error.strerror))
                 return None
-            return path
 
     def _stop_filling(self, reason: str) -> None:
         if not self._full_until:
@@ -181,15 +179,14 @@ class ShardCache:
             return room >= 0
 
     def _list_sizes(self) -> dict[Path, int]:
-        """Bytes of all shards here and on their way."""
+        """Bytes of all shards here and on their way: an unfinished download takes the room of the whole file."""
         sizes = {}
-        for folder in self._folder.iterdir():
-            for entry in os.scandir(folder) if folder.is_dir() else ():
-                if entry.name.endswith(".tar"):
-                    with suppress(FileNotFoundError):
-                        sizes[Path(entry.path)] = entry.stat().st_size
-                elif match := PARTIAL.search(entry.name):
-                    sizes[Path(entry.path)] = int(match[1])
+        for path in self._folder.glob("*/*"):
+            with suppress(FileNotFoundError):
+                if path.suffix == ".tar":
+                    sizes[path] = path.stat().st_size
+                elif path.suffix == ".partial":
+                    sizes[path] = int(path.suffixes[-2][1:])
         return sizes
 
     def _is_in_use(self, folder: Path) -> bool:

@@ -26,8 +26,8 @@ REJECTED_FILE = "rejected.jsonl"
 SKIPPED_FILE = "skipped.jsonl"  # what the last run did not take for videos
 CARD_FILE = "README.md"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
-# by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or
-# takes that of another size.
+# by the size in blocks and looks them up by the size shown: where these differ, it makes one for every clip, or takes
+# that of another size.
 SIDE_STEP = 16
 MAX_SIDE = 32768  # pixels; AV1, which goes farthest of the codecs, ends at twice that
 
@@ -189,8 +189,8 @@ class DatasetInfo:
 
     def to_json(self) -> dict[str, Any]:
         """All but the shards, which have a table."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "shards"}
-        return dict(msgspec.to_builtins(values))
+        values: dict[str, Any] = msgspec.to_builtins(replace(self, shards=[]))
+        return {name: value for name, value in values.items() if name != "shards"}
 
 
 T = TypeVar("T")
@@ -216,7 +216,7 @@ Locate = Callable[[TableInfo], Path]
 
 
 def is_described(folder: Path) -> bool:
-    """Whether a folder holds a description, be it a link that leads nowhere: then it is not to be made anew."""
+    """Tell whether a folder holds a description, be it a link that leads nowhere: it is not to be overwritten."""
     return os.path.lexists(folder / DATASET_FILE)
 
 
@@ -243,22 +243,22 @@ def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
                 " again"
             )
         raw.pop("sha256", None)
-        unknown = raw.keys() - {entry.name for entry in fields(DatasetInfo)}
-        if unknown:
+        if unknown := raw.keys() - {entry.name for entry in fields(DatasetInfo)}:
             raise ValueError(f"unknown field {min(unknown)}")
         info: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
         if info.tables.keys() != TABLES.keys():
             raise ValueError(f"its tables are {', '.join(info.tables) or 'missing'}")
         if info.num_samples and not (info.codecs and info.containers and info.frame_strides):
             raise ValueError("it names no codecs, containers or frame_strides")
-        return replace(info, shards=_shards(open_table("shards", info, locate)))
+        return replace(info, shards=_read_shards(open_table("shards", info, locate)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
 
 
-def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
-    def shard(number: int) -> ShardInfo:
+def _read_shards(rows: np.ndarray) -> Sequence[ShardInfo]:
+    @lru_cache(maxsize=4096)  # they are asked for with every clip
+    def read_shard(number: int) -> ShardInfo:
         name, _, *numbers, sha256, samples_sha256 = rows[number].item()
         values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), samples_sha256.hex())
         try:
@@ -266,7 +266,7 @@ def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
         except ValueError as error:
             raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
 
-    return LazySequence(len(rows), lru_cache(maxsize=4096)(shard))  # they are asked for with every clip
+    return LazySequence(len(rows), read_shard)
 
 
 def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
