@@ -1,8 +1,8 @@
 """Frames of the groups of pictures that a clip needs, from their packets straight into a decoder, without a container.
 
 FFmpeg's demuxer costs 1 to 3 ms a clip of 16 frames of 448x256, since it decodes the first of them to learn what our
-shards' boxes say. Keeping decoders from clip to clip would save nothing measurable (4.17 ms a clip of H.264 with and
-without, of one thread; 4.4 to 4.7 of eight).
+shards' boxes say; only .4 ms of MPEG-4 and MJPEG, which are left to it. Keeping decoders from clip to clip would save
+nothing measurable (4.17 ms a clip of H.264 with and without, of one thread; 4.4 to 4.7 of eight).
 """
 
 import struct
@@ -21,14 +21,13 @@ from pipeline.shards.gops import VideoSlice, read_boxes, read_fragments
 
 # Boxes of ISO/IEC 14496-12 and -15 with others in them, and the bytes of each before these.
 NESTED = {b"trak": 8, b"mdia": 8, b"minf": 8, b"stbl": 8, b"stsd": 16, b"avc1": 86, b"hvc1": 86, b"hev1": 86}
-NESTED |= {b"av01": 86, b"vp09": 86, b"mp4v": 86}
+NESTED |= {b"av01": 86, b"vp09": 86}
 IDENTITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # the matrix of an upright picture
 MATRIX_AT = {b"mvhd": 36, b"tkhd": 40}  # in version 0 of these boxes, behind their header
 CODECS = {b"avcC": "h264", b"hvcC": "hevc", b"av1C": "libdav1d", b"vpcC": "vp9"}
 # What may stand in the header of a video that one track's packets and a codec's parameters describe wholly.
-EXPECTED = {*NESTED, *MATRIX_AT, *CODECS, b"esds", b"mdhd", b"hdlr", b"vmhd", b"dinf", b"stts", b"stsc", b"stsz"}
+EXPECTED = {*NESTED, *MATRIX_AT, *CODECS, b"mdhd", b"hdlr", b"vmhd", b"dinf", b"stts", b"stsc", b"stsz"}
 EXPECTED |= {b"stco", b"pasp", b"btrt", b"mvex", b"udta"}
-OBJECT_TYPES = {0x20: "mpeg4", 0x6C: "mjpeg"}  # of ISO/IEC 14496-1, table 5
 
 
 class Stream(NamedTuple):
@@ -122,30 +121,5 @@ def read_stream(data: memoryview) -> Stream:
                 nested.append((start + NESTED[kind], end))
     if any(found[kind][0] or found[kind][at : at + 36] != IDENTITY for kind, at in MATRIX_AT.items() if kind in found):
         raise ValueError("not upright")
-    if b"esds" in found:
-        return _read_descriptors(bytes(found[b"esds"]))
     (config,) = found.keys() & CODECS.keys()
     return Stream(CODECS[config], b"" if config == b"vpcC" else bytes(found[config]))
-
-
-def _read_descriptors(box: bytes) -> Stream:
-    """Read the elementary stream descriptor of ISO/IEC 14496-1, 7.2.6."""
-    decoder, extradata, place = "", b"", 4
-    while place < len(box):
-        tag, length, place = box[place], 0, place + 1
-        while True:  # seven bits of the length a byte
-            length, more, place = length << 7 | box[place] & 0x7F, box[place] & 0x80, place + 1
-            if not more:
-                break
-        if tag == 3:  # ES_Descriptor: an id and flags, then others
-            if box[place + 2]:
-                raise ValueError("an unusual descriptor")
-            length = 3
-        elif tag == 4:  # DecoderConfigDescriptor: 13 bytes, then others
-            decoder, length = OBJECT_TYPES.get(box[place], ""), 13
-        elif tag == 5:
-            extradata = box[place : place + length]
-        place += length
-    if not decoder:
-        raise ValueError("an unusual codec")
-    return Stream(decoder, extradata)
