@@ -115,7 +115,7 @@ class Scaler:
             declare_colors(find_matrix(frame)),
             *UPRIGHT[turns],
             *crop_filters(frame.format, box, (width, height), siting),
-            self._scaling(frame.format, box, siting),
+            ("scale", self._scaling_options(frame.format, box, siting)),
             ("buffersink", "pixel_formats=gbrp"),
         ]
         # The graph passes frames through one by one and never looks at their timestamps.
@@ -124,15 +124,13 @@ class Scaler:
         graph.link_nodes(*filters).configure()
         return graph
 
-    def _scaling(self, form: VideoFormat, box: Crop, siting: str) -> tuple[str, str]:
-        flags = "bilinear+full_chroma_int"
-        if (box.height, box.width) == self._size:
-            flags += "+accurate_rnd"  # FFmpeg's unscaled path gives pixels a neighbor's color
-        options = f"{self._size.width}:{self._size.height}:flags={flags}"
-        if form.name not in EIGHT_BIT_420:
-            return "scale", f"{options}:in_chroma_loc={siting}"
+    def _scaling_options(self, form: VideoFormat, box: Crop, siting: str) -> str:
+        # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
+        exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
         across, down = CHROMA_PLACES[siting]
-        return "scale", f"{options}:in_h_chr_pos={across}:in_v_chr_pos={down}"
+        is_placed = form.name in EIGHT_BIT_420
+        place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
+        return f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"
 
 
 def declare_colors(matrix: str) -> tuple[str, str]:

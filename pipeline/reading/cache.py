@@ -28,7 +28,6 @@ from common.logging import log
 from pipeline.reading.storage import ObjectStore
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-FULL_S = 60.0  # for so long after it was full, no room is looked for
 
 
 def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path:
@@ -69,7 +68,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
         self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
-        self._full_until = 0.0
+        self.is_full = not self._max_bytes  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
     @property
@@ -77,11 +76,6 @@ class ShardCache:
         """Sums since the start: `download_seconds` of all threads, `cache_hits` and `streamed` reads of clips."""
         with self._lock:
             return Counter(self._counts)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether shards are read from the store because there is no room."""
-        return not self._max_bytes or time.monotonic() < self._full_until
 
     def count(self, **amounts: float) -> None:
         """Add to the counts."""
@@ -125,30 +119,22 @@ class ShardCache:
             return None
         path = self.path(url, sha256)
         self._lease(path.parent)
-        if path.exists():
-            return path
-        if self.is_full:
-            return None
+        if path.exists() or self.is_full:
+            return path if path.exists() else None
         with locked(path, stop):
-            if path.exists():
-                return path
-            if not self._reserve(path, size):
-                self._stop_filling(f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
-                return None
             try:
-                self._download(url, path, size, sha256, stop)
+                if not path.exists():
+                    self._reserve(path, size)
+                    self._download(url, path, size, sha256, stop)
                 return path
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
-                self._stop_filling(str(error.strerror))
+                if not self.is_full:
+                    self.is_full = True
+                    log(f"cache {self._folder} is full ({error.strerror}): shards are read in the store", sys.stderr)
                 return None
-
-    def _stop_filling(self, reason: str) -> None:
-        if not self._full_until:
-            log(f"cache {self._folder} is full ({reason}): other shards are read from object storage", sys.stderr)
-        self._full_until = time.monotonic() + FULL_S
 
     @cached_property
     def _folder(self) -> Path:
@@ -162,11 +148,14 @@ class ShardCache:
                 self._leases[folder] = _open_lock(folder / ".in_use")
                 fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
 
-    def _reserve(self, path: Path, size: int) -> bool:
-        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open."""
+    def _reserve(self, path: Path, size: int) -> None:
+        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open.
+
+        Raises OSError (ENOSPC) if there is none.
+        """
         unfinished = _partial(path, size)
         if unfinished.exists():  # of a process that was killed
-            return True
+            return
         with locked(self._folder / "all"):
             sizes = self._list_sizes()
             room = self._max_bytes - sum(sizes.values()) - size
@@ -174,9 +163,9 @@ class ShardCache:
                 if room < 0 and not self._is_in_use(copy.parent):
                     copy.unlink(missing_ok=True)
                     room += copy_size
-            if room >= 0:
-                unfinished.touch()
-            return room >= 0
+            if room < 0:
+                raise OSError(errno.ENOSPC, f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
+            unfinished.touch()
 
     def _list_sizes(self) -> dict[Path, int]:
         """Bytes of all shards here and on their way: an unfinished download takes the room of the whole file."""

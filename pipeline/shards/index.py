@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -32,8 +32,17 @@ from pipeline.shards.gops import GOP, GopIndex
 
 MAX_NAME = 2**21  # bytes of a line in the table of names
 ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # of a Sample in its row
-NAME_FIELDS = ("key", "source", "labels", "segment", "start", "fields")  # of a Sample in its line of names
-NameLine = tuple[str, str, tuple[int, ...] | None, str, float, dict[str, Any]]
+
+
+class NameLine(NamedTuple):
+    """A line of the table of names; see Sample."""
+
+    key: str
+    source: str
+    labels: tuple[int, ...] | None
+    segment: str
+    start: float
+    fields: dict[str, Any]
 
 
 class Tables:
@@ -71,7 +80,7 @@ class Tables:
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
         line = self._read_names(number)
         try:
-            names = dict(zip(NAME_FIELDS, parse_line(line, NameLine), strict=True))
+            names = parse_line(line, NameLine)._asdict()
             problem = self._find_problem(number, row, names["labels"])
         except (ValueError, RecursionError):
             names = {"key": f"sample-{number}", "source": f"sample {number}, whose name cannot be read"}
@@ -158,9 +167,11 @@ class RowWriter:
 
     def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
         """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
-        names = [json.dumps([getattr(sample, name) for name in NAME_FIELDS]).encode() + b"\n" for sample in samples]
+        names = [
+            json.dumps([getattr(sample, name) for name in NameLine._fields]).encode() + b"\n" for sample in samples
+        ]
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
-        columns = {
+        columns: dict[str, Any] = {
             **{name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS},
             "label": [summarize_labels(sample.labels) for sample in samples],
             "codec": [self._number_codec(sample) for sample in samples],
