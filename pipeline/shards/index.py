@@ -80,22 +80,22 @@ class Tables:
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
         line = self._read_names(number)
         try:
-            names = parse_line(line, NameLine)._asdict()
-            problem = self._find_problem(number, row, names["labels"])
+            names = parse_line(line, NameLine)
+            problem = self._find_problem(number, row, names.labels)
         except (ValueError, RecursionError):
-            names = {"key": f"sample-{number}", "source": f"sample {number}, whose name cannot be read"}
+            names = NameLine(f"sample-{number}", f"sample {number}, whose name cannot be read", None, "", 0.0, {})
             problem = "its line of the table of names cannot be read"
         if problem:
             stride = (self.info.frame_strides or [1])[0]
-            return Sample(names["key"], "", "", 1, 1.0, stride, 64, 64, None, names["source"], "", problem=problem)
-        if self.mix_labels is not None and names["labels"] is not None:
-            names["labels"] = tuple(self.mix_labels[label] for label in names["labels"])
+            return Sample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
+        if self.mix_labels is not None and names.labels is not None:
+            names = names._replace(labels=tuple(self.mix_labels[label] for label in names.labels))
         return Sample(
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
             sha256=row["sha256"].hex(),
             **{name: row[name] for name in ROW_FIELDS},
-            **names,
+            **names._asdict(),
         )
 
     def read_labels(self, rows: Int[np.ndarray, " rows"]) -> list[tuple[int, ...]]:
@@ -167,9 +167,7 @@ class RowWriter:
 
     def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
         """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
-        names = [
-            json.dumps([getattr(sample, name) for name in NameLine._fields]).encode() + b"\n" for sample in samples
-        ]
+        names = [json.dumps([getattr(x, name) for name in NameLine._fields]).encode() + b"\n" for x in samples]
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
         columns: dict[str, Any] = {
             **{name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS},
