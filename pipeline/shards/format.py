@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from common.atomic_io import hash_file
 from common.errors import InputError
-from pipeline.shards.arrays import MALFORMED
 from pipeline.shards.gops import GOP
 
 SCHEMA_VERSION = 5
@@ -287,7 +286,7 @@ def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
             rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
             if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
                 raise ValueError("it is not the table that the description promises")
-    except (OSError, *MALFORMED) as error:
+    except Exception as error:  # NumPy's parser of damaged headers raises a dozen kinds
         reason = getattr(error, "strerror", None) or error
         advice = "put it back, or make the shards again" if name == "shards" else REWRITE.format(path.parent)
         raise InputError(f"{path} cannot be used ({reason}): {advice}") from error
