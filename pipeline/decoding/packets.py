@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
 
 import av
 import av.error
@@ -23,13 +22,6 @@ from pipeline.shards.gops import VideoSlice, read_fragments
 IDENTITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # the matrix of an upright picture
 NUM_MATRICES = 2  # of a movie and of its track
 UNTOLD = (b"edts", b"colr")  # boxes of what no packet says: hidden frames, other colors
-
-
-class Stream(NamedTuple):
-    """What a decoder is told before the first packet."""
-
-    decoder: str
-    extradata: bytes
 
 
 class SliceDecoder:
@@ -60,7 +52,7 @@ class SliceDecoder:
         fragments = list(read_fragments(data))
         if sum(fragment.num_frames for fragment in fragments) != self._video.num_frames:
             raise ValueError("other frames than the group table says")
-        decoder = open_decoder(read_stream(bytes(data[: fragments[0].start])))
+        decoder = open_decoder(*read_header(bytes(data[: fragments[0].start])))
         first = 0
         for fragment in fragments:
             if fragment.packets is None:
@@ -91,24 +83,27 @@ class SliceDecoder:
                 yield frame.pts, frame
 
 
-def open_decoder(stream: Stream) -> VideoCodecContext:
-    decoder = av.CodecContext.create(stream.decoder, "r")
+def open_decoder(name: str, extradata: bytes | None) -> VideoCodecContext:
+    decoder = av.CodecContext.create(name, "r")
     assert isinstance(decoder, VideoCodecContext)
-    if stream.extradata:
-        decoder.extradata = stream.extradata
+    if extradata:
+        decoder.extradata = extradata
     decoder.thread_count = 1  # clips are decoded in parallel, one per thread
     decoder.options = {"max_pixels": str(MAX_PIXELS)}
     return decoder
 
 
 @lru_cache(maxsize=256)  # videos of one size, encoded alike, have the same header; opening it takes .2 ms
-def read_stream(header: bytes) -> Stream:
-    """Read what is before the first fragment of an MP4. Raise ValueError or FFmpegError if it says more than a decoder
-    can be told: several tracks, an edit list, a rotation, colors."""
+def read_header(header: bytes) -> tuple[str, bytes | None]:
+    """Return the decoder and its extradata for an MP4 that begins with these bytes, up to its first fragment.
+
+    Raise ValueError or FFmpegError if it says more than a decoder can be told: several tracks, an edit list, a
+    rotation, colors.
+    """
     if header.count(IDENTITY) != NUM_MATRICES or any(box in header for box in UNTOLD):
         raise ValueError("not upright, or with an unusual box")
     with open_video(header) as container:
         stream = main_stream(container)
         if stream is None or len(container.streams) > 1:
             raise ValueError("several tracks or none")
-        return Stream(stream.codec_context.codec.name, stream.codec_context.extradata or b"")
+        return stream.codec_context.codec.name, stream.codec_context.extradata

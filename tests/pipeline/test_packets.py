@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_videos import KINDS, encode, store
 
-from pipeline.decoding.packets import SliceDecoder, read_stream
+from pipeline.decoding.packets import SliceDecoder, read_header
 from pipeline.decoding.video import Video
 from pipeline.shards.gops import GopIndex, VideoSlice, index_gops, read_fragments
 from pipeline.video_error import VideoError
@@ -126,7 +126,7 @@ def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(
 
 def test_extradata_of_another_video_gives_what_the_demuxer_gives(stored: Callable[[str], bytes]) -> None:
     video = cut(stored("h264"), [2, 9])
-    sets = read_stream(video.data[: next(read_fragments(video.data)).start]).extradata
+    sets = read_header(video.data[: next(read_fragments(video.data)).start])[1] or b""
     other = sets[:9] + bytes(byte ^ 0x55 for byte in sets[9:])
     assert "Invalid data" in assert_same_outcome(video._replace(data=changed(video.data, sets, other)))
 
