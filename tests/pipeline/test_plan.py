@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, split_step, strided_frames
-from pipeline.shards.dataset import ShardDataset, ShardOf
-from pipeline.shards.format import DatasetInfo, Lazy, Sample, ShardInfo
+from pipeline.shards.dataset import ShardDataset, ShardLookup
+from pipeline.shards.format import DatasetInfo, LazySequence, Sample, ShardInfo
 from pipeline.shards.index import RowWriter, Tables
-
-
-class NamelessTables(Tables):
-    _names = b""
 
 
 def make_table(
@@ -44,15 +40,16 @@ def make_table(
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
-    rows = [writer.make_rows(samples[end - count : end])[0] for end, count in zip(ends, counts, strict=True)]
+    made = [writer.make_rows(samples[end - count : end]) for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(
         DatasetInfo(len(samples), 0, 0, [f"class {label}" for label in sorted({*labels})], {}, shards)
     )
-    part = NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file), Path("made"))
-    shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
+    part = Tables(info, ends - counts, np.concatenate([rows for rows, _, _ in made]), lambda table: Path(table.file))
+    part._names = np.frombuffer(b"".join(names for _, _, names in made), np.uint8)
+    shard_of, names = ShardLookup(ends - counts, len(samples)), [shard.name for shard in shards]
     part_of = np.array(parts or [0] * len(counts))
-    found = Lazy(len(samples), part.sample)
-    return ShardDataset(Path("made"), info, found, shard_of, names, part_of, parts=[part])
+    found = LazySequence(len(samples), part.sample)
+    return ShardDataset("made", info, found, shard_of, names, part_of, parts=[part])
 
 
 def make_plan(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> TrainingPlan:
@@ -101,11 +98,11 @@ def test_step_is_split_evenly_at_any_number_of_processes(groups: int, multiple: 
     split = [split_step(clips, most, multiple, world, rank) for rank in range(world)]
     assert sorted(clip for mine in split for part in mine for clip in part) == list(range(clips))
     shares = [sum(map(len, mine)) for mine in split]
-    assert max(shares) - min(shares) in (0, batch_multiple)
+    assert max(shares) - min(shares) in (0, multiple)
     sizes = {len(part) for mine in split for part in mine}
     assert max(sizes) <= most
-    assert max(sizes) - min(sizes) in (0, batch_multiple)
-    assert all(size and size % batch_multiple == 0 for size in sizes)
+    assert max(sizes) - min(sizes) in (0, multiple)
+    assert all(size and size % multiple == 0 for size in sizes)
     assert max(map(len, split)) == -(-max(shares) // most)  # no more passes than are needed
 
 
