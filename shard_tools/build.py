@@ -144,7 +144,7 @@ class Build:
             for stem, entry in job.entries:
                 outcome = load_outcome(stem)  # what was finished before a failure is kept
                 if outcome is None:
-                    advice = ": raise --timeout" if isinstance(result, Failed) and result.is_late else ""
+                    advice = ": raise --timeout" if isinstance(result, Failed) and result.timed_out else ""
                     reason = result.reason + advice if isinstance(result, Failed) else CHANGED
                     outcome = Outcome(entry.name, [], reason)
                     outcome.save(stem)

@@ -16,7 +16,6 @@ from dataclasses import fields
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError, run_command
 from common.logging import log, printable
@@ -29,7 +28,7 @@ from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import Job, process_job, read_progress
+from shard_tools.work import process_job
 from shard_tools.workers import ENGINES, NUM_CPUS
 
 NUM_SHOWN = 10  # rejects that are printed
@@ -171,7 +170,6 @@ def make_dataset(
                     process_job,
                     num_workers=arguments.workers,
                     timeout=arguments.timeout,
-                    watch=partial(show_progress, bar),
                 )
                 totals = Counter(frames=0, rejected=0)
                 for outcome in build.run(plan, inputs, run_jobs):
@@ -189,16 +187,6 @@ def make_dataset(
             if build.done is None:
                 break
         return conclude(build, arguments.max_rejects, skipped)
-
-
-def show_progress(bar: Any, jobs: list[Job]) -> list[float | None]:
-    """Return the share of each job that is done, and show the smallest."""
-    shares = [read_progress(job) for job in jobs]
-    known = [(share, job.source) for share, job in zip(shares, jobs, strict=True) if share is not None]
-    if known:
-        share, source = min(known)
-        bar.set_postfix_str(f"{printable(source)[-40:]}: {share:.0%}")
-    return shares
 
 
 def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:

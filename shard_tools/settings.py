@@ -10,7 +10,7 @@ COPY = "copy"
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 # No effect on copied bytes.
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds", "salvage")
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -38,9 +38,6 @@ class Settings:
     tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
     clip_seconds: float | None = _option(
         None, "cut videos into samples of this length; segments of a list stay as they are", type=float
-    )
-    salvage: bool | None = _option(
-        None, "of a damaged video, store what decodes before and after the damage", action="store_true"
     )
     seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")

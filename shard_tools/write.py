@@ -48,7 +48,8 @@ class ChangedError(Exception):
 def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
     """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raise ChangedError."""
     with atomic_write(folder / name) as aside:
-        # As webdataset's TarWriter does, but that imports torch (1.5 s) and keeps whole videos in memory.
+        # webdataset's TarWriter gives the same bytes in 1.5 to 2 times the time: it imports torch (1.4 s) and holds
+        # whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
                 facts = {name: value for name, value in asdict(sample).items() if name not in PLACE}

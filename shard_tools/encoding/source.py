@@ -9,10 +9,10 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import dropwhile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -42,7 +42,7 @@ KINDS = mimetypes.MimeTypes()  # of files by their names, the same on every mach
 PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not know everywhere
 
 ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
-TS_PACKET = 188  # bytes; M2TS and AVCHD have four more before each
+Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
 ENCODE = "leave out --encode copy"
 
 
@@ -165,25 +165,16 @@ START = SeekPoint(0, 0, 0, 0)
 
 def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint = START) -> Iterator[VideoFrame]:
     """Yield the frames in display order, from `start` on; raise UnusableError at the first that is not intact."""
-    count, is_there = start.number, start == START
-    decoder = stream.codec_context
+    count, decoder = start.number, stream.codec_context
     never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
     length_size = _read_length_size(decoder.codec.canonical_name, decoder.extradata or b"")
-    unsure: list[av.Packet] = []  # the packet after which some may be lost, and those that follow
     try:
-        if not is_there:
+        packets = container.demux(stream)
+        if start != START:
             container.seek(start.dts, stream=stream)
-        for packet in container.demux(stream):
-            is_there = is_there or packet.pts == start.pts  # seeking may lead to an earlier one
-            if not is_there:
-                continue
+            packets = dropwhile(lambda packet: packet.pts != start.pts, packets)  # it may lead to an earlier one
+        for packet in packets:
             if packet.is_corrupt:
-                unsure = [packet]
-            elif unsure and packet.is_keyframe and _begins_segment(container, unsure[-1]):
-                unsure = []
-            elif unsure:
-                unsure.append(packet)
-            if len(unsure) > (2 if container.format.name == "mpegts" and packet.size else 0):
                 raise UnusableError(f"the file is cut off or damaged after frame {count}")
             if never_zeros and packet.size and _has_hole(packet, length_size):
                 raise UnusableError(f"the file has a hole, filled with zeros, after frame {count}")
@@ -220,51 +211,28 @@ def _has_hole(packet: av.Packet, length_size: int) -> bool:
     return place != len(data)
 
 
-def _begins_segment(container: InputContainer, before: av.Packet) -> bool:
-    """Whether nothing is lost between a packet of a transport stream and the key frame behind it.
+def check_frames(
+    container: InputContainer, stream: VideoStream, progress: Callable[[], None] = lambda: None
+) -> tuple[VideoFrame, list[int | None]]:
+    """Decode all frames; return the first one and all times. `progress` is called after each.
 
-    Where segments of a broadcast were joined, counters begin anew, which FFmpeg takes for a loss and reports with the
-    last packet but one. Then the last one is whole: counted through, and its last TS packet is filled up with stuffing.
+    Raise UnusableError as `read_frames` does, and where a copy would show something else than what is meant: its
+    picture turns, changes its size or is interlaced.
     """
-    with open(container.name, "rb") as file:
-        file.seek(before.pos or 0)
-        extra = 0 if file.peek(1)[:1] == b"G" else 4  # 0x47 begins a TS packet
-        last = file.read(extra + TS_PACKET)[extra:]
-        while len(part := file.read(extra + TS_PACKET)[extra:]) == TS_PACKET:
-            if part[1] & 0x1F == last[1] & 0x1F and part[2] == last[2]:  # of the same stream
-                if part[1] & 0x40:  # the next packet begins
-                    break
-                if (part[3] - last[3]) % 16 != 1:
-                    return False
-                last = part
-    # An adaptation field, where there is one, is as long as its first byte says and ends in stuffing of ones.
-    return bool(last[3] & 0x20) and (last[4] < 2 or last[: 5 + last[4]].endswith(b"\xff"))
-
-
-class Checked(NamedTuple):
-    first: VideoFrame
-    num_frames: int
-    is_ordered: bool  # whether the frames' times ascend
-
-
-def check_frames(container: InputContainer, stream: VideoStream, progress: Callable[[int], None]) -> Checked:
-    """Decode all frames; `progress` is told their number. Raise UnusableError as `read_frames` does, and where a copy
-    would show something else than what is meant: its picture turns, changes its size or is interlaced."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
-    frames = read_frames(container, stream)
-    first = next(frames)
-    times: list[int | None] = []
-    form = first.rotation, first.width, first.height
-    for frame in chain([first], frames):
+    first, form, times = None, None, list[int | None]()
+    for frame in read_frames(container, stream):
+        first = first or frame
+        form = form or (frame.rotation, frame.width, frame.height)
         if (frame.rotation, frame.width, frame.height) != form:
             raise UnusableError("its picture turns or changes size in the middle, which copies cannot show")
         if frame.interlaced_frame:
             raise UnusableError(f"it is interlaced, which copies stay: {ENCODE}")
         times.append(frame.pts)
-        progress(len(times))
-    is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
-    return Checked(first, len(times), is_ordered)
+        progress()
+    assert first is not None  # read_frames raises where there is none
+    return first, times
 
 
 def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
@@ -298,7 +266,6 @@ class Timing:
     # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
     times: Sequence[int] | None
     ticks: Sequence[int] | None = None  # of the frames, from 0 at `rate`
-    missing: UnusableError | None = None  # why the video's end is
     seek_points: list[SeekPoint] = field(default_factory=lambda: [START])  # ascending
 
     def find_seek_point(self, tick: int) -> SeekPoint:

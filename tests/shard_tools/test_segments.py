@@ -212,7 +212,7 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
     def stop_late(function: Any, jobs: Any) -> Any:
         for job in jobs:
             function(replace(job, entries=job.entries[:2]))
-            yield job, Failed("it made no progress for 9 seconds", is_late=True)
+            yield job, Failed("it made no progress for 9 seconds", timed_out=True)
 
     whole = collect(video, [None])
     build(whole, tmp_path / "pieces", jobs=stop_late, clip_seconds=1)

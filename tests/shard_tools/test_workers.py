@@ -41,7 +41,7 @@ def test_a_crash_costs_its_own_job_only(tmp_path: Path) -> None:
 
 def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
     assert dict(run_in_processes(act, ["hang", "a", "b"], 2, 2)) == {
-        "hang": Failed("it made no progress for 2 seconds", is_late=True),
+        "hang": Failed("it made no progress for 2 seconds", timed_out=True),
         "a": "A",
         "b": "B",
     }
@@ -104,5 +104,5 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
     results = dict(run_on_ray(act_there, ["a", "crash", "b"], 2, 60))
     results |= dict(run_on_ray(act_there, ["hang"], 2, 5))
     assert results["crash"] == Failed("the process that worked on it died (exit code 1)")
-    assert results["hang"] == Failed("it made no progress for 5 seconds", is_late=True)
+    assert results["hang"] == Failed("it made no progress for 5 seconds", timed_out=True)
     assert (results["a"], results["b"]) == ("A", "B")
