@@ -22,7 +22,15 @@ from typing import Any
 
 from common.atomic_io import write_text
 from common.errors import InputError
-from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
+from pipeline.shards.format import (
+    REJECTED_FILE,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    is_described,
+    read_dataset_info,
+    read_samples,
+)
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
@@ -49,15 +57,7 @@ class Build:
         self.folder = output.folder
         self.plan_file = self.folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
-        self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
-        ours, theirs = settings.to_json(), self.done.encode if self.done else None
-        if self.plan_file.exists():
-            theirs = Plan.load(self.plan_file).settings
-        if theirs is not None and theirs != ours:
-            names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-            different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
-            where = output.locate()
-            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
+        self.done = read_if_described(self.folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -83,10 +83,24 @@ class Build:
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
                 self._save_plan(inputs, classes, retry_rejects)
-            return Plan.load(self.plan_file) if self.plan_file.exists() else None
+            if not self.plan_file.exists():
+                return None
+            plan = Plan(self.plan_file)
+            self._require_same_settings(plan.settings)
+            return plan
+
+    def _require_same_settings(self, then: dict[str, Any]) -> None:
+        now = self.settings.to_json()
+        names = [name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)]
+        if names:
+            different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
+            where = self.output.locate()
+            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
 
     def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
+        if self.done:
+            self._require_same_settings(self.done.encode)
         where = self.output.locate()
         known = self.done.classes if self.done else []
         if classes and classes[: len(known)] != known:
@@ -107,15 +121,15 @@ class Build:
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
         rejected = inputs.new_problems()
-        shards = assign_shards(split_long_videos(inputs.new(), self.settings.clip_seconds), self.settings, names)
-        first = next(shards, None)
+        first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
+        cuts = split_long_videos(inputs.new(), self.settings.clip_seconds)
+        videos = assign_shards(cuts, self.settings, names, first_number)
+        first = next(videos, None)
         if first is not None or rejected:
             for folder in ("items", "shards"):
                 (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
-            first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
-            planned = chain([first], shards) if first else ()
-            splits = self.settings.clip_seconds is not None or inputs.repeats_sources
-            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, splits, planned, first_number)
+            planned = chain([first], videos) if first else ()
+            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, planned)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -133,10 +147,10 @@ class Build:
     ) -> Iterator[Outcome]:
         """Process this part's videos, and write each shard as soon as it can be; yield what became of each entry. Raise
         OSError when the disk fails."""
-        left: dict[str, int] = {}  # entries without an outcome, of shards that are begun
+        left = dict(plan.shards)  # entries without an outcome
         jobs = (
-            Job(source, inputs.location(source), [(self._stem(*place), place[1]) for place in places], self.settings)
-            for source, places in self.list_pending(plan)
+            Job(source, inputs.location(source), [(self._stem(*pair), pair[1]) for pair in pending], self.settings)
+            for source, pending in self.list_pending(plan)
         )
         for job, result in run_jobs(jobs):
             if isinstance(result, OSError):
@@ -150,26 +164,25 @@ class Build:
                     outcome.save(stem)
                 yield outcome
                 shard = f"{stem.parent.name}.tar"
-                if not plan.splits:
-                    left[shard] = left.get(shard, len(plan.entries(shard))) - 1
-                    if not left[shard]:
-                        self._finish_shard(plan, shard)
+                left[shard] -= 1
+                if not left[shard]:  # else the rest is another part's
+                    self._finish_shard(plan, shard)
 
     def _missing(self, plan: Plan) -> list[str]:
         """List the shards that are not whole yet."""
-        return [shard for shard in plan.offsets if not self._marker(shard).exists()]
+        return [shard for shard in plan.shards if not self._marker(shard).exists()]
 
     def list_pending(self, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
         """Yield (source, [(shard, entry), …]) of this part's videos with what missing shards need of them."""
         missing = set(self._missing(plan))
-        for source, entries in plan.entries_by_source():
-            pending = [(shard, entry) for shard, entry in entries if shard in missing]
-            if pending and self._part_of(entries[0][0]) == self.part:
-                yield source, pending
+        for video in plan.videos():
+            pending = [(shard, entry) for shard, entry in video if shard in missing]
+            if pending and self._part_of(video) == self.part:
+                yield pending[0][1].source, pending
 
-    def _part_of(self, shard: str) -> int:
-        """Return the part that works on the videos of which this is the first shard."""
-        return shard_number(shard) % self.num_parts
+    def _part_of(self, video: list[tuple[str, Entry]]) -> int:
+        """Return the part that works on a video: that of its first shard."""
+        return shard_number(video[0][0]) % self.num_parts
 
     def _stem(self, shard: str, entry: Entry) -> Path:
         key = make_key(entry.source, entry.segment)
@@ -201,30 +214,23 @@ class Build:
         """Publish the dataset once all parts are done; before that, return one that is not."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
-                self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
+                self.done = read_if_described(self.folder)
                 return None
-            missing = self._missing(plan)
-            if plan.splits:
-                late: Iterator[int] = (
-                    self._part_of(entries[0][0])
-                    for _, entries in plan.entries_by_source()
-                    if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in entries)
-                )
-            else:
-                late = map(self._part_of, missing)
-            if (part := next(late, None)) is not None:
-                if part == self.part:
-                    raise InputError(f"{self.folder} is not complete yet: run the same command again")
-                return part
-            for shard in missing:
+            missing = set(self._missing(plan))
+            for video in plan.videos():
+                if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in video):
+                    if self._part_of(video) == self.part:
+                        raise InputError(f"{self.folder} is not complete yet: run the same command again")
+                    return self._part_of(video)
+            for shard in sorted(missing):
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
 
     def _publish(self, plan: Plan) -> None:
-        markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.offsets]
+        markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards]
         # A run that was killed right after publishing may have put some in already.
-        shards = [shard for shard in self._shards() if shard.name not in plan.offsets]
+        shards = [shard for shard in self._shards() if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
         rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
         for marker in markers:
@@ -241,6 +247,11 @@ class Build:
             path.unlink()
         self.plan_file.unlink()
         shutil.rmtree(self.work_folder)
+
+
+def read_if_described(folder: Path) -> DatasetInfo | None:
+    """Read `dataset.json`, if there is one."""
+    return read_dataset_info(folder) if is_described(folder) else None
 
 
 def mark_parts(samples: Iterator[Sample], rejected: dict[str, str]) -> Iterator[Sample]:

@@ -10,13 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby, islice
+from contextlib import ExitStack
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import av
 import fsspec
@@ -38,65 +36,46 @@ PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
-@contextmanager
-def _open_plan(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except (ValueError, TypeError) as error:  # no JSON, or JSON of another shape
-        raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
+class Assigned(NamedTuple):
+    """An entry, its shard, and its position among all entries."""
+
+    shard: str
+    position: int
+    entry: Entry
 
 
-@dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """The plan of a run: on disk a JSON line with what `save_plan` is told, then one per video, [assigned, …]."""
 
-    On disk it is one JSON line per shard, [name, entries], then one with the other fields. Memory holds where the lines
-    start.
-    """
-
-    settings: dict[str, Any]
-    classes: list[str]
-    rejected: dict[str, str]  # sources that are known to be unusable, with the reason
-    retries: bool  # whether it tries again what was rejected before
-    splits: bool  # whether several entries, in any shards, are made of one source
-    path: Path = field(compare=False)
-    offsets: dict[str, int] = field(compare=False)  # shard -> first byte of its line
-
-    @classmethod
-    def load(cls, path: Path) -> "Plan":
-        offsets: dict[str, int] = {}
-        offset = 0
-        with _open_plan(path) as file:
-            for line in file:
-                if not line.startswith(b"["):
-                    return cls(**json.loads(line), path=path, offsets=offsets)
-                offsets[line[2 : line.index(b'"', 2)].decode()] = offset
-                offset += len(line)
-            raise ValueError("its last line is missing")
+    def __init__(self, path: Path) -> None:
+        """Read it; raise InputError if it is damaged."""
+        self._path = path
+        self._table = TempTable("CREATE TABLE entries (shard BLOB, position INTEGER, entry BLOB)")
+        try:
+            with path.open("rb") as file:
+                told = json.loads(file.readline())
+                self.settings: dict[str, Any] = told["settings"]
+                self.classes: list[str] = told["classes"]
+                self.rejected: dict[str, str] = told["rejected"]
+                self.retries: bool = told["retries"]
+                rows = (
+                    (shard, position, json.dumps(entry)) for line in file for shard, position, entry in json.loads(line)
+                )
+                self._table.insert("entries", rows, 3)
+        except (ValueError, TypeError, LookupError) as error:  # no JSON, or JSON of another shape
+            raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
+        self._table.run("CREATE INDEX by_shard ON entries (shard, position)")
+        self.shards = dict(self._table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY min(position)"))
 
     def entries(self, shard: str) -> list[Entry]:
-        with _open_plan(self.path) as file:
-            file.seek(self.offsets[shard])
-            _, entries = json.loads(file.readline())
-            return [Entry(*entry) for entry in entries]
+        rows = self._table.run("SELECT entry FROM entries WHERE shard = ? ORDER BY position", shard)
+        return [Entry(*json.loads(entry)) for (entry,) in rows]
 
-    @cached_property
-    def _table(self) -> TempTable:
-        """All entries, where several are made of one video."""
-        table = TempTable("CREATE TABLE entries (source BLOB, shard BLOB, entry BLOB)")
-        for shard in self.offsets:
-            table.insert("entries", ((it.source, shard, json.dumps(it)) for it in self.entries(shard)), 3)
-        return table
-
-    def entries_by_source(self) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
-        """Yield (source, [(shard, entry), …]), where `splits` source by source, else shard by shard."""
-        if not self.splits:
-            yield from ((entry.source, [(shard, entry)]) for shard in self.offsets for entry in self.entries(shard))
-            return
-        rows = self._table.run("SELECT source, shard, entry FROM entries ORDER BY source, shard, rowid")
-        for source, group in groupby(rows, itemgetter(0)):
-            yield source, [(shard, Entry(*json.loads(entry))) for _, shard, entry in group]
+    def videos(self) -> Iterator[list[tuple[str, Entry]]]:
+        """Yield (shard, entry) of all that is made of each video, in the order in which shards are to be finished."""
+        with self._path.open("rb") as file:
+            for line in islice(file, 1, None):
+                yield [(shard, Entry(*entry)) for shard, _, entry in json.loads(line)]
 
 
 def save_plan(
@@ -105,17 +84,13 @@ def save_plan(
     classes: list[str],
     rejected: dict[str, str],
     retries: bool,
-    splits: bool,
-    shards: Iterable[list[Entry]],
-    first_number: int,
+    videos: Iterable[list[Assigned]],
 ) -> None:
-    """Write a plan; `shards` are written as they come and named by number."""
-    rest = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-    rest["splits"] = splits
+    """Write a plan. `rejected`: sources that are known to be unusable, with the reason; `retries`: whether it tries
+    again what was rejected before; `videos` are written as they come."""
+    told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
     with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-        for number, entries in enumerate(shards, first_number):
-            file.write(json.dumps([f"shard-{number:06d}.tar", entries]) + "\n")
-        file.write(json.dumps(rest) + "\n")
+        file.writelines(json.dumps(line) + "\n" for line in chain([told], videos))
 
 
 def shard_number(name: str) -> int:
@@ -124,43 +99,50 @@ def shard_number(name: str) -> int:
 
 
 def assign_shards(
-    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str]
-) -> Iterator[list[Entry]]:
+    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str], first_number: int = 0
+) -> Iterator[list[Assigned]]:
     """Shuffle items, each with Entry.piece and is_last, and cut them into shards of equal count, or of about equal
-    bytes; no shard is empty."""
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB)")
-    ids = {name: number for number, name in enumerate(classes)}
-
-    def rows() -> Iterator[tuple[Any, ...]]:
-        for _, group in groupby(items, lambda item: item[0].source):
-            cuts = list(group)
-            for item, piece, is_last in cuts:
-                key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, settings.seed)
-                labels = None if item.labels is None else [ids[label] for label in item.labels]
-                entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
-                yield key, item.size // len(cuts), json.dumps(entry)
-
-    table.insert("items", rows(), 3)
+    bytes; none is empty, and they are numbered from `first_number` on. Yield what is made of each video, those
+    first that are in the first shards."""
+    table = TempTable("""CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB);
+        CREATE TABLE assigned (shard BLOB, source BLOB, entry BLOB)""")
+    table.insert("items", _list_rows(items, settings.seed, classes), 3)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
         num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
-    shuffled = table.run("SELECT size, entry FROM items ORDER BY shuffle_key")
 
-    def numbered() -> Iterator[tuple[int, Entry]]:
+    def number_rows() -> Iterator[tuple[int, str]]:
         bytes_before = 0
-        for place, (size, entry) in enumerate(shuffled):
+        shuffled = table.run("SELECT size, entry FROM items ORDER BY shuffle_key")
+        for position, (size, entry) in enumerate(shuffled):
             if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
-                number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
+                yield int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards), entry
             else:
-                number = ((place + 1) * num_shards - 1) // count
+                yield ((position + 1) * num_shards - 1) // count, entry
             bytes_before += size
-            yield number, Entry(*json.loads(entry))
 
-    for _, group in groupby(numbered(), itemgetter(0)):
-        yield [entry for _, entry in group]
+    for number, (_, rows) in enumerate(groupby(number_rows(), itemgetter(0)), first_number):
+        shard = f"shard-{number:06d}.tar"
+        table.insert("assigned", ((shard, json.loads(entry)[0], entry) for _, entry in rows), 3)
+    assigned = table.run("""SELECT source, shard, rowid, entry FROM assigned
+        ORDER BY min(rowid) OVER (PARTITION BY source), rowid""")
+    for _, group in groupby(assigned, itemgetter(0)):
+        yield [Assigned(shard, position, Entry(*json.loads(entry))) for _, shard, position, entry in group]
+
+
+def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield shuffle key, bytes and entry of each item."""
+    ids = {name: number for number, name in enumerate(classes)}
+    for _, group in groupby(items, lambda item: item[0].source):
+        cuts = list(group)
+        for item, piece, is_last in cuts:
+            key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, seed)
+            labels = None if item.labels is None else [ids[label] for label in item.labels]
+            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
+            yield key, item.size // len(cuts), json.dumps(entry)
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:

@@ -2,7 +2,9 @@
 
 import os
 import tracemalloc
+from collections.abc import Iterable
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from common.errors import InputError
 from shard_tools.build import read_rejects
 from shard_tools.inputs import Inputs, Item, Segment, TarMember, table
 from shard_tools.inputs.table import MAX_SIZE
-from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shuffle_key
+from shard_tools.plan import Assigned, Plan, assign_shards, make_key, save_plan, shuffle_key
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry
@@ -47,7 +49,15 @@ def test_keys_differ_between_sources() -> None:
 
 def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     classes = sorted({item.label for item in items if item.label})
-    return list(assign_shards(((item, 0, True) for item in items), Settings(**settings), classes))  # type: ignore[arg-type]
+    return by_shard(assign_shards(((item, 0, True) for item in items), Settings(**settings), classes))  # type: ignore[arg-type]
+
+
+def by_shard(videos: Iterable[list[Assigned]]) -> list[list[Entry]]:
+    shards: dict[str, list[Entry]] = {}
+    for assigned in sorted(chain(*videos), key=attrgetter("position")):
+        shards.setdefault(assigned.shard, []).append(assigned.entry)
+    assert list(shards) == [f"shard-{number:06d}.tar" for number in range(len(shards))]
+    return list(shards.values())
 
 
 def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
@@ -79,7 +89,7 @@ def test_shards_have_about_equal_bytes() -> None:
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
     pieces = [(Item(name, name, None, 5), piece, piece == 2) for name in NAMES for piece in range(3)]
-    entries = chain(*assign_shards(pieces, Settings(seed=7, samples_per_shard=1), []))
+    entries = chain(*by_shard(assign_shards(pieces, Settings(seed=7, samples_per_shard=1), [])))
     found = [f"{entry.source}\0{entry.piece}" if entry.piece else entry.source for entry in entries]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
@@ -100,8 +110,8 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path, monkey
         inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
         shards = assign_shards(((item, 0, True) for item in inputs.new()), Settings(), [])
-        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, False, shards, 0)
-        assert len(Plan.load(tmp_path / "plan.jsonl").offsets) == -(-count // 256)
+        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, shards)
+        assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 20_000 * 24, "bytes: a hash for each; a list of all items takes megabytes"
@@ -120,7 +130,7 @@ def test_damaged_rejects_are_named(tmp_path: Path, line: bytes) -> None:
 def test_a_damaged_plan_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "plan.jsonl").write_bytes(data)
     with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
-        Plan.load(tmp_path / "plan.jsonl")
+        Plan(tmp_path / "plan.jsonl")
 
 
 @pytest.mark.parametrize("table", ["items (source", "files (sha256"])
