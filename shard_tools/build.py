@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from pipeline.shards.format import (
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
-from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shard_number, split_long_videos
+from shard_tools.plan import FINISHED, STAGED, Plan, make_key, save_plan, shard_number, split_long_videos
 from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome
+from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, publish_tables, write_shard
 
@@ -120,16 +119,9 @@ class Build:
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
-        rejected = inputs.new_problems()
-        first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
-        cuts = split_long_videos(inputs.new(), self.settings.clip_seconds)
-        videos = assign_shards(cuts, self.settings, names, first_number)
-        first = next(videos, None)
-        if first is not None or rejected:
-            for folder in ("items", "shards"):
-                (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
-            planned = chain([first], videos) if first else ()
-            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, planned)
+        items = split_long_videos(inputs.new(), self.settings.clip_seconds)
+        number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
+        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), retry_rejects, number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -149,66 +141,72 @@ class Build:
         OSError when the disk fails."""
         left = dict(plan.shards)  # entries without an outcome
         jobs = (
-            Job(source, inputs.location(source), [(self._stem(*pair), pair[1]) for pair in pending], self.settings)
-            for source, pending in self.list_pending(plan)
+            Job(video[0].source, inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
+            for video in self.list_pending(plan)
         )
         for job, result in run_jobs(jobs):
             if isinstance(result, OSError):
                 raise result
-            for stem, entry in job.entries:
-                outcome = load_outcome(stem)  # what was finished before a failure is kept
-                if outcome is None:
-                    advice = ": raise --timeout" if isinstance(result, Failed) and result.timed_out else ""
-                    reason = result.reason + advice if isinstance(result, Failed) else CHANGED
-                    outcome = Outcome(entry.name, [], reason)
+            for stem, entry in job.entries.items():
+                outcome = read_outcome(stem)  # what was finished before a failure is kept
+                if outcome is None or not outcome.is_intact:
+                    reason = result.reason if isinstance(result, Failed) else CHANGED
+                    if isinstance(result, Failed) and result.timed_out:
+                        reason += ": raise --timeout"
+                    outcome = Outcome(entry, [], reason)
                     outcome.save(stem)
                 yield outcome
-                shard = f"{stem.parent.name}.tar"
-                left[shard] -= 1
-                if not left[shard]:  # else the rest is another part's
-                    self._finish_shard(plan, shard)
+                left[entry.shard] -= 1
+                if not left[entry.shard]:  # else the rest is another part's
+                    self._finish_shard(plan, entry.shard)
 
-    def _missing(self, plan: Plan) -> list[str]:
-        """List the shards that are not whole yet."""
-        return [shard for shard in plan.shards if not self._marker(shard).exists()]
+    def _missing(self, plan: Plan) -> set[str]:
+        """Return the shards that are not whole yet."""
+        return {shard for shard in plan.shards if not self._marker(shard).exists()}
 
-    def list_pending(self, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
-        """Yield (source, [(shard, entry), …]) of this part's videos with what missing shards need of them."""
-        missing = set(self._missing(plan))
+    def list_pending(self, plan: Plan) -> Iterator[list[Entry]]:
+        """Yield what missing shards need of each of this part's videos."""
+        missing = self._missing(plan)
         for video in plan.videos():
-            pending = [(shard, entry) for shard, entry in video if shard in missing]
+            pending = [entry for entry in video if entry.shard in missing]
             if pending and self._part_of(video) == self.part:
-                yield pending[0][1].source, pending
+                yield pending
 
-    def _part_of(self, video: list[tuple[str, Entry]]) -> int:
+    def _part_of(self, video: list[Entry]) -> int:
         """Return the part that works on a video: that of its first shard."""
-        return shard_number(video[0][0]) % self.num_parts
+        return shard_number(video[0].shard) % self.num_parts
 
-    def _stem(self, shard: str, entry: Entry) -> Path:
+    def _folder_of(self, shard: str) -> Path:
+        """Return where its staged results lie: looking one up takes as long as its folder is full."""
+        return self.work_folder / STAGED / shard.removesuffix(".tar")
+
+    def _stem(self, entry: Entry) -> Path:
         key = make_key(entry.source, entry.segment)
         if self.settings.clip_seconds and not entry.segment:
             key += f"-{entry.piece:04d}"
-        # A folder per shard: looking up a staged result takes as long as its folder is full.
-        return self.work_folder / "items" / shard.removesuffix(".tar") / key
+        return self._folder_of(entry.shard) / key
 
     def _marker(self, shard: str) -> Path:
-        return self.work_folder / "shards" / f"{shard}.json"
+        return self.work_folder / FINISHED / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
-        stems = {self._stem(shard, entry): entry for entry in plan.entries(shard)}
+        found = [read_outcome(path.with_suffix("")) for path in self._folder_of(shard).glob("*.json")]
+        outcomes = sorted(filter(None, found), key=lambda outcome: outcome.entry.position)
+        if len(outcomes) != plan.shards[shard]:
+            raise InputError(f"{self.folder} is not complete yet: run the same command again")
         # A copied video is read again here.
-        outcomes = [load_outcome(stem) or Outcome(entry.name, [], CHANGED) for stem, entry in stems.items()]
+        outcomes = [it if it.is_intact else Outcome(it.entry, [], CHANGED) for it in outcomes]
         samples = [sample for outcome in outcomes for sample in outcome.samples]
         try:
             info = write_shard(self.folder, shard, samples) if samples else None
         except ChangedError:  # after the look above, which finds it this time
             self._finish_shard(plan, shard)
             return
-        rejected = {outcome.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
+        rejected = {outcome.entry.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         if info is not None:
             self.output.add_shard(info)
-        shutil.rmtree(self.work_folder / "items" / shard.removesuffix(".tar"), ignore_errors=True)
+        shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
         """Publish the dataset once all parts are done; before that, return one that is not."""
@@ -216,12 +214,11 @@ class Build:
             if not self.plan_file.exists():  # another part was here first
                 self.done = read_if_described(self.folder)
                 return None
-            missing = set(self._missing(plan))
+            missing = self._missing(plan)
             for video in plan.videos():
-                if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in video):
-                    if self._part_of(video) == self.part:
-                        raise InputError(f"{self.folder} is not complete yet: run the same command again")
-                    return self._part_of(video)
+                part = self._part_of(video)
+                if part != self.part and any(it.shard in missing and not is_done(self._stem(it)) for it in video):
+                    return part
             for shard in sorted(missing):
                 self._finish_shard(plan, shard)
             self._publish(plan)

@@ -163,7 +163,7 @@ def make_dataset(
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries
-            total = sum(len(entries) for _, entries in build.list_pending(plan))
+            total = sum(map(len, build.list_pending(plan)))
             with progress_bar(unit="sample", total=total) as bar:
                 run_jobs = partial(
                     ENGINES[arguments.engine],

@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import av
 import fsspec
@@ -32,65 +32,59 @@ from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry, local_copy
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
+STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
 PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
-class Assigned(NamedTuple):
-    """An entry, its shard, and its position among all entries."""
-
-    shard: str
-    position: int
-    entry: Entry
-
-
 class Plan:
-    """The plan of a run: on disk a JSON line with what `save_plan` is told, then one per video, [assigned, …]."""
+    """The plan of a run: on disk a JSON line with what holds for all of it, then one per video, [entry, …]."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; raise InputError if it is damaged."""
+        """Read the first line; raise InputError if it is damaged."""
         self._path = path
-        self._table = TempTable("CREATE TABLE entries (shard BLOB, position INTEGER, entry BLOB)")
+        with self._open() as file:
+            told = json.loads(file.readline())
+            self.settings: dict[str, Any] = told["settings"]
+            self.classes: list[str] = told["classes"]
+            self.rejected: dict[str, str] = told["rejected"]  # sources that are known to be unusable, with the reason
+            self.retries: bool = told["retries"]  # whether it tries again what was rejected before
+            self.shards: dict[str, int] = told["shards"]  # with the number of their entries
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
         try:
-            with path.open("rb") as file:
-                told = json.loads(file.readline())
-                self.settings: dict[str, Any] = told["settings"]
-                self.classes: list[str] = told["classes"]
-                self.rejected: dict[str, str] = told["rejected"]
-                self.retries: bool = told["retries"]
-                rows = (
-                    (shard, position, json.dumps(entry)) for line in file for shard, position, entry in json.loads(line)
-                )
-                self._table.insert("entries", rows, 3)
+            with self._path.open("rb") as file:
+                yield file
         except (ValueError, TypeError, LookupError) as error:  # no JSON, or JSON of another shape
-            raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
-        self._table.run("CREATE INDEX by_shard ON entries (shard, position)")
-        self.shards = dict(self._table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY min(position)"))
+            raise InputError(f"{self._path} is damaged ({error}): restore it, or start in another folder") from error
 
-    def entries(self, shard: str) -> list[Entry]:
-        rows = self._table.run("SELECT entry FROM entries WHERE shard = ? ORDER BY position", shard)
-        return [Entry(*json.loads(entry)) for (entry,) in rows]
-
-    def videos(self) -> Iterator[list[tuple[str, Entry]]]:
-        """Yield (shard, entry) of all that is made of each video, in the order in which shards are to be finished."""
-        with self._path.open("rb") as file:
+    def videos(self) -> Iterator[list[Entry]]:
+        """Yield all that is made of each video, in the order in which shards are to be finished."""
+        with self._open() as file:
             for line in islice(file, 1, None):
-                yield [(shard, Entry(*entry)) for shard, _, entry in json.loads(line)]
+                yield [Entry(*entry) for entry in json.loads(line)]
 
 
 def save_plan(
     path: Path,
+    items: Iterable[tuple[Item, int, bool]],
     settings: Settings,
     classes: list[str],
     rejected: dict[str, str],
     retries: bool,
-    videos: Iterable[list[Assigned]],
+    first_number: int,
 ) -> None:
-    """Write a plan. `rejected`: sources that are known to be unusable, with the reason; `retries`: whether it tries
-    again what was rejected before; `videos` are written as they come."""
-    told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in chain([told], videos))
+    """Plan items, each with Entry.piece and is_last, in shards from `first_number` on, and write it down, if there is
+    anything to do."""
+    shards, videos = assign_shards(items, settings, classes, first_number)
+    if shards or rejected:
+        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
+        lines = chain([{**told, "shards": shards}], videos)
+        for folder in (STAGED, FINISHED):
+            (path.parent / folder).mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def shard_number(name: str) -> int:
@@ -100,13 +94,14 @@ def shard_number(name: str) -> int:
 
 def assign_shards(
     items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str], first_number: int = 0
-) -> Iterator[list[Assigned]]:
-    """Shuffle items, each with Entry.piece and is_last, and cut them into shards of equal count, or of about equal
-    bytes; none is empty, and they are numbered from `first_number` on. Yield what is made of each video, those
-    first that are in the first shards."""
-    table = TempTable("""CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB);
-        CREATE TABLE assigned (shard BLOB, source BLOB, entry BLOB)""")
-    table.insert("items", _list_rows(items, settings.seed, classes), 3)
+) -> tuple[dict[str, int], Iterator[list[Entry]]]:
+    """Shuffle items and cut them into shards of equal count, or of about equal bytes; none is empty.
+
+    Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
+    """
+    table = TempTable("""CREATE TABLE items (shuffle_key BLOB, size INTEGER, source BLOB, entry BLOB);
+        CREATE TABLE entries (shard BLOB, source BLOB, entry BLOB)""")
+    table.insert("items", _list_rows(items, settings.seed, classes), 4)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
@@ -114,27 +109,31 @@ def assign_shards(
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
 
-    def number_rows() -> Iterator[tuple[int, str]]:
+    def number_rows() -> Iterator[tuple[int, str, str]]:
         bytes_before = 0
-        shuffled = table.run("SELECT size, entry FROM items ORDER BY shuffle_key")
-        for position, (size, entry) in enumerate(shuffled):
+        shuffled = table.run("SELECT size, source, entry FROM items ORDER BY shuffle_key")
+        for position, (size, source, entry) in enumerate(shuffled):
             if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
-                yield int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards), entry
+                number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
             else:
-                yield ((position + 1) * num_shards - 1) // count, entry
+                number = ((position + 1) * num_shards - 1) // count
             bytes_before += size
+            yield number, source, entry
 
     for number, (_, rows) in enumerate(groupby(number_rows(), itemgetter(0)), first_number):
-        shard = f"shard-{number:06d}.tar"
-        table.insert("assigned", ((shard, json.loads(entry)[0], entry) for _, entry in rows), 3)
-    assigned = table.run("""SELECT source, shard, rowid, entry FROM assigned
+        table.insert("entries", ((f"shard-{number:06d}.tar", source, entry) for _, source, entry in rows), 3)
+    by_video = table.run("""SELECT source, shard, rowid, entry FROM entries
         ORDER BY min(rowid) OVER (PARTITION BY source), rowid""")
-    for _, group in groupby(assigned, itemgetter(0)):
-        yield [Assigned(shard, position, Entry(*json.loads(entry))) for _, shard, position, entry in group]
+    videos = (
+        [Entry(*json.loads(entry))._replace(shard=shard, position=position) for _, shard, position, entry in video]
+        for _, video in groupby(by_video, itemgetter(0))
+    )
+    shards = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY min(rowid)")
+    return dict(shards), videos
 
 
 def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield shuffle key, bytes and entry of each item."""
+    """Yield shuffle key, bytes, source and entry of each item."""
     ids = {name: number for number, name in enumerate(classes)}
     for _, group in groupby(items, lambda item: item[0].source):
         cuts = list(group)
@@ -142,7 +141,7 @@ def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list
             key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, seed)
             labels = None if item.labels is None else [ids[label] for label in item.labels]
             entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
-            yield key, item.size // len(cuts), json.dumps(entry)
+            yield key, item.size // len(cuts), item.source, json.dumps(entry)
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:

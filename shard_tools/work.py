@@ -45,6 +45,8 @@ class Entry(NamedTuple):
     fields: str = ""
     piece: int = 0
     is_last: bool = True  # of the planned pieces: it stands for all that may follow
+    shard: str = ""
+    position: int = 0  # among the entries of all shards
 
     @property
     def name(self) -> str:
@@ -53,12 +55,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one video is to become: `entries`, each with where its results go, without extension; the samples' key is
-    the name of that."""
+    """What one video is to become: `entries` by where their results go, without extension; the samples' key is the name
+    of that."""
 
     source: str
     location: Location | None  # None: it was there when the run began, and is gone now
-    entries: list[tuple[Path, Entry]]
+    entries: dict[Path, Entry]
     settings: Settings
 
 
@@ -66,36 +68,47 @@ class Job:
 class Outcome:
     """What became of an entry: samples with the paths of their videos, or the reason why there are none."""
 
-    name: str
+    entry: Entry
     samples: list[tuple[Sample, Path]]
     reason: str | None = None
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether the videos are what they were: one may be torn, or a user's file that is copied."""
+        try:
+            return all(hash_file(path) == sample.sha256 for sample, path in self.samples)
+        except OSError:
+            return False
+
     def save(self, stem: Path) -> None:
         samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
-        value = {"name": self.name, "reason": self.reason, "samples": samples}
         stem.parent.mkdir(exist_ok=True)
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
-        aside.write_text(json.dumps(value), encoding="utf-8")
+        aside.write_text(json.dumps([self.entry, samples, self.reason]), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
-def load_outcome(stem: Path) -> Outcome | None:
-    """Load the staged result at `stem`; None if it is missing or torn."""
+def read_outcome(stem: Path) -> Outcome | None:
+    """Read the staged result at `stem`; None if it is missing or torn."""
     try:
-        value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        samples = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in value["samples"]]
-        if any(hash_file(path) != sample.sha256 for sample, path in samples):
-            return None
+        entry, samples, reason = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
+        pairs = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in samples]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Outcome(value["name"], samples, value["reason"])
+    return Outcome(Entry(*entry), pairs, reason)
+
+
+def is_done(stem: Path) -> bool:
+    """Whether there is a staged result at `stem`, with all its videos."""
+    outcome = read_outcome(stem)
+    return outcome is not None and outcome.is_intact
 
 
 def process_job(job: Job) -> OSError | None:
     """Do what is not done of the job, and leave each result at its stem as soon as it is whole; return an OSError if
     the disk fails, which must end the whole run."""
     av.logging.set_level(None)
-    missing = {stem: entry for stem, entry in job.entries if not load_outcome(stem)}
+    missing = {stem: entry for stem, entry in job.entries.items() if not is_done(stem)}
     try:
         for stem in missing:
             stem.parent.mkdir(exist_ok=True)
@@ -129,9 +142,9 @@ def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path,
     left = dict(missing)
     try:
         for stem, samples, problem in _make_samples(job, missing):
-            yield stem, Outcome(left.pop(stem).name, samples, explain(problem) if problem else None)
+            yield stem, Outcome(left.pop(stem), samples, explain(problem) if problem else None)
     except Exception as error:
-        yield from ((stem, Outcome(entry.name, [], explain(error))) for stem, entry in left.items())
+        yield from ((stem, Outcome(entry, [], explain(error))) for stem, entry in left.items())
 
 
 def _make_samples(

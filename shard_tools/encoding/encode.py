@@ -11,6 +11,7 @@ from pathlib import Path
 
 from av.video.frame import VideoFrame
 
+from pipeline.decoding.containers import EXTENSIONS
 from pipeline.decoding.video import UPRIGHT, count_turns
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
@@ -24,7 +25,6 @@ from shard_tools.encoding.source import (
     Timing,
     assign_ticks,
     check_frames,
-    choose_extension,
     open_source,
     read_frames,
     read_timing,
@@ -147,5 +147,7 @@ def _copy(source: Path, timing: Timing, progress: Callable[[], None]) -> StoredV
         if list(pose.turn) != UPRIGHT[count_turns(first)]:
             raise UnusableError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
         size, codec = map(round, pose.display_size(first.width, first.height)), stream.codec_context.codec
-        extension = choose_extension(source, container)
+        own = source.suffix.lower().removeprefix(".")
+        usual = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
+        extension = own if own in usual else usual[0]
         return StoredVideo(source, extension, codec.canonical_name, len(times), float(timing.rate), 1, *size)

@@ -5,7 +5,6 @@ had to guess.
 """
 
 import mimetypes
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from pipeline.decoding.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
+from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
 from shard_tools.encoding.picture import UnusableError
@@ -44,13 +43,6 @@ PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not 
 ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
 Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
 ENCODE = "leave out --encode copy"
-
-
-def choose_extension(path: Path, container: InputContainer) -> str:
-    """Return the extension for a copy of `path`: its own if that fits what the file is, else the usual one."""
-    own = path.suffix.lower().removeprefix(".")
-    names = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
-    return own if own in names else names[0]
 
 
 @contextmanager
@@ -99,39 +91,39 @@ def _is_cut_off(path: Path) -> bool:
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(128)
-        if head[4:8] in (b"ftyp", b"moov", b"mdat"):
-            # Not mdat: whether frames are missing is seen when they are read. Nor is rubbish behind the last box.
-            return any(kind in (b"moov", b"moof") and end > num_bytes for kind, _, end in _read_boxes(file))
-    segment = head.find(b"\x18\x53\x80\x67")
-    if not head.startswith(b"\x1a\x45\xdf\xa3") or segment < 0:
+    if head[4:8] in (b"ftyp", b"moov", b"mdat"):
+        # Not mdat: whether frames are missing is seen when they are read. Nor is rubbish behind the last box.
+        return any(kind in (b"moov", b"moof") and end > num_bytes for kind, _, end in _read_boxes(path))
+    at = head.find(b"\x18\x53\x80\x67") + 4  # of a segment's size
+    if not head.startswith(b"\x1a\x45\xdf\xa3") or at < 4:
         return False
     # The number of leading zero bits says how long the size is; all ones mean that it was not known.
-    length = 9 - head[segment + 4].bit_length()
+    length = 9 - head[at].bit_length()
     unknown = (1 << 7 * length) - 1
-    size = int.from_bytes(head[segment + 4 : segment + 4 + length]) & unknown
-    return size != unknown and segment + 4 + length + size > num_bytes
+    size = int.from_bytes(head[at : at + length]) & unknown
+    return size != unknown and at + length + size > num_bytes
 
 
-def _read_boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+def _read_boxes(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Yield (kind, start, end) of the outer boxes of an MP4 file; the last one may go beyond its end."""
-    start, num_bytes = 0, os.fstat(file.fileno()).st_size
-    while start < num_bytes:
-        file.seek(start)
-        header = file.read(16)
-        length, kind = int.from_bytes(header[:4]), header[4:8]
-        if length == 1:
-            length = int.from_bytes(header[8:])
-        if len(header) < 8 or length < 8:  # 0: to the end of the file
-            return
-        yield kind, start, start + length
-        start += length
+    start = 0
+    with path.open("rb") as file:
+        while len(header := file.read(16)) >= 8:
+            length, kind = int.from_bytes(header[:4]), header[4:8]
+            if length == 1:
+                length = int.from_bytes(header[8:])
+            if length < 8:  # 0: to the end of the file
+                return
+            yield kind, start, start + length
+            start += length
+            file.seek(start)
 
 
 def _is_encrypted(path: Path) -> bool:
     """Whether an MP4 file has a track that cannot be decoded without a key."""
-    with path.open("rb") as file:
-        for kind, start, end in _read_boxes(file):
-            if kind == b"moov":
+    for kind, start, end in _read_boxes(path):
+        if kind == b"moov":
+            with path.open("rb") as file:
                 file.seek(start)
                 return ENCRYPTED.search(file.read(end - start)) is not None
     return False
@@ -195,20 +187,20 @@ def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint
 
 def _read_length_size(codec: str, extradata: bytes) -> int:
     """Return the bytes of a NAL unit's length in front of it; 0 where start codes separate them (ISO/IEC 14496-15)."""
-    place = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
-    return (extradata[place] & 3) + 1 if extradata[:1] == b"\1" and place < len(extradata) else 0
+    at = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
+    return (extradata[at] & 3) + 1 if extradata[:1] == b"\1" and at < len(extradata) else 0
 
 
 def _has_hole(packet: av.Packet, length_size: int) -> bool:
     if not HOLE.search(packet):
         return False
-    data, place = bytes(packet), 0
-    while length_size and place < len(data):
-        start = place + length_size
-        place = start + int.from_bytes(data[place:start])
-        if HOLE.search(data[start:place].rstrip(b"\0")):  # zeros at its end are padding
+    data, at = bytes(packet), 0
+    while length_size and at < len(data):
+        start = at + length_size
+        at = start + int.from_bytes(data[at:start])
+        if HOLE.search(data[start:at].rstrip(b"\0")):  # zeros at its end are padding
             return True
-    return place != len(data)
+    return at != len(data)
 
 
 def check_frames(

@@ -19,7 +19,7 @@ from pipeline.shards.format import read_dataset_info, read_samples, sample_line
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
+from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 from shard_tools.write import PLACE
 
 THREE = ("--samples-per-shard", "3")
@@ -281,6 +281,8 @@ def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shard_tools.work.store_cuts", store_cuts)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
     stem = tmp_path / "staged"
-    assert process_job(Job("one.mp4", str(tmp_path / "one.mp4"), [(stem, Entry("one.mp4"))], Settings())) is None
+    assert process_job(Job("one.mp4", str(tmp_path / "one.mp4"), {stem: Entry("one.mp4")}, Settings())) is None
     bug = "(TypeError: open() got an unexpected keyword argument)"
-    assert load_outcome(stem) == Outcome("one.mp4", [], f"a bug in make_shards, which you may want to report {bug}")
+    assert read_outcome(stem) == Outcome(
+        Entry("one.mp4"), [], f"a bug in make_shards, which you may want to report {bug}"
+    )
