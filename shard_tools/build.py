@@ -31,7 +31,6 @@ from pipeline.shards.format import (
     read_samples,
 )
 from shard_tools.inputs import Inputs, assign_class_ids
-from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
 from shard_tools.plan import FINISHED, STAGED, Plan, make_key, save_plan, shard_number, split_long_videos
 from shard_tools.report import describe_samples, write_card
@@ -41,7 +40,6 @@ from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, publish_tables, write_shard
 
 CHANGED = "it was changed while it was read"
-PARTLY = "; its other parts are stored"  # for good: only another output folder can have all of it
 
 
 class Build:
@@ -234,7 +232,7 @@ class Build:
             rejected |= marker["rejected"]
         if shards:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
-            info = describe_samples(mark_parts(samples, rejected), shards, plan.classes, plan.settings, len(rejected))
+            info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish_tables(self.folder, info)
             write_card(self.folder, self.done)
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
@@ -249,15 +247,6 @@ class Build:
 def read_if_described(folder: Path) -> DatasetInfo | None:
     """Read `dataset.json`, if there is one."""
     return read_dataset_info(folder) if is_described(folder) else None
-
-
-def mark_parts(samples: Iterator[Sample], rejected: dict[str, str]) -> Iterator[Sample]:
-    """Pass on samples, and say in `rejected` where other parts of a video are stored: it is not tried again."""
-    for sample in samples:
-        name = join_name(sample.source, sample.segment)
-        if name in rejected and not rejected[name].endswith(PARTLY):
-            rejected[name] += PARTLY
-        yield sample
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
-from shard_tools.build import PARTLY, Build, read_rejects
+from shard_tools.build import Build, read_rejects
 from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
@@ -205,15 +205,15 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     for what, groups in equal.items():
         if groups:
             names = ", ".join(map(printable, groups[0][:3]))
-            log(f"{len(groups)} files are there {what}, all of which are kept (the first: {names})", sys.stderr)
+            found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
+            log(f"{found} {what}; all were kept (the first: {names})", sys.stderr)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
     )
-    num_lost = sum(not reason.endswith(PARTLY) for reason in rejects.values())
-    total = num_lost + info.report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
-    if num_lost > max_rejects * total:
-        share = f"{num_lost} of {total} videos rejected ({num_lost / total:.0%})"
+    total = len(rejects) + report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
+    if len(rejects) > max_rejects * total:
+        share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
         log(f"error: {share}, limit is {max_rejects:.0%}", sys.stderr)
         return 3
     return 0

@@ -18,7 +18,6 @@ CONFLICTS = """SELECT DISTINCT sha256, segment, source FROM files WHERE (sha256,
     SELECT sha256, segment FROM files GROUP BY sha256, segment
     HAVING count(DISTINCT labels) > 1 AND count(DISTINCT source) > 1) ORDER BY sha256, segment"""
 
-MAX_CLASSES = 1000  # that are listed
 CARD = """---
 configs:
 - config_name: default
@@ -40,9 +39,6 @@ video = datasets.load_dataset("FOLDER", split="train")
 import glob, webdataset
 for sample in webdataset.WebDataset(sorted(glob.glob("FOLDER/*.tar")), shardshuffle=False).decode():
     sample["json"]["labels"], sample["{container}"]  # bytes
-
-from torchcodec.decoders import VideoDecoder
-VideoDecoder(sample["{container}"])[:16]  # uint8 [16, 3, H, W]
 ```
 
 {classes}
@@ -90,8 +86,6 @@ def write_card(folder: Path, info: DatasetInfo) -> None:
     """Write README.md, with which other libraries find the shards and people what is in them."""
     histogram = info.report.get("class_histogram", {})
     lines = [f"{number}. {printable(name)}: {histogram.get(name, 0)}" for number, name in enumerate(info.classes)]
-    if len(lines) > MAX_CLASSES:
-        lines = [*lines[:MAX_CLASSES], f"… and {len(lines) - MAX_CLASSES} more, in `dataset.json`"]
     text = CARD.format(
         num_samples=info.num_samples,
         num_frames=info.num_frames,

@@ -36,7 +36,7 @@ from pipeline.shards.format import (
 from pipeline.shards.gops import index_gops
 from pipeline.shards.index import RowWriter, Tables
 
-PLACE = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
+TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
@@ -52,7 +52,7 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
         # whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
-                facts = {name: value for name, value in asdict(sample).items() if name not in PLACE}
+                facts = {name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS}
                 metadata = json.dumps(facts).encode()
                 with path.open("rb") as video:
                     _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
@@ -93,17 +93,17 @@ def place_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Samp
 
 def list_members(path: Path) -> Members:
     """List the files in a tar; raise tarfile.TarError if it is not whole."""
+    members = {}
     try:
-        members = {}
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 if member.size < 0:  # tarfile would loop forever
                     raise ValueError(f"{member.size} bytes")
                 if member.isfile():
                     members[member.name] = member.offset_data, member.size
-        return members
     except (ValueError, OverflowError) as error:  # tarfile seeks wherever a header says
         raise tarfile.ReadError(f"a header describes an impossible file: {error}") from error
+    return members
 
 
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
@@ -122,31 +122,28 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
 
     Raise InputError if the samples.jsonl of a shard is missing or broken.
     """
-    maker = RowWriter()
+    writer = RowWriter()
     tables = {name: _TableFile(folder, name) for name in SUFFIXES}
     shards = []
     for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
+        path = folder / shard.samples_name
         samples = list(read_samples(folder, shard))
         if len(samples) != shard.num_samples:
-            raise InputError(f"{folder / shard.samples_name} lists {len(samples)} samples, not {shard.num_samples}")
-        try:
-            lines = hash_file(folder / shard.samples_name)
-        except OSError as error:
-            raise InputError(f"{error.filename} cannot be read ({error.strerror}): restore it") from error
-        shards.append(replace(shard, samples_sha256=lines))
-        hashes = bytes.fromhex(shard.sha256), bytes.fromhex(lines)
-        row = shard.name.encode(), maker.num_samples, shard.num_samples, shard.num_bytes, *hashes
+            raise InputError(f"{path} lists {len(samples)} samples, not {shard.num_samples}")
+        shards.append(replace(shard, samples_sha256=hash_file(path)))
+        hashes = bytes.fromhex(shard.sha256), bytes.fromhex(shards[-1].samples_sha256)
+        row = shard.name.encode(), writer.num_samples, shard.num_samples, shard.num_bytes, *hashes
         tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
         try:
-            rows, gops, names = maker.make_rows(samples)
+            rows, gops, names = writer.make_rows(samples)
         except (ValueError, OverflowError) as error:
-            raise InputError(f"{folder / shard.samples_name} is broken ({error}): create the shard again") from error
+            raise InputError(f"{path} is broken ({error}): create the shard again") from error
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
     new = replace(
-        maker.describe(info),
-        num_samples=maker.num_samples,
+        writer.describe(info),
+        num_samples=writer.num_samples,
         shards=shards,
         tables={name: table.finish() for name, table in tables.items()},
         content="",

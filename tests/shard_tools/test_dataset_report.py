@@ -67,7 +67,7 @@ def test_equal_files_with_other_labels_are_said(
     make(tmp_path / "in", tmp_path / "out")
     said = capsys.readouterr().err
     for what in ("under several names", "with several labels"):
-        assert f"1 files are there {what}, all of which are kept (the first: run/a.mp4, walk/b.mp4)" in said
+        assert f"1 file appears {what}; all were kept (the first: run/a.mp4, walk/b.mp4)" in said
 
 
 def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:

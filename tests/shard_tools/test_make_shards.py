@@ -20,7 +20,7 @@ from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.settings import Settings
 from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
-from shard_tools.write import PLACE
+from shard_tools.write import TAR_FIELDS
 
 THREE = ("--samples-per-shard", "3")
 COPY = ("--encode", "copy")
@@ -71,7 +71,7 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
             assert entry["__key__"] == sample.key
             assert hashlib.sha256(entry["mp4"]).hexdigest() == sample.sha256
             assert json.loads(entry["json"]) == {
-                k: v for k, v in json.loads(sample_line(sample)).items() if k not in PLACE
+                k: v for k, v in json.loads(sample_line(sample)).items() if k not in TAR_FIELDS
             }
 
 
