@@ -45,7 +45,8 @@ Frame = UInt8[np.ndarray, "H W 3"]
 _ROOT = math.sqrt(0.5)
 DIRECTIONS = {
     "right": (1.0, 0.0), "left": (-1.0, 0.0), "down": (0.0, 1.0), "up": (0.0, -1.0),
-    "down_right": (_ROOT, _ROOT), "up_left": (-_ROOT, -_ROOT), "up_right": (_ROOT, -_ROOT), "down_left": (-_ROOT, _ROOT),
+    "down_right": (_ROOT, _ROOT), "up_left": (-_ROOT, -_ROOT),
+    "up_right": (_ROOT, -_ROOT), "down_left": (-_ROOT, _ROOT),
 }  # fmt: skip
 GRID = 4  # cells per side: 12 bits of frame number, 4 bits of checksum
 GRID_FRACTION = 20  # a cell is 1/20 of the picture's width and height: the grid covers 1/5 of each

@@ -40,7 +40,6 @@ NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 KINDS = mimetypes.MimeTypes()  # of files by their names, the same on every machine
 PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not know everywhere
 
-ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
 Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
 ENCODE = "leave out --encode copy"
 
@@ -53,8 +52,6 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
     """
     if path.stat().st_size == 0:
         raise UnusableError("the file is empty")
-    if _is_encrypted(path):
-        raise UnusableError("it is encrypted, and can be decoded with its key only")
     try:
         container = open_video(path, **options)
     except av.error.FFmpegError as error:
@@ -86,14 +83,10 @@ def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
         return False
 
 
-def _is_cut_off(path: Path) -> bool:
-    """Whether an MP4 or Matroska file names a size that goes beyond its end: FFmpeg reads some as if complete."""
-    num_bytes = path.stat().st_size
+def _is_cut_off_matroska(path: Path) -> bool:
+    """Whether a Matroska file names a size that goes beyond its end: FFmpeg reads it as if complete."""
     with path.open("rb") as file:
         head = file.read(128)
-    if head[4:8] in (b"ftyp", b"moov", b"mdat"):
-        # Not mdat: whether frames are missing is seen when they are read. Nor is rubbish behind the last box.
-        return any(kind in (b"moov", b"moof") and end > num_bytes for kind, _, end in _read_boxes(path))
     at = head.find(b"\x18\x53\x80\x67") + 4  # of a segment's size
     if not head.startswith(b"\x1a\x45\xdf\xa3") or at < 4:
         return False
@@ -101,32 +94,7 @@ def _is_cut_off(path: Path) -> bool:
     length = 9 - head[at].bit_length()
     unknown = (1 << 7 * length) - 1
     size = int.from_bytes(head[at : at + length]) & unknown
-    return size != unknown and at + length + size > num_bytes
-
-
-def _read_boxes(path: Path) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (kind, start, end) of the outer boxes of an MP4 file; the last one may go beyond its end."""
-    start = 0
-    with path.open("rb") as file:
-        while len(header := file.read(16)) >= 8:
-            length, kind = int.from_bytes(header[:4]), header[4:8]
-            if length == 1:
-                length = int.from_bytes(header[8:])
-            if length < 8:  # 0: to the end of the file
-                return
-            yield kind, start, start + length
-            start += length
-            file.seek(start)
-
-
-def _is_encrypted(path: Path) -> bool:
-    """Whether an MP4 file has a track that cannot be decoded without a key."""
-    for kind, start, end in _read_boxes(path):
-        if kind == b"moov":
-            with path.open("rb") as file:
-                file.seek(start)
-                return ENCRYPTED.search(file.read(end - start)) is not None
-    return False
+    return size != unknown and at + length + size > path.stat().st_size
 
 
 def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
@@ -230,7 +198,7 @@ def check_frames(
 def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
     """Raise UnusableError if a file, of which `num_packets` were read, lacks bytes or packets that it promises."""
     num_bytes, num_promised = path.stat().st_size, stream.frames
-    if _is_cut_off(path):
+    if _is_cut_off_matroska(path):
         raise UnusableError("the file is cut off: it is shorter than it says itself")
     if container.format.name == "avi":
         with path.open("rb") as file:  # the number is often wrong, and the size sometimes
