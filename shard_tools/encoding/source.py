@@ -196,25 +196,19 @@ def check_frames(
 
 
 def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
-    """Raise UnusableError if a file, of which `num_packets` were read, lacks bytes or packets that it promises."""
+    """Raise UnusableError if an MP4 or Matroska file, of which `num_packets` were read, lacks what it promises."""
     num_bytes, num_promised = path.stat().st_size, stream.frames
-    if _is_cut_off_matroska(path):
+    is_mp4 = container.format.name.startswith("mov")
+    reaches_beyond = is_mp4 and any(entry.pos + entry.size > num_bytes for entry in stream.index_entries)
+    if reaches_beyond or _is_cut_off_matroska(path):
         raise UnusableError("the file is cut off: it is shorter than it says itself")
-    if container.format.name == "avi":
-        with path.open("rb") as file:  # the number is often wrong, and the size sometimes
-            if num_packets < num_promised and 8 + int.from_bytes(file.read(8)[4:], "little") > num_bytes:
-                raise UnusableError(f"the file is cut off: it holds {num_packets} of its {num_promised} frames")
-    if not container.format.name.startswith("mov"):
-        return
-    if any(entry.pos + entry.size > num_bytes for entry in stream.index_entries):
-        raise UnusableError("the file is cut off: it is shorter than it says itself")
-    if num_packets < num_promised:
+    if is_mp4 and num_packets < num_promised:
         # Those that an edit list hides (a video trimmed on a phone) count too.
         with open_source(path, ignore_editlist="1") as (container, stream):
             num_packets = sum(1 for packet in container.demux(stream) if packet.size)
-    if num_packets < num_promised:
-        found = f"only {num_packets} of its {num_promised} frames can be reached"
-        raise UnusableError(f"the file is cut off or damaged: {found}")
+        if num_packets < num_promised:
+            found = f"only {num_packets} of its {num_promised} frames can be reached"
+            raise UnusableError(f"the file is cut off or damaged: {found}")
 
 
 @dataclass(frozen=True, slots=True)
