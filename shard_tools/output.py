@@ -59,7 +59,7 @@ class LocalOutput(AbstractContextManager["LocalOutput"]):
 
 
 class RemoteOutput(LocalOutput):
-    """A dataset in object storage, and the staging folder in which it is made; removed at the end unless the user gave it."""
+    """A dataset in object storage, and the staging folder in which it is made: a given one stays."""
 
     def __init__(self, url: str, staging: Path | None = None) -> None:
         """Fetch all that is there but the tars. Raise InputError if that cannot be read, or written to."""

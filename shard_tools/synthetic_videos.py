@@ -141,7 +141,7 @@ def draw_directions(
         movers.append(_make_sprite(rng, *size, (x * speed, y * speed)))
     for number in range(num_frames):
         picture = still.copy()
-        boxes = [thing.paste(picture, number) for thing in movers]
+        boxes = [mover.paste(picture, number) for mover in movers]
         frame = np.array(picture)
         draw_frame_number(frame, number)
         yield frame, _clip(boxes, size)
@@ -203,9 +203,9 @@ def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
     )
 
 
-def move(thing: MovingObject, travel: Pose) -> Pose:
+def move(mover: MovingObject, travel: Pose) -> Pose:
     """Return the pose after the class has moved its coordinates by `travel` at speed 1."""
-    return (thing.start + thing.speed * travel) % 1
+    return (mover.start + mover.speed * travel) % 1
 
 
 def draw_motion(
@@ -226,23 +226,23 @@ def draw_motion(
     side = round(object_size * min(size))
     still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 3)):
-        thing = _make_object(rng, side)
-        thing.paste(still, thing.start, thing.start)
-    things = [_make_object(rng, side) for _ in range(movers)]
-    strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
+        unmoved = _make_object(rng, side)
+        unmoved.paste(still, unmoved.start, unmoved.start)
+    objects = [_make_object(rng, side) for _ in range(movers)]
+    strayers = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     parts = MOTIONS[class_name]
     travel = np.zeros(4)
     for number in range(num_frames):
         frame = still.copy()
         boxes = []
-        for thing, axis, phase in strays:
+        for mover, axis, phase in strayers:
             swing, next_swing = (
                 abs((at / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S * axis for at in (number, number + 1)
             )
-            boxes += thing.paste(frame, move(thing, swing), move(thing, next_swing))
+            boxes += mover.paste(frame, move(mover, swing), move(mover, next_swing))
         next_travel = travel + parts[number * len(parts) // num_frames] / fps
-        for thing in things:
-            boxes += thing.paste(frame, move(thing, travel), move(thing, next_travel))
+        for mover in objects:
+            boxes += mover.paste(frame, move(mover, travel), move(mover, next_travel))
         travel = next_travel
         yield np.asarray(frame), _clip(boxes, size)
 

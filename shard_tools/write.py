@@ -64,10 +64,12 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
                         raise ChangedError(sample.source) from error
         members = list_members(aside)
         with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            placed = [place_sample(sample, *members[f"{sample.key}.{sample.container}"], data) for sample, _ in samples]
+            located = [
+                locate_sample(sample, *members[f"{sample.key}.{sample.container}"], data) for sample, _ in samples
+            ]
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
     with atomic_write(folder / info.samples_name) as aside:
-        aside.write_bytes(b"".join(map(sample_line, placed)))
+        aside.write_bytes(b"".join(map(sample_line, located)))
     return info
 
 
@@ -77,7 +79,7 @@ def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
     tar.addfile(member, content)
 
 
-def place_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sample:
+def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sample:
     """Return a sample with its place in the tar, and its GOPs if we have encoded it.
 
     A copied video may have groups too, but only its encoder knows whether they are closed; frames of an array always

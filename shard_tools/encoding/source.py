@@ -230,8 +230,8 @@ class Timing:
         """Return the tick of frame number `count`, shown at `time`."""
         if self.ticks is None:
             return count
-        place = count if self.times is None or time is None else bisect_left(self.times, time)
-        return self.ticks[min(place, len(self.ticks) - 1)]
+        index = count if self.times is None or time is None else bisect_left(self.times, time)
+        return self.ticks[min(index, len(self.ticks) - 1)]
 
 
 def read_timing(container: InputContainer, stream: VideoStream) -> Timing:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import wds2idx
 import webdataset
-from frame_numbers import read_frame_number
-from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
+from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, hashes, make, numbers_of, video_bytes
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info, read_samples, sample_line
@@ -26,14 +25,6 @@ THREE = ("--samples-per-shard", "3")
 COPY = ("--encode", "copy")
 
 
-def frame_numbers(folder: Path) -> dict[str, list[int]]:
-    """The frame numbers in every sample, by key."""
-    return {
-        sample.key: [read_frame_number(frame) for frame in decode(video_bytes(folder, shard, sample))]
-        for shard, sample in all_samples(folder)
-    }
-
-
 @pytest.fixture
 def copied(videos: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(videos, tmp_path / "videos"))
@@ -45,7 +36,7 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
     assert sorted(sample.source for _, sample in samples) == sources
     info = read_dataset_info(dataset)
     assert info.classes == ["down", "left", "right"]
-    assert list(frame_numbers(dataset).values()) == [list(range(0, NUM_FRAMES, 4))] * NUM_VIDEOS
+    assert list(numbers_of(dataset).values()) == [list(range(0, NUM_FRAMES, 4))] * NUM_VIDEOS
     for shard, sample in samples:
         assert hashlib.sha256(video_bytes(dataset, shard, sample)).hexdigest() == sample.sha256
         assert (sample.num_frames, sample.fps, sample.frame_stride, sample.codec) == (5, 7.5, 4, "h264")
@@ -251,7 +242,7 @@ def test_pieces_of_long_videos_are_spread_over_all_shards_without_losing_a_frame
         shards.setdefault(sample.source, set()).add(shard)
     assert statistics.mean(map(len, shards.values())) > 2, "three pieces each"
     by_source: dict[str, list[int]] = {}
-    for key, numbers in sorted(frame_numbers(tmp_path / "out").items()):
+    for key, numbers in sorted(numbers_of(tmp_path / "out").items()):
         assert len(numbers) <= 4
         by_source.setdefault(key.rpartition("-")[0], []).extend(numbers)
     assert list(by_source.values()) == [list(range(0, NUM_FRAMES, 2))] * NUM_VIDEOS

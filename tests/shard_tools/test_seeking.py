@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
 import pytest
-from frame_numbers import read_frame_number
-from shard_making import decode
+from shard_making import read_numbers, rolling_noise
 
 from shard_tools.encoding import encode
 from shard_tools.encoding.cuts import Cut, Result
@@ -23,14 +21,12 @@ CONTAINERS = ["mp4", "matroska", "mpegts", "avi", "flv"]
 
 
 def write(container: str, b_frames: int) -> bytes:
-    """Moving noise with the number of each frame: damage hits pictures, and is seen."""
-    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    """Moving noise with the number of each frame."""
     with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format=container) as output:
         settings = {"g": str(GROUP), "sc_threshold": "0", "bf": str(b_frames), "preset": "ultrafast"}
         stream = output.add_stream("libx264", rate=30, options=settings)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for number in range(NUM_FRAMES):
-            picture = np.roll(noise, (3 * number, 5 * number), (0, 1))
+        for number, picture in enumerate(rolling_noise(NUM_FRAMES)):
             draw_frame_number(picture, number)
             output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
         output.mux(stream.encode(None))
@@ -47,7 +43,7 @@ def store(path: Path, *segments: Segment) -> dict[str, Result]:
 
 def numbers(result: Result) -> list[list[int]]:
     """The frame numbers in each file."""
-    return [[read_frame_number(frame) for frame in decode(file.path)] for file in result.files]
+    return [read_numbers(file.path) for file in result.files]
 
 
 @pytest.mark.parametrize("b_frames", [0, 2])

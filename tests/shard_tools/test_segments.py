@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frame_numbers import read_frame_number
 from PIL import Image
-from shard_making import all_samples, decode, hashes, make, run_here, video_bytes
+from shard_making import all_samples, decode, hashes, make, numbers_of, run_here, video_bytes
 from test_picture import numbered, write
 
 from common.errors import InputError
@@ -52,14 +51,6 @@ def build(inputs: Inputs, folder: Path, part: Part = (0, 1), jobs: Any = run_her
                 return
 
 
-def numbers(folder: Path) -> dict[str, list[int]]:
-    """The frame numbers in every sample, by segment."""
-    return {
-        sample.segment: [read_frame_number(frame) for frame in decode(video_bytes(folder, shard, sample))]
-        for shard, sample in all_samples(folder)
-    }
-
-
 FRAMES = {  # of 30 a second: those shown from the start on and before the end
     Segment(0, 1): range(30),
     Segment(0.5, 1): range(15, 30),
@@ -77,7 +68,7 @@ def test_segments_hold_exactly_their_frames(video: Path, tmp_path: Path, monkeyp
     read_frames = encode.read_frames
     monkeypatch.setattr(encode, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
     build(collect(video, list(FRAMES)), tmp_path)
-    assert numbers(tmp_path) == {str(segment): list(frames) for segment, frames in FRAMES.items()}
+    assert numbers_of(tmp_path, "segment") == {str(segment): list(frames) for segment, frames in FRAMES.items()}
     assert opened["video"] == 1, "it is decoded once for all"
     for _, sample in all_samples(tmp_path):
         assert sample.source == "a.mp4"
@@ -88,7 +79,7 @@ def test_segments_hold_exactly_their_frames(video: Path, tmp_path: Path, monkeyp
 
 def test_a_stride_counts_from_the_start_of_each_segment(video: Path, tmp_path: Path) -> None:
     build(collect(video, [Segment(3, 20, True), Segment(4, 19, True)]), tmp_path, frame_stride=4)
-    assert numbers(tmp_path) == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}
+    assert numbers_of(tmp_path, "segment") == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}
 
 
 def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +88,7 @@ def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, mo
     build(collect(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
     found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
     assert found == {"": (0,), "t=0,1": (0,), "t=0,1;2": (0,), "t=0,1;3": (1,), "t=0,2": (0,), "t=0.1,2.9": (0,)}
-    assert {name: len(frames) for name, frames in numbers(tmp_path).items()} == {
+    assert {name: len(frames) for name, frames in numbers_of(tmp_path, "segment").items()} == {
         "": 90, "t=0,1": 30, "t=0,1;2": 30, "t=0,1;3": 30, "t=0,2": 60, "t=0.1,2.9": 84,
     }  # fmt: skip
     assert len({sample.key for _, sample in all_samples(tmp_path)}) == 6
@@ -119,7 +110,7 @@ REJECTED = {
 
 def test_segments_that_no_video_has_are_rejected_each_by_itself(video: Path, tmp_path: Path) -> None:
     build(collect(video, [*REJECTED, Segment(1, 2)]), tmp_path)
-    assert numbers(tmp_path) == {"t=1,2": list(range(30, 60))}
+    assert numbers_of(tmp_path, "segment") == {"t=1,2": list(range(30, 60))}
     assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
 
 
@@ -129,7 +120,7 @@ def test_damage_costs_only_the_segments_behind_it(video: Path, tmp_path: Path) -
     data[place : place + 2000] = bytes(2000)
     (broken := tmp_path / "broken.mp4").write_bytes(data)
     build(collect(broken, [Segment(0, 1), Segment(0.5, 1.5), Segment(1, 3), Segment(2.5, 3)]), tmp_path / "out")
-    assert numbers(tmp_path / "out") == {"t=0,1": list(range(30)), "t=0.5,1.5": list(range(15, 45))}
+    assert numbers_of(tmp_path / "out", "segment") == {"t=0,1": list(range(30)), "t=0.5,1.5": list(range(15, 45))}
     assert read_rejects(tmp_path / "out").keys() == {"a.mp4#t=1,3", "a.mp4#t=2.5,3"}
 
 
@@ -190,7 +181,7 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path, pattern: str)
         sample.source: (sample.labels, sample.fps, sample.num_frames) for _, sample in all_samples(tmp_path / "out")
     }
     assert found == {"run/one": ((0,), 12, 12), "walk/100%d": ((1,), 12, 12)}
-    assert set(map(tuple, numbers(tmp_path / "out").values())) == {tuple(range(12))}
+    assert set(map(tuple, numbers_of(tmp_path / "out", "segment").values())) == {tuple(range(12))}
 
 
 def test_frames_that_are_no_video_are_rejected(video: Path, tmp_path: Path) -> None:
@@ -221,7 +212,7 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
     sentence = "it made no progress for 9 seconds: raise --timeout"
     assert read_rejects(tmp_path / "pieces") == {"a.mp4": sentence}
     build(collect(video, [Segment(0, 1), Segment(1, 2), Segment(2, 3)]), tmp_path / "segments", jobs=stop_late)
-    assert numbers(tmp_path / "segments").keys() == {"t=0,1", "t=1,2"}
+    assert numbers_of(tmp_path / "segments", "segment").keys() == {"t=0,1", "t=1,2"}
     assert read_rejects(tmp_path / "segments") == {"a.mp4#t=2,3": sentence}
 
 
@@ -234,7 +225,7 @@ def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) 
     path = write(tmp_path / "a.mkv", map(numbered, range(10)), times_ms=times_ms)
     segments = [Segment(1.0, 1.12), Segment(4, 8, in_frames=True), Segment(0.5, 1.04)]
     build(collect(path, segments), tmp_path / "out")
-    found = numbers(tmp_path / "out")
+    found = numbers_of(tmp_path / "out", "segment")
     assert found["t=1,1.12"] == [4, 5, 6]
     assert list(dict.fromkeys(found["frames=4,8"])) == [4, 5, 6, 7]
     assert found["t=0.5,1.04"][0] == 3, "the still picture is shown until the next one"
