@@ -201,18 +201,6 @@ def test_a_pause_keeps_the_rate_and_lasts_as_long(tmp_path: Path, kind: str, con
     assert read_numbers(made.path) == shown_at(times, fps, stride, made.num_frames)
 
 
-@pytest.mark.parametrize("encode", ["copy", "h264"])
-def test_high_speed_cameras_keep_their_rate(tmp_path: Path, encode: str) -> None:
-    with av.open(str(tmp_path / "in.mp4"), "w") as output:
-        stream = output.add_stream("libx264", rate=5000, options={"bf": "0"})
-        stream.width, stream.height = 96, 64
-        for number in range(12):
-            output.mux(stream.encode(VideoFrame.from_ndarray(numbered(number))))
-        output.mux(stream.encode(None))
-    made = stored(tmp_path / "in.mp4", encode=encode)
-    assert (made.fps, read_numbers(made.path)) == (5000, list(range(12)))
-
-
 @pytest.mark.parametrize("gap", [0, 3])
 def test_a_stream_that_begins_in_a_group_begins_with_its_first_picture(tmp_path: Path, gap: int) -> None:
     """With `gap`, three frames are missing later, so that times count."""
