@@ -5,12 +5,13 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 """
 
 import hashlib
+import io
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -22,14 +23,11 @@ import fsspec
 from common.atomic_io import atomic_write
 from common.errors import InputError
 from pipeline.decoding.containers import open_video
-from pipeline.reading.storage import is_remote
-from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import open_source
 from shard_tools.inputs import Item, Location
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
-from shard_tools.work import Entry, local_copy
+from shard_tools.work import Entry
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
@@ -80,7 +78,7 @@ def save_plan(
     shards, videos = assign_shards(items, settings, classes, first_number)
     if shards or rejected:
         told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-        lines = chain([{**told, "shards": shards}], videos)
+        lines = chain([told | {"shards": shards}], videos)
         for folder in (STAGED, FINISHED):
             (path.parent / folder).mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
@@ -176,11 +174,8 @@ def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iter
 def probe_duration(location: Location) -> float:
     """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
     try:
-        with ExitStack() as stack:
-            if isinstance(location, str) and is_remote(location):
-                container = stack.enter_context(open_video(stack.enter_context(fsspec.open(location))))
-            else:
-                container, _ = stack.enter_context(open_source(stack.enter_context(local_copy(location))))
+        file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
+        with file as content, open_video(content) as container:
             return (container.duration or 0) / av.time_base
-    except (UnusableError, av.error.FFmpegError, OSError, ValueError):
+    except (av.error.FFmpegError, OSError, ValueError):
         return 0.0

@@ -49,13 +49,14 @@ def describe_samples(
     samples: Iterable[Sample], shards: list[ShardInfo], classes: list[str], settings: dict[str, Any], num_rejected: int
 ) -> DatasetInfo:
     """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
-    counts, histogram = Counter[str](), Counter[str]()
-    seconds = 0.0
+    num_samples = num_frames = 0
+    seconds, histogram = 0.0, Counter[str]()
     files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
     for sample in samples:
         row = sample.source_sha256, sample.source, sample.segment, json.dumps(sample.labels)
         files.insert("files", [row], 4)
-        counts.update(samples=1, frames=sample.num_frames)
+        num_samples += 1
+        num_frames += sample.num_frames
         histogram.update(classes[label] for label in sample.labels or ())
         seconds += sample.num_frames / sample.fps
     report: Report = {
@@ -66,8 +67,8 @@ def describe_samples(
         "conflicts": _group(files.run(CONFLICTS)),
     }
     return DatasetInfo(
-        num_samples=counts["samples"],
-        num_frames=counts["frames"],
+        num_samples=num_samples,
+        num_frames=num_frames,
         num_bytes=sum(shard.num_bytes for shard in shards),
         classes=classes,
         encode=settings,

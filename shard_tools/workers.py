@@ -99,7 +99,7 @@ class RayCluster:
             ray.init(address or "local", log_to_driver=False, **own)
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
-        self._task = ray.remote(max_retries=0)(lambda job: function(job))  # Ray takes no partial
+        self._task: Any = ray.remote(max_retries=0)(lambda job: function(job))  # Ray takes no partial
         self.crashes, self.stop = ray.exceptions.WorkerCrashedError, ray.shutdown
         self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
 

@@ -108,8 +108,8 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
 
     results = dict(run_on_ray(act_there, ["a", "crash", "b"], 2, 60))
     results |= dict(run_on_ray(act_there, ["hang"], 2, 5))
-    assert results["crash"] == Failed("the process that worked on it died (exit code 1)")
-    assert results["hang"] == Failed("it made no progress for 5 seconds", timed_out=True)
+    assert results["crash"] == Failed("the process that worked on it died, or made no progress for 60 seconds")
+    assert results["hang"] == Failed("the process that worked on it died, or made no progress for 5 seconds")
     assert (results["a"], results["b"]) == ("A", "B")
 
 
