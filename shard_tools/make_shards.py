@@ -32,6 +32,7 @@ from shard_tools.work import process_job
 from shard_tools.workers import ENGINES, NUM_CPUS
 
 NUM_SHOWN = 10  # rejects that are printed
+MAX_TIMEOUT_S = 1e9  # of a timer
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -109,8 +110,10 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
 
 def require_consistent(arguments: argparse.Namespace) -> None:
     """Raise InputError where options contradict each other, or input and output would mix."""
-    if arguments.workers < 1 or arguments.timeout <= 0 or not 0 <= arguments.max_rejects <= 1:
-        raise InputError("--workers must be at least 1, --timeout above 0 and --max-rejects between 0 and 1")
+    if arguments.workers < 1 or not 0 < arguments.timeout <= MAX_TIMEOUT_S or not 0 <= arguments.max_rejects <= 1:
+        raise InputError(
+            f"--workers must be at least 1, --timeout above 0 and at most {MAX_TIMEOUT_S:g}, --max-rejects 0 to 1"
+        )
     names = [name for name, _ in arguments.split]
     if len(set(names)) < len(names):
         raise InputError("--split names must differ")
@@ -177,10 +180,9 @@ def make_dataset(
                     totals.update(frames=frames, rejected=outcome.reason is not None)
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
-            late = build.finish(plan)
-            if late is not None:
+            if (other := build.finish(plan)) is not None:
                 log(
-                    f"part {part} of {num_parts} is done, part {late + 1} is not; the last part to finish completes"
+                    f"part {part} of {num_parts} is done, part {other + 1} is not; the last part to finish completes"
                     f" {printable(output.locate())}"
                 )
                 return 0

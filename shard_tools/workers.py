@@ -45,7 +45,8 @@ def call_with_timer(function: Callable[[Any], Any], timeout: float, job: Any) ->
 def restart_timer() -> None:
     """Let a job say that it makes progress; without a timer, nothing happens."""
     _, timeout = signal.getitimer(signal.ITIMER_REAL)
-    signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
+    if timeout:
+        signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
 
 
 class Processes:
