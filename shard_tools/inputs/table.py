@@ -85,10 +85,6 @@ class Inputs:
     def has_segments(self) -> bool:
         return self._exists("segment != ''")
 
-    @property
-    def repeats_sources(self) -> bool:
-        return self._exists("TRUE GROUP BY source HAVING count(*) > 1")
-
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
         for (source,) in self._table.run(f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"):
             skipped.add(kind, source)

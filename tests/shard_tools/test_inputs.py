@@ -15,7 +15,7 @@ from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs import Choices, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
+from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 
 
 @pytest.fixture
@@ -199,14 +199,14 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         shutil.copy(next(videos.rglob("*.mp4")), path)
     for number, item in enumerate(read_inputs(str(tmp_path / "in"), Choices(unlabeled=True))):
         stem = tmp_path / str(number)
-        job = Job(item.source, item.location, [(stem, Entry(item.source))], Settings(encode="copy"))
+        job = Job(item.source, item.location, {stem: Entry(item.source)}, Settings(encode="copy"))
         assert process_job(job) is None
-        outcome = load_outcome(stem)
+        outcome = read_outcome(stem)
         assert outcome is not None
         assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
         (tmp_path / "in" / item.source).unlink()
         assert process_job(job) is None
-        assert load_outcome(stem) == Outcome(item.source, [], "there is no such file")
+        assert read_outcome(stem) == Outcome(Entry(item.source), [], "there is no such file")
 
 
 def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:

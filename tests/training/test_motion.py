@@ -103,8 +103,8 @@ def test_the_predicted_fraction_is_where_the_gradient_is_zero(ratio: float) -> N
 
 def test_a_model_is_judged_on_videos_with_truth(tmp_path: Path) -> None:
     made = ["--dataset=motion", "--num-videos=6", "--size=32", "--num-frames=8", "--codec=npy", "--classes=up"]
-    synthetic_videos.main([str(tmp_path), *made, "--motion-channel"])
-    model = AdaMAE(ModelConfig(**{**CONFIG.__dict__, "motion_channel": True})).eval()
+    synthetic_videos.main([str(tmp_path), *made])
+    model = AdaMAE(CONFIG).eval()
     row = measure(model, tmp_path, DataConfig(frame_stride=2))
     assert (row["num_clips"], row["motion"]) == (6, "moving objects")
     for name in ("own", "random", "static_visible", "moving_visible"):
