@@ -17,10 +17,10 @@ from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import LABELS, to_key
 from shard_tools.inputs.folders import FolderClasses, classify_name
+from shard_tools.inputs.formats import LABELS, to_key
 from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
-from shard_tools.inputs.sniff import require_uncompressed
+from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
 MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
@@ -98,7 +98,9 @@ class _Tar:
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
-    keys = [label] if label else ["cls", *sorted(key for key in entries if to_key(key) in LABELS and key != "cls")]
+    keys = (
+        [label] if label else ["cls", *sorted(key for key in entries if to_key(key) in LABELS.split() and key != "cls")]
+    )
     values = (entries[key] for key in keys if not is_missing(entries.get(key)))
     value = next(values, None)
     return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None

@@ -13,7 +13,7 @@ from shard_making import hashes, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs import Choices, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
 from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
 
@@ -44,7 +44,7 @@ LISTS = {
 def test_lists(clips: Path, tmp_path: Path, name: str, elsewhere: bool) -> None:
     path = (tmp_path if elsewhere else clips) / name
     path.write_text(LISTS[name])
-    items = read_inputs(str(path), Choices(root=str(clips) if elsewhere else None))
+    items = read_inputs(str(path), ListOptions(root=str(clips) if elsewhere else None))
     assert [(item.source, item.label, item.problem) for item in items] == [
         ("run/a.mp4", "run", None),
         ("walk/d.webm", "walk", None),
@@ -168,7 +168,7 @@ def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path
     if name.endswith("json"):
         text = f'[{{"path": "run/a.mp4"}}, {{"path": "{line}"}}]'
     (clips / name).write_text(text)
-    items = read_inputs(str(clips / name), Choices(unlabeled=True))
+    items = read_inputs(str(clips / name), ListOptions(unlabeled=True))
     assert [item.source for item in items if item.problem is None] == ["run/a.mp4"]
     assert len([item for item in items if item.problem]) == 1
 
@@ -187,7 +187,7 @@ def test_a_list_on_stdin_may_hold_any_bytes(clips: Path, monkeypatch: pytest.Mon
     (clips / names[1]).touch()
     lines = b"".join(os.fsencode(name) + b"\n" for name in names)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
-    items = read_inputs("-", Choices(root=str(clips)))
+    items = read_inputs("-", ListOptions(root=str(clips)))
     assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
 
 
@@ -197,7 +197,7 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(videos.rglob("*.mp4")), path)
-    for number, item in enumerate(read_inputs(str(tmp_path / "in"), Choices(unlabeled=True))):
+    for number, item in enumerate(read_inputs(str(tmp_path / "in"), ListOptions(unlabeled=True))):
         stem = tmp_path / str(number)
         job = Job(item.source, item.location, [(stem, Entry(item.source))], Settings(encode="copy"))
         assert process_job(job) is None

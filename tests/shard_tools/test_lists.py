@@ -11,7 +11,7 @@ import pytest
 from shard_making import all_samples, make, video_bytes
 
 from common.errors import InputError
-from shard_tools.inputs import Choices, read_inputs, read_label_map
+from shard_tools.inputs import ListOptions, read_inputs, read_label_map
 
 FILES = [
     "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
@@ -39,7 +39,7 @@ def read(target: Path, content: Any, **choices: Any) -> list[tuple[str, Any]]:
     if not isinstance(content, (str, bytes)):
         content = json.dumps(content)
     target.write_bytes(content.encode() if isinstance(content, str) else content)
-    items = read_inputs(str(target), Choices(**choices))
+    items = read_inputs(str(target), ListOptions(**choices))
     return [(item.name, f"! {item.problem}" if item.problem else item.label or item.labels) for item in items]
 
 
@@ -215,9 +215,9 @@ def test_folders_called_train_and_test_are_subsets(tmp_path: Path) -> None:
         (tmp_path / "in" / name).touch()
     with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
         read_inputs(str(tmp_path / "in"))
-    items = read_inputs(str(tmp_path / "in"), Choices(subset="train"))
+    items = read_inputs(str(tmp_path / "in"), ListOptions(subset="train"))
     assert [(item.source, item.label) for item in items] == [("train/cat/b.mp4", "cat"), ("train/dog/a.mp4", "dog")]
-    assert read_inputs(str(tmp_path / "in"), Choices(subset="all")).labels() == {"cat", "dog"}
+    assert read_inputs(str(tmp_path / "in"), ListOptions(subset="all")).labels() == {"cat", "dog"}
 
 
 def make_folder(folder: Path, files: dict[str, str]) -> Path:
@@ -228,7 +228,7 @@ def make_folder(folder: Path, files: dict[str, str]) -> Path:
 
 
 def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
-    return {item.name: item.label for item in read_inputs(str(place), Choices(**choices))}
+    return {item.name: item.label for item in read_inputs(str(place), ListOptions(**choices))}
 
 
 @pytest.mark.parametrize("camera", ["observation.images.top/chunk-000", "chunk-000/observation.images.top"])
@@ -245,7 +245,7 @@ def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> No
         read_inputs(str(tmp_path))
     assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
     with pytest.raises(InputError, match=r"describes videos, and there is none for those in .*test"):
-        read_inputs(str(tmp_path), Choices(subset="all"))
+        read_inputs(str(tmp_path), ListOptions(subset="all"))
     make_folder(tmp_path, {"test/metadata.jsonl": table.replace("dog", "cat")})
     assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
 
@@ -344,7 +344,7 @@ def test_a_folder_is_listed_where_its_files_are_asked_for(tmp_path: Path, monkey
     asked = []
     look = os.stat
     monkeypatch.setattr(os, "stat", lambda path, *args, **options: asked.append(path) or look(path, *args, **options))
-    problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"), Choices())}
+    problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"), ListOptions())}
     assert len([path for path in asked if str(path).endswith(".mp4")]) < 50
     assert {name: problem for name, problem in problems.items() if problem} == {
         "0/none.mp4": "there is no such file",

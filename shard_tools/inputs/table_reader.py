@@ -1,4 +1,4 @@
-"""Read a list of any common format as rows of cells. What it is follows from its bytes, not from its name.
+"""Read a list of any common form as rows of cells. What it is follows from its bytes, not from its name.
 
 `csv.Sniffer` finds the separator of 25 of 26 lists of public sets, clevercsv of 23, but neither knows that paths hold
 spaces, nor takes files that are there for evidence; headers they find in 23. So the ways to split a line are tried
@@ -10,7 +10,7 @@ import csv
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
-from shard_tools.inputs.cells import Row, to_key
+from pipeline.reading.storage import is_remote
+from shard_tools.inputs.cells import WHOLE, Row, to_path
+from shard_tools.inputs.folders import has_video_extension
+from shard_tools.inputs.formats import is_known, to_key
 from shard_tools.inputs.item import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 SAMPLE_CHARACTERS = 2**20
 SAMPLE_ROWS = 1000
+NUM_SCORED = 24  # rows of the sample whose files are looked for
 MAX_WORDS = 9  # of a line that is split at spaces
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
 COMPRESSED = {
@@ -36,10 +40,22 @@ BOMS = {  # UTF-32's first: UTF-16's is a part of it
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
 PARQUET = b"PAR1"
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 NO_VIDEO = ("Image", "Audio")  # what else Hugging Face keeps as {bytes, path}
 NESTED = ("annotations", "annotation")
 ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
-FORMATS = "give a list as CSV, JSON, JSON lines or Parquet"
+FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
+
+
+class SplitScore(NamedTuple):
+    """How well rows name videos: the larger, the better."""
+
+    num_found: int = 0  # cells of the best column that are files
+    num_known: int = 0  # cells of the first row that are names of columns
+    num_similar: int = 0  # cells of the best column that look like files
+    column: int = 0
+    num_rows: int = 1  # that were looked at
+    has_header: bool = False
 
 
 @dataclass
@@ -51,30 +67,36 @@ class Table:
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
     holds_videos: bool = False  # themselves, as cells
+    score: SplitScore = NO_SCORE
 
     def sample(self) -> list[Row]:
         return list(islice(self.read_rows(), SAMPLE_ROWS))
 
 
-Judge = Callable[[list[list[str]]], tuple[tuple[int, ...], bool]]  # rows -> how well they name videos, has a header
-
-
-def read_table(path: Path, where: str, judge: Judge) -> Table:
-    """Find out how a list is written; `judge` rates the ways to split lines. Raise InputError if it is none."""
+def read_table(path: Path, where: str, is_file: Callable[[str], bool]) -> Table:
+    """Find out how a list is written; `is_file` tells which cells name videos. Raise InputError if it is none."""
     require_uncompressed(path)
     with path.open("rb") as file:
         head = file.read(SAMPLE_CHARACTERS)
+    table = None
     if head.startswith(PARQUET):
-        return _read_parquet(path, where)
-    encoding, name = _detect_encoding(head, where)
-    read_lines = partial(_read_lines, path, encoding, where)
-    first = next((line.strip() for line in read_lines() if line.strip()), None)
-    if first is None:
-        raise InputError(f"{where} is empty")
-    if first[0] == "<":
-        raise InputError(f"{where} is XML or HTML: {FORMATS}")
-    table = _read_json(path, where, read_lines, first) if first[0] in "[{" else None
-    return table or _split_lines(read_lines, where, name, judge)
+        table = _read_parquet(path, where)
+    else:
+        encoding, name = _detect_encoding(head, where)
+        read_lines = partial(_read_lines, path, encoding, where)
+        first = next((line.strip() for line in read_lines() if line.strip()), None)
+        if first is None:
+            raise InputError(f"{where} is empty")
+        if first[0] == "<":
+            raise InputError(f"{where} is XML or HTML: {FORMS}")
+        if first[0] in "[{":
+            table = _read_json(path, where, read_lines, first)
+    if table is None:
+        return _split_lines(read_lines, where, name, is_file)
+    if sample := table.sample():
+        paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in sample]
+        table.score = score_split([[""] * len(sample[0]), *paths], is_file)
+    return table
 
 
 def require_uncompressed(path: Path) -> None:
@@ -92,15 +114,38 @@ def require_uncompressed(path: Path) -> None:
             raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars and lists are read")
 
 
+def score_split(rows: Sequence[Row], is_file: Callable[[str], bool]) -> SplitScore:
+    """Find the column that names videos, and whether the first row is a header."""
+    chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
+    counts = []
+    for column in range(max(map(len, rows))):
+        cells = [str(row[column]).strip() for row in chosen if column < len(row) and row[column] is not None]
+        similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
+        counts.append((sum(map(is_file, cells)), similar, -column))
+    found, similar, column = max(counts, default=(0, 0, 0))
+    first = [str(cell).strip().lstrip("#").strip() for cell in rows[0]]
+    path = first[-column] if -column < len(first) else ""
+    num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
+    others, num_others = found - is_file(path), len(chosen) - 1
+    is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
+    if is_file(path) or has_video_extension(path) or "/" in path or (WHOLE.fullmatch(path) and not is_index):
+        has_header = False
+    elif len(rows) == 1:
+        has_header = num_known >= 2 or (num_known == 1 and len(first) == 1)
+    elif num_known:
+        has_header = is_known(path) or num_known >= 2 or 2 * others >= num_others
+    else:
+        has_header = is_index or (num_others >= 2 and others == num_others)
+    return SplitScore(found, num_known * has_header, similar, -column, len(chosen) - has_header, has_header)
+
+
 def _detect_encoding(head: bytes, where: str) -> tuple[str, str]:
     """Return Python's name of the encoding, and that for people."""
     encoding = next((name for mark, name in BOMS.items() if head.startswith(mark)), "utf-8")
-    if encoding == "utf-8" and head.count(0) > len(head) // 4:  # every other byte is
-        encoding = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
     if not encoding.startswith("utf-8"):
-        return encoding, encoding[:6].upper()
+        return encoding, encoding.upper()
     if sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1:
-        raise InputError(f"{where} is binary: {FORMATS}")
+        raise InputError(f"{where} is binary: {FORMS}")
     try:
         codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
@@ -152,41 +197,49 @@ class Splitter(NamedTuple):
             ) from error
 
 
-def _split_lines(read_lines: Callable[[], Iterator[str]], where: str, encoding: str, judge: Judge) -> Table:
+SPLITTERS = [
+    *(Splitter(name, separator) for separator, name in SEPARATORS.items()),
+    Splitter("one path a line", ""),
+    *(Splitter("spaces", "", number) for number in (*range(1, MAX_WORDS), -1)),
+]
+
+
+def _split_lines(
+    read_lines: Callable[[], Iterator[str]], where: str, encoding: str, is_file: Callable[[str], bool]
+) -> Table:
     """Choose the way to split lines under which most rows name a video, or else look most like a table."""
+    # Of lines "# …" at the beginning, the last holds the columns (AudioSet); Excel writes a line "sep=;".
+    comments = list(takewhile(lambda line: line.startswith("# "), islice(read_lines(), 100)))
+    num_skipped = max(len(comments) - 1, 0)
     first = next(line for line in read_lines() if line.strip()).strip().strip('"')
-    if first[:4].lower() == "sep=" and len(first) == 5:  # as Excel writes, and obeys
-        num_comments, splitters = 1, [Splitter(SEPARATORS.get(first[4], repr(first[4])), first[4])]
-    else:  # of lines "# …" at the beginning, the last holds the columns: AudioSet
-        comments = list(takewhile(lambda line: line.startswith("# "), islice(read_lines(), 100)))
-        num_comments = max(len(comments) - 1, 0)
-        splitters = [Splitter(name, separator) for separator, name in SEPARATORS.items()]
-        splitters += [Splitter("one path a line", "")]
-        splitters += [Splitter("spaces", "", number) for number in (*range(1, MAX_WORDS), -1)]
-    sample = list(_take_sample(islice(read_lines(), num_comments, None)))
+    num_skipped += first[:4].lower() == "sep=" and len(first) == 5
+    sample = list(_take_sample(islice(read_lines(), num_skipped, None)))
     found = []
-    for order, splitter in enumerate(splitters):
+    for order, splitter in enumerate(SPLITTERS):
         rows: list[list[str]] = []
         with suppress(InputError):  # reading all rows will say which cannot be split
             rows.extend(splitter.split(sample, where))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         is_one_cell = splitter.separator == "" and splitter.num_splits == 0
         fits = splitter.separator or splitter.num_splits <= 0 or width == splitter.num_splits + 1
-        if len(splitters) == 1 or (2 * count >= len(rows) and fits and (width >= 2 or is_one_cell)):
-            score, has_header = judge(rows)
-            found.append(((*score, count / len(rows), -order), splitter, has_header))
-    _, splitter, has_header = max(found)
+        if rows and 2 * count >= len(rows) and fits and (width >= 2 or is_one_cell):
+            score = score_split(rows, is_file)
+            found.append((score[:3], count / len(rows), -order, splitter, score))
+    if not found:
+        raise InputError(f"{where} is empty")
+    *_, splitter, score = max(found)
 
     def read_rows() -> Iterator[list[str]]:
-        return splitter.split(islice(read_lines(), num_comments, None), where)
+        return splitter.split(islice(read_lines(), num_skipped, None), where)
 
-    form = ", ".join([encoding, splitter.name, "header" if has_header else "no header"])
-    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if has_header else []
+    form = ", ".join([encoding, splitter.name, "header" if score.has_header else "no header"])
+    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
     unnamed = columns[1:] if columns[:1] == [""] else columns
     if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
         keep = slice(len(columns) - len(unnamed), None)
-        return Table(where, form, None, lambda: (row[keep] for row in islice(read_rows(), 1, None)))
-    return Table(where, form, columns or None, lambda: islice(read_rows(), int(has_header), None))
+        score = score._replace(column=score.column - (len(columns) - len(unnamed)))
+        return Table(where, form, None, lambda: (row[keep] for row in islice(read_rows(), 1, None)), score=score)
+    return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score=score)
 
 
 def _take_sample(lines: Iterator[str]) -> Iterator[str]:
@@ -200,20 +253,15 @@ def _take_sample(lines: Iterator[str]) -> Iterator[str]:
 
 def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], first: str) -> Table | None:
     """Read JSON or JSON lines; None if it is neither, and not called so."""
-    try:
+    with suppress(ValueError, RecursionError):
         json.loads(first)
-        is_lines = (
-            path.suffix in (".jsonl", ".ndjson")
-            or len(list(islice((line for line in read_lines() if line.strip()), 2))) > 1
-        )
-    except (ValueError, RecursionError):
-        is_lines = False
-    if is_lines:
-        return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
+        is_one_line = len(list(islice(filter(str.strip, read_lines()), 2))) == 1
+        if not is_one_line or path.suffix in JSON_SUFFIXES[1:]:
+            return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
     try:
         records = list(_list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
-        if path.suffix not in (".json", ".jsonl", ".ndjson"):
+        if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
     if not records:
@@ -235,10 +283,9 @@ def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]]) -> Tab
     """Make a table of objects, of lists of cells, or of single names."""
     sample = list(islice(read(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
-    if kinds != {dict} and kinds != {list} and kinds != {str}:
-        raise InputError(
-            f"{where} is not a list of videos: it has {', '.join(sorted(kind.__name__ for kind in kinds))}"
-        )
+    if kinds not in ({dict}, {list}, {str}):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"{where} is not a list of videos: it has {names}")
     columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
 
     def read_rows() -> Iterator[Row]:
@@ -311,16 +358,17 @@ def _read_parquet(path: Path, where: str) -> Table:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
     schema = opened.schema_arrow
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    others = {name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") in NO_VIDEO}
+    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    classes = {name: kind["names"] for name, kind in features.items() if kind.get("names")}
     parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
     bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
     bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
     for name, column in list(bytes_of.items()):
         batch = next(opened.iter_batches(1, columns=[column]), None)
         cell = batch.column(0)[0].as_py() if batch else None
-        if name in others or (cell.get("bytes") if isinstance(cell, dict) else cell) is None:  # there is a path at most
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if features.get(name, {}).get("_type") in NO_VIDEO or content is None:  # there is a path at most
             del bytes_of[name]
-    classes = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
     columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
     columns = [column for column in columns if bytes_of.get(column) != column]
 
