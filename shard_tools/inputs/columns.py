@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.logging import printable
+from shard_tools.inputs import formats
 from shard_tools.inputs.cells import (
     NUMBERS,
     TIMED,
@@ -20,31 +21,17 @@ from shard_tools.inputs.cells import (
     parse_time,
     to_path,
     to_text,
-)  # fmt: skip
+)
 from shard_tools.inputs.files import Finder
-from shard_tools.inputs.folders import GROUPS, PICTURES
-from shard_tools.inputs.formats import (
-    BY_NAME,
-    ENDS,
-    FORMATS,
-    KINDS,
-    LAYOUTS,
-    LENGTHS,
-    MULTIPLE,
-    NO_LABEL,
-    PAIRS,
-    PATHS,
-    STARTS,
-    Layout,
-    get_unit,
-    to_key,
-)  # fmt: skip
+from shard_tools.inputs.folders import GROUPS
+from shard_tools.inputs.formats import BY_NAME, FORMATS, LAYOUTS, Layout, get_unit, to_key
 from shard_tools.inputs.item import ParquetCell
 from shard_tools.inputs.table_reader import NUM_SCORED, Table
 
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
 NONE = "none"  # --start-column none: numbers that look like times are none
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
+GIVE_TIMES = "give --start-column and --end-column, or --start-column none"
 YOUTUBE_ID = re.compile(r"[\w-]{11}")
 MIN_FRACTIONS = 4  # in a row of a list without names: the corners of a box
 
@@ -80,7 +67,7 @@ class Columns:
     subset_names: dict[str, str] = field(default_factory=dict)
     left_out: tuple[int, str, str] | None = None  # rows that are no samples: column, value, and what they are
     unused: list[int] = field(default_factory=list)
-    format: str = ""
+    format: str = "paths"
 
 
 class ColumnDetector:
@@ -88,19 +75,20 @@ class ColumnDetector:
 
     def __init__(self, table: Table, sample: list[Row], options: ListOptions, finder: Finder) -> None:
         self.table, self.sample, self.options, self.finder = table, sample, options, finder
-        width = len(table.columns) if table.columns else max(map(len, sample), default=0)
+        width = len(table.columns) if table.columns else max(map(len, sample))
         if not width:
             raise InputError(f"{table.where} has no columns")
         self.names = [*map(str, table.columns)] if table.columns else [f"column {n}" for n in range(1, width + 1)]
         self.keys = [to_key(name) for name in table.columns] if table.columns else [""] * width
         self.format = next((entry for entry in FORMATS if entry.matches(self.keys)), BY_NAME)
-        if self.format.error:
-            raise self.error(self.format.error, "only labels of videos and segments are read, not detections")
 
     def error(self, what: str, fix: str) -> InputError:
         columns = ", ".join(map(printable, self.names[:30]))
         example = f" (the first row: {printable(', '.join(map(to_text, self.sample[0])))})"
         return InputError(f"{self.table.where}: {what}; its columns are {columns}{example}: {fix}")
+
+    def list_names(self, columns: Sequence[int], separator: str = ", ") -> str:
+        return separator.join(self.names[n] for n in columns)
 
     def cells(self, column: int) -> list[Any]:
         return [row[column] for row in self.sample if column < len(row) and not is_missing(row[column])]
@@ -115,46 +103,44 @@ class ColumnDetector:
         return bool(self.cells(column)) and all(parse_time(cell) is not None for cell in self.cells(column))
 
     def detect(self) -> Columns:
-        columns = Columns(self._find_path())
-        if self.options.start or self.options.end:
-            columns.times = self._resolve_times()
+        columns = Columns(self._find_path(), self._resolve_times())
+        free = [n for n in range(len(self.names)) if n != columns.path and n not in (columns.times or ())[:2]]
         if self.table.columns:
-            self._use_names(columns)
+            self._use_names(columns, free)
         else:
-            self._use_contents(columns)
-        texts = self.texts(columns.path)
-        if sum(text.lower().endswith(PICTURES) for text in texts) > len(texts) // 2:
-            fix = "give a row per video or folder of frames"
-            raise self.error(f"{self.names[columns.path]} names pictures, one a row", fix)
+            self._use_contents(columns, [n for n in free if self.cells(n)])
         return columns
 
-    def resolve(self, given: str, option: str) -> int:
-        """Return the column that an option names, by its name or its number from 1."""
+    def resolve(self, role: str) -> int | None:
+        """Return the column that an option names, by its name or its number from 1; None if it is not given."""
+        given = getattr(self.options, role)
+        if given is None:
+            return None
         for name, names in ((given, self.names), (to_key(given), self.keys)):
             if name and name in names:
                 return names.index(name)
         if given.isdecimal() and 1 <= int(given) <= len(self.names):
             return int(given) - 1
-        raise self.error(f"there is no column {given}", f"give {option} one of them, or a number from 1")
+        raise self.error(f"there is no column {given}", f"give --{role}-column one of them, or a number from 1")
 
     def _resolve_times(self) -> Times | None:
         if NONE in (self.options.start, self.options.end):
             return None
-        if not (self.options.start and self.options.end):
+        start, end = self.resolve("start"), self.resolve("end")
+        if (start is None) != (end is None):
             raise self.error("a segment has a start and an end", "give both --start-column and --end-column")
-        start = self.resolve(self.options.start, "--start-column")
-        end = self.resolve(self.options.end, "--end-column")
-        return Times(start, end, *get_unit(self.keys[start]), is_length=self.keys[end] in LENGTHS)
+        if start is None or end is None:
+            return None
+        return Times(start, end, *get_unit(self.keys[start]), is_length=self.keys[end] in formats.LENGTHS)
 
     def _find_path(self) -> int:
-        if self.options.path:
-            return self.resolve(self.options.path, "--path-column")
-        if not self.table.columns:
-            return self.table.score.column
+        """Find the column of paths: of those that may be by their names, the one whose cells are files."""
+        given = self.resolve("path")
+        if given is not None or not self.table.columns:
+            return self.table.score.column if given is None else given
         everything = range(len(self.names))
-        videos = [n for n in everything if any(isinstance(cell, ParquetCell) for cell in self.cells(n))]
-        if len(videos) == 1:
-            return videos[0]
+        if self.table.holds_videos:
+            return next(n for n in everything if any(isinstance(cell, ParquetCell) for cell in self.cells(n)))
         named = [self.keys.index(key) for key in self.format.path.split() if key in self.keys]
         named += [n for n in everything if self.keys[n].endswith(("filename", "filepath")) and n not in named]
         step = max(1, len(self.sample) // NUM_SCORED)
@@ -162,60 +148,58 @@ class ColumnDetector:
         if any(found[n] for n in named):
             return max(named, key=found.__getitem__)
         whole = [n for n, count in found.items() if count and 2 * count >= min(len(self.sample), NUM_SCORED)]
-        if len(whole) == 1:
-            return whole[0]
-        if not named:
+        if len(whole) != 1 and not named:
             looked = "looked for path, video, file_name, video_id, id, …"
             raise self.error(f"no column names videos ({looked})", "give --path-column, --root or --suffix")
-        return named[0]
+        return whole[0] if len(whole) == 1 else named[0]
 
-    def _use_names(self, columns: Columns) -> None:
+    def _use_names(self, columns: Columns, free: list[int]) -> None:
         """Fill in what the format, or the vocabulary, says of columns with names."""
         entry = self.format
+        if entry.error:
+            raise self.error(entry.error, "only labels of videos and segments are read, not detections")
         columns.format, columns.removed = entry.name, entry.removed
-        free = [n for n in range(len(self.names)) if n != columns.path]
         if not (self.options.start or self.options.end):
             columns.times = self._find_times(free)
         columns.subset = next((n for n in free if self.keys[n] in (entry.subset or BY_NAME.subset).split()), None)
-        taken = {columns.subset, *(columns.times or ())[:2]}
-        free = [n for n in free if n not in taken]
+        free = [n for n in free if n not in (columns.subset, *(columns.times or ())[:2])]
         if entry.left_out:
-            name, *rest = entry.left_out
-            columns.left_out = self.keys.index(name), rest[0], rest[1]
-        if self.options.unlabeled or self._use_label_option(columns):
+            columns.left_out = self.keys.index(entry.left_out[0]), *entry.left_out[1:]
+        if self._use_label_option(columns):
             return
         named = self.merge_equivalent([n for n in free if self.keys[n] in entry.label.split() and self.cells(n)])
         if len(named) > 1:
-            raise self.error(f"{', '.join(self.names[n] for n in named)} may each be the label", GIVE_LABEL)
+            raise self.error(f"{self.list_names(named)} may each be the label", GIVE_LABEL)
         if named:
             self._set_label(columns, named[0])
         elif entry is BY_NAME and (unknown := [n for n in free if self._may_be_label(n)]):
             looked = "looked for label, class, class_name, category, action, target, verb, …"
-            names = ", ".join(self.names[n] for n in unknown)
-            raise self.error(f"no column is known as the label ({looked}), and {names} may be", GIVE_LABEL)
+            what = f"no column is known as the label ({looked}), and {self.list_names(unknown)} may be"
+            raise self.error(what, GIVE_LABEL)
 
     def _find_times(self, free: list[int]) -> Times | None:
         """Find a start with its end, or length, or a column of both; in seconds rather than in frames."""
-        pairs = [n for n in free if self.keys[n] in PAIRS and self.cells(n) and all(map(is_pair, self.cells(n)))]
-        starts = {get_unit(self.keys[n]): n for n in reversed(free) if re.fullmatch(STARTS, self.keys[n])}
-        ends = {get_unit(self.keys[n]): n for n in reversed(free) if re.fullmatch(ENDS, self.keys[n])}
-        lengths = [n for n in free if self.keys[n] in LENGTHS]
+        starts, ends = (
+            {get_unit(self.keys[n]): n for n in reversed(free) if re.fullmatch(names, self.keys[n])}
+            for names in (formats.STARTS, formats.ENDS)
+        )
         if both := sorted(starts.keys() & ends.keys()):
             return Times(starts[both[0]], ends[both[0]], *both[0])
-        if starts and lengths and not ends:
-            unit, start = next(iter(starts.items()))
+        for unit, start in starts.items():
+            lengths = [n for n in free if self.keys[n] in formats.LENGTHS]
+            if ends or not lengths:
+                raise self.error(f"{self.names[start]} has no end", GIVE_TIMES)
             return Times(start, lengths[0], *unit, is_length=True)
-        if starts or ends:
-            what = f"{self.names[next(iter(starts.values()))]} has no end" if starts else "an end has no start"
-            raise self.error(what, "give --start-column and --end-column, or --start-column none")
-        return Times(pairs[0], pairs[0]) if pairs else None
+        if ends:
+            raise self.error("there is an end without a start", GIVE_TIMES)
+        pairs = [n for n in free if self.keys[n] in formats.PAIRS and self.cells(n)]
+        return next((Times(n, n) for n in pairs if all(map(is_pair, self.cells(n)))), None)
 
     def _use_label_option(self, columns: Columns) -> bool:
-        if self.options.label == FOLDER and FOLDER not in self.names:
-            columns.label_is_folder = True
-        elif self.options.label:
-            self._set_label(columns, self.resolve(self.options.label, "--label-column"))
-        return self.options.label is not None
+        columns.label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
+        if not columns.label_is_folder and (given := self.resolve("label")) is not None:
+            self._set_label(columns, given)
+        return self.options.unlabeled or self.options.label is not None
 
     def _set_label(self, columns: Columns, column: int) -> None:
         """Take a column of labels: of several a cell if there are lists, or separators and it is called labels."""
@@ -230,16 +214,14 @@ class ColumnDetector:
         lists = [parse_list(cell) is not None for cell in cells]
         has_lists = any(lists) if self.keys[column] else all(lists) or has_numbers
         marked = any(TIMED.match(text) or re.search("[|;,]", text) for text in texts)
-        columns.label, columns.is_multiple = column, has_lists or (self.keys[column] in MULTIPLE and marked)
+        columns.label, columns.is_multiple = column, has_lists or (self.keys[column] in formats.MULTIPLE and marked)
 
     def merge_equivalent(self, columns: list[int]) -> list[int]:
         """Keep one of columns that say the same, and are called alike or are names and their numbers: the names."""
         kept: list[int] = []
         for n in sorted(columns, key=self.is_whole):
             similar = [
-                other
-                for other in kept
-                if self.is_whole(n) > self.is_whole(other) or self.keys[n][:4] == self.keys[other][:4] != ""
+                m for m in kept if self.is_whole(n) > self.is_whole(m) or self.keys[n][:4] == self.keys[m][:4] != ""
             ]
             if not any(self.are_equivalent(n, other) for other in similar):
                 kept.append(n)
@@ -250,22 +232,19 @@ class ColumnDetector:
         return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
     def _may_be_label(self, column: int) -> bool:
-        texts = self.texts(column)
-        if not texts or NO_LABEL.search(self.keys[column]) or self.keys[column] in (*PATHS.split(), ""):
+        texts, key = self.texts(column), self.keys[column]
+        if not texts or formats.NO_LABEL.search(key) or key in (*formats.PATHS.split(), ""):
             return False
         is_scalar = all(isinstance(cell, (str, int)) and not isinstance(cell, bool) for cell in self.cells(column))
         repeats = len(set(texts)) < len(texts) or len(texts) < 10
         return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
 
-    def _use_contents(self, columns: Columns) -> None:
+    def _use_contents(self, columns: Columns, free: list[int]) -> None:
         """Fill in what columns without names hold: a known layout, or a label, when all else has been explained."""
-        taken = {columns.path, *(columns.times or ())[:2]}
-        free = [n for n in range(len(self.names)) if n not in taken and self.cells(n)]
-        free = [n for n in free if not (n < columns.path and self._counts_rows(n))]
         groups = [n for n in free if {text.lower() for text in self.texts(n)} <= GROUPS.keys()]
         columns.subset = groups[0] if groups else None
         free = [n for n in free if n not in groups]
-        if self.options.unlabeled or self._use_label_option(columns):
+        if self._use_label_option(columns):
             columns.unused = [n for n in free if n != columns.label]
             return
         texts, numbers = [n for n in free if not self.is_number(n)], [n for n in free if self.is_number(n)]
@@ -273,28 +252,28 @@ class ColumnDetector:
         if len(numbers) - len(whole) >= MIN_FRACTIONS and not texts:
             fix = "only labels of videos and segments are read"
             raise self.error("it names boxes of persons at moments, as AVA's lists do", fix)
-        if layout := next((entry for entry in LAYOUTS if self._fits(entry, [columns.path, *free])), None):
+        if layout := next((entry for entry in LAYOUTS if self.matches(entry, [columns.path, *free])), None):
             self._use_layout(columns, layout, [columns.path, *free])
             return
         for first, second in pairwise(numbers):
-            if not self.options.start and self._are_ends(first, second):
+            if not self.options.start and second == first + 1 and self._is_later(second):
                 fix = f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none"
                 raise self.error(f"columns {first + 1} and {second + 1} may be the start and the end of segments", fix)
         labels = self.merge_equivalent([*texts, *whole])
         if len(labels) == 1:
+            columns.format, columns.unused = "paths and labels", [n for n in free if n != labels[0]]
             self._set_label(columns, labels[0])
-            columns.unused = [n for n in free if n != columns.label]
         elif free:
-            names = " and ".join(self.names[n] for n in labels or free)
-            says = "say" if len(labels or free) > 1 else "says"
-            raise self.error(f"it has no header, and what {names} {says} is not clear", GIVE_LABEL)
-        columns.format = "paths and labels" if labels else "paths"
+            raise self.error(
+                f"it has no header, and {self.list_names(labels or free, ' or ')} is not clear", GIVE_LABEL
+            )
 
-    def _fits(self, layout: Layout, columns: list[int]) -> bool:
+    def matches(self, layout: Layout, columns: list[int]) -> bool:
         kinds = layout.columns.split()
-        is_named = re.fullmatch(layout.list_name, self.table.where) is not None
-        is_ordered = len(kinds) == len(columns) and columns == sorted(columns)
-        return is_named and is_ordered and all(self.matches_kind(*pair, columns[0]) for pair in zip(kinds, columns))
+        if len(kinds) != len(columns) or not re.fullmatch(layout.list_name, self.table.where):
+            return False
+        pairs = zip(kinds, columns, strict=True)
+        return columns == sorted(columns) and all(self.matches_kind(kind, n, columns[0]) for kind, n in pairs)
 
     def matches_kind(self, kind: str, column: int, path: int) -> bool:
         """Whether a column may be what a layout says of it."""
@@ -302,27 +281,25 @@ class ColumnDetector:
             return kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""]))
         if kind == "name" or not self.is_whole(column):
             return kind == "name" and not self.is_number(column)
-        if kind == "num_frames":
+        if kind in ("num_frames", "frames_from_start"):
             frames = self._compare_frames(path, column)
-            return bool(frames) and all(abs(number - count) <= 1 for _, number, count in frames)
-        if kind == "frames_from_start":
-            frames = self._compare_frames(path, column)
-            return bool(frames) and all(start + number <= count + 1 for start, number, count in frames)
-        return kind not in KINDS or KINDS[kind]([int(float(text)) for text in self.texts(column)])
+            differences = [count - number for _, number, count in frames]
+            ends = [start + number <= count + 1 for start, number, count in frames]
+            return bool(frames) and (all(ends) if kind != "num_frames" else all(abs(n) <= 1 for n in differences))
+        return kind not in formats.KINDS or formats.KINDS[kind]([int(float(text)) for text in self.texts(column)])
 
     def _compare_frames(self, path: int, column: int) -> list[tuple[float, float, int]]:
         """Return of folders of frames what a column and the one before it say, and how many frames there are."""
-        rows = [(row, self.finder.count_frames(to_path(row[path]))) for row in self.sample if len(row) > column]
-        return [
-            (parse_time(row[column - 1]) or 0.0, parse_time(row[column]) or 0.0, count) for row, count in rows if count
-        ]
+        rows = [row for row in self.sample if len(row) > column]
+        cells = [(row[column - 1], row[column], self.finder.count_frames(to_path(row[path]))) for row in rows]
+        return [(parse_time(one) or 0.0, parse_time(other) or 0.0, count) for one, other, count in cells if count]
 
     def _use_layout(self, columns: Columns, layout: Layout, held: Sequence[int]) -> None:
         kinds = layout.columns.split()
         found = dict(zip(kinds, held, strict=True))
         columns.format = layout.name
         columns.label = found.get("label", found.get("name"))
-        columns.unused = [column for kind, column in zip(kinds, held, strict=True) if kind in ("num_frames", "number")]
+        columns.unused = [n for kind, n in zip(kinds, held, strict=True) if kind in ("num_frames", "number")]
         if "start" in found:
             # VideoMAEv2's starts are numbers of pictures, from 1, and 0 for whole videos; mmaction2's are offsets.
             starts = {start for start, *_ in self._compare_frames(columns.path, held[2])}
@@ -330,17 +307,12 @@ class ColumnDetector:
             columns.times = Times(found["start"], held[2], in_frames=True, is_length=True, first=int(is_numbered))
         elif "second" in found:
             columns.times = Times(found["second"], None, length=layout.seconds)
-        elif layout.subsets:
-            match = re.fullmatch(layout.list_name, self.table.where)
+        if match := layout.subsets and re.fullmatch(layout.list_name, self.table.where):
             columns.subset, columns.subset_names = found["split_code"], dict(layout.subsets)
-            columns.constant_label = match and match[1]
+            columns.constant_label = match[1]
 
-    def _counts_rows(self, column: int) -> bool:
-        """Whether a column in front of the paths is an index."""
-        texts = self.texts(column)
-        return any(texts == [str(number) for number in range(start, len(texts) + start)] for start in (0, 1))
-
-    def _are_ends(self, first: int, second: int) -> bool:
-        """Whether two columns are neighbors of which the second is always the larger one, as ends of segments are."""
-        pairs = [(parse_time(row[first]), parse_time(row[second])) for row in self.sample if len(row) > second]
-        return second == first + 1 and all(a is not None and b is not None and a < b for a, b in pairs)
+    def _is_later(self, column: int) -> bool:
+        """Whether a column is always larger than the one before it, as ends of segments are."""
+        rows = [row for row in self.sample if len(row) > column]
+        pairs = [(parse_time(row[column - 1]), parse_time(row[column])) for row in rows]
+        return all(one is not None and other is not None and one < other for one, other in pairs)

@@ -1,6 +1,6 @@
 """The formats of lists: a new one is one entry here, and one row of HEADS in tests/shard_tools/test_lists.py.
 
-Lists with names of columns (a header, the keys of JSON) are the first of FORMATS whose columns they have, others BY_NAME
+Lists with names of columns (a header, keys of JSON) are the first of FORMATS whose columns they have, others BY_NAME,
 with the vocabulary of all; lists without names are the first of LAYOUTS whose columns hold what it says.
 """
 

@@ -1,14 +1,11 @@
 """Read a list of any common form as rows of cells. What it is follows from its bytes, not from its name.
 
-`csv.Sniffer` finds the separator of 25 of 26 lists of public sets, clevercsv of 23, but neither knows that paths hold
-spaces, nor takes files that are there for evidence; headers they find in 23. So the ways to split a line are tried
-here, and the one under which most rows name a video is taken.
+`csv.Sniffer` finds the separator of 25 of 26 public lists: it knows neither that paths hold spaces, nor which files are
+there. So the ways to split a line are tried here, and the one under which most rows name a video is taken.
 """
 
-import codecs
 import csv
 import json
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -26,7 +23,7 @@ from shard_tools.inputs.formats import is_known, to_key
 from shard_tools.inputs.item import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
-SAMPLE_CHARACTERS = 2**20
+NUM_BYTES = 2**20  # at the beginning, which show the encoding
 SAMPLE_ROWS = 1000
 NUM_SCORED = 24  # rows of the sample whose files are looked for
 MAX_WORDS = 9  # of a line that is split at spaces
@@ -35,27 +32,25 @@ COMPRESSED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
 }  # fmt: skip
-BOMS = {  # UTF-32's first: UTF-16's is a part of it
-    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
-}  # fmt: skip
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
 PARQUET = b"PAR1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 NO_VIDEO = ("Image", "Audio")  # what else Hugging Face keeps as {bytes, path}
-NESTED = ("annotations", "annotation")
+WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}  # beside or around a list of objects
 ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
+IsFile = Callable[[str], bool]  # whether a cell names a video that is there
 
 
 class SplitScore(NamedTuple):
     """How well rows name videos: the larger, the better."""
 
-    num_found: int = 0  # cells of the best column that are files
-    num_known: int = 0  # cells of the first row that are names of columns
-    num_similar: int = 0  # cells of the best column that look like files
-    column: int = 0
-    num_rows: int = 1  # that were looked at
-    has_header: bool = False
+    num_found: int  # cells of the best column that are files
+    num_known: int  # cells of the first row that are names of columns
+    num_similar: int  # cells of the best column that look like files
+    column: int
+    num_rows: int  # that were looked at
+    has_header: bool
 
 
 @dataclass
@@ -66,55 +61,44 @@ class Table:
     form: str  # UTF-8, commas, header
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
+    score: SplitScore
     holds_videos: bool = False  # themselves, as cells
-    score: SplitScore = NO_SCORE
 
     def sample(self) -> list[Row]:
         return list(islice(self.read_rows(), SAMPLE_ROWS))
 
 
-def read_table(path: Path, where: str, is_file: Callable[[str], bool]) -> Table:
-    """Find out how a list is written; `is_file` tells which cells name videos. Raise InputError if it is none."""
+def read_table(path: Path, where: str, is_file: IsFile) -> Table:
+    """Find out how a list is written. Raise InputError if it is none."""
     require_uncompressed(path)
     with path.open("rb") as file:
-        head = file.read(SAMPLE_CHARACTERS)
-    table = None
+        head = file.read(NUM_BYTES)
     if head.startswith(PARQUET):
-        table = _read_parquet(path, where)
-    else:
-        encoding, name = _detect_encoding(head, where)
-        read_lines = partial(_read_lines, path, encoding, where)
-        first = next((line.strip() for line in read_lines() if line.strip()), None)
-        if first is None:
-            raise InputError(f"{where} is empty")
-        if first[0] == "<":
-            raise InputError(f"{where} is XML or HTML: {FORMS}")
-        if first[0] in "[{":
-            table = _read_json(path, where, read_lines, first)
-    if table is None:
-        return _split_lines(read_lines, where, name, is_file)
-    if sample := table.sample():
-        paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in sample]
-        table.score = score_split([[""] * len(sample[0]), *paths], is_file)
-    return table
+        return _read_parquet(path, where, is_file)
+    encoding, name = _detect_encoding(head, where)
+    read_lines = partial(_read_lines, path, encoding, where)
+    first = next((line.strip() for line in read_lines() if line.strip()), None)
+    if first is None:
+        raise InputError(f"{where} is empty")
+    if first[0] == "<":
+        raise InputError(f"{where} is XML or HTML: {FORMS}")
+    table = _read_json(path, where, read_lines, is_file) if first[0] in "[{" else None
+    return table or _read_text(read_lines, where, name, is_file)
 
 
 def require_uncompressed(path: Path) -> None:
     """Raise InputError if a file that should be a tar or a list is an archive of another kind, or a workbook."""
     with path.open("rb") as file:
-        head = file.read(8)
-    is_workbook = head.startswith(b"\xd0\xcf\x11\xe0")
-    if head.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            is_workbook = any(name.startswith("xl/") or name == "content.xml" for name in archive.namelist())
-    if is_workbook:
+        head = file.read(4096)
+    is_zipped_workbook = head.startswith(b"PK") and (b"xl/" in head or b"opendocument" in head)
+    if head.startswith(b"\xd0\xcf\x11\xe0") or is_zipped_workbook:
         raise InputError(f"{path} is a workbook (Excel or OpenDocument): save its sheet as CSV")
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
             raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars and lists are read")
 
 
-def score_split(rows: Sequence[Row], is_file: Callable[[str], bool]) -> SplitScore:
+def score_split(rows: Sequence[Row], is_file: IsFile) -> SplitScore:
     """Find the column that names videos, and whether the first row is a header."""
     chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
     counts = []
@@ -128,7 +112,8 @@ def score_split(rows: Sequence[Row], is_file: Callable[[str], bool]) -> SplitSco
     num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
     others, num_others = found - is_file(path), len(chosen) - 1
     is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
-    if is_file(path) or has_video_extension(path) or "/" in path or (WHOLE.fullmatch(path) and not is_index):
+    is_number = WHOLE.fullmatch(path) and not is_index
+    if is_file(path) or has_video_extension(path) or "/" in path or is_number:
         has_header = False
     elif len(rows) == 1:
         has_header = num_known >= 2 or (num_known == 1 and len(first) == 1)
@@ -141,16 +126,15 @@ def score_split(rows: Sequence[Row], is_file: Callable[[str], bool]) -> SplitSco
 
 def _detect_encoding(head: bytes, where: str) -> tuple[str, str]:
     """Return Python's name of the encoding, and that for people."""
-    encoding = next((name for mark, name in BOMS.items() if head.startswith(mark)), "utf-8")
-    if not encoding.startswith("utf-8"):
-        return encoding, encoding.upper()
+    if head.startswith(UTF16):
+        return "utf-16", "UTF-16"
     if sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1:
         raise InputError(f"{where} is binary: {FORMS}")
     try:
-        codecs.getincrementaldecoder(encoding)().decode(head)
+        head[: head.rfind(b"\n") + 1 or None].decode()
     except UnicodeDecodeError:
-        return encoding, "not UTF-8: read as Windows-1252"
-    return encoding, "UTF-8"
+        return "utf-8-sig", "not UTF-8: read as Windows-1252"
+    return "utf-8-sig", "UTF-8"
 
 
 def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
@@ -191,10 +175,8 @@ class Splitter(NamedTuple):
                 if row:
                     yield row
         except csv.Error as error:
-            raise InputError(
-                f"{where}, line {line + 1}, cannot be split at {self.name} ({error}): a quote there is not closed,"
-                " or not doubled"
-            ) from error
+            fix = "a quote there is not closed, or not doubled"
+            raise InputError(f"{where}, line {line + 1}, cannot be split at {self.name} ({error}): {fix}") from error
 
 
 SPLITTERS = [
@@ -204,25 +186,21 @@ SPLITTERS = [
 ]
 
 
-def _split_lines(
-    read_lines: Callable[[], Iterator[str]], where: str, encoding: str, is_file: Callable[[str], bool]
-) -> Table:
+def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: str, is_file: IsFile) -> Table:
     """Choose the way to split lines under which most rows name a video, or else look most like a table."""
     # Of lines "# …" at the beginning, the last holds the columns (AudioSet); Excel writes a line "sep=;".
-    comments = list(takewhile(lambda line: line.startswith("# "), islice(read_lines(), 100)))
-    num_skipped = max(len(comments) - 1, 0)
-    first = next(line for line in read_lines() if line.strip()).strip().strip('"')
+    num_skipped = max(0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1)
+    first = next(read_lines()).strip().strip('"')
     num_skipped += first[:4].lower() == "sep=" and len(first) == 5
-    sample = list(_take_sample(islice(read_lines(), num_skipped, None)))
+    sample = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     found = []
     for order, splitter in enumerate(SPLITTERS):
         rows: list[list[str]] = []
         with suppress(InputError):  # reading all rows will say which cannot be split
             rows.extend(splitter.split(sample, where))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-        is_one_cell = splitter.separator == "" and splitter.num_splits == 0
-        fits = splitter.separator or splitter.num_splits <= 0 or width == splitter.num_splits + 1
-        if rows and 2 * count >= len(rows) and fits and (width >= 2 or is_one_cell):
+        num_splits = -1 if splitter.separator else splitter.num_splits
+        if 2 * count >= len(rows) > 0 and width > 0 and (width == num_splits + 1 or (num_splits < 0 and width > 1)):
             score = score_split(rows, is_file)
             found.append((score[:3], count / len(rows), -order, splitter, score))
     if not found:
@@ -236,37 +214,26 @@ def _split_lines(
     columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
     unnamed = columns[1:] if columns[:1] == [""] else columns
     if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
-        keep = slice(len(columns) - len(unnamed), None)
-        score = score._replace(column=score.column - (len(columns) - len(unnamed)))
-        return Table(where, form, None, lambda: (row[keep] for row in islice(read_rows(), 1, None)), score=score)
-    return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score=score)
+        start = len(columns) - len(unnamed)
+        score = score._replace(column=score.column - start)
+        return Table(where, form, None, lambda: (row[start:] for row in islice(read_rows(), 1, None)), score)
+    return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score)
 
 
-def _take_sample(lines: Iterator[str]) -> Iterator[str]:
-    size = 0
-    for line in islice(lines, SAMPLE_ROWS):
-        yield line
-        size += len(line)
-        if size > SAMPLE_CHARACTERS:
-            return
-
-
-def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], first: str) -> Table | None:
+def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], is_file: IsFile) -> Table | None:
     """Read JSON or JSON lines; None if it is neither, and not called so."""
+    lines = list(islice(filter(str.strip, read_lines()), 2))
     with suppress(ValueError, RecursionError):
-        json.loads(first)
-        is_one_line = len(list(islice(filter(str.strip, read_lines()), 2))) == 1
-        if not is_one_line or path.suffix in JSON_SUFFIXES[1:]:
-            return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
+        json.loads(lines[0])
+        if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:]:
+            return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where), is_file)
     try:
         records = list(_list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
         if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
-    if not records:
-        raise InputError(f"{where} is empty")
-    return _make_table(where, "JSON", lambda: iter(records))
+    return _make_table(where, "JSON", lambda: iter(records), is_file)
 
 
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
@@ -279,12 +246,12 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
             yield from _unfold(value)
 
 
-def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]]) -> Table:
+def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]], is_file: IsFile) -> Table:
     """Make a table of objects, of lists of cells, or of single names."""
     sample = list(islice(read(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
     if kinds not in ({dict}, {list}, {str}):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         raise InputError(f"{where} is not a list of videos: it has {names}")
     columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
 
@@ -297,7 +264,13 @@ def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]]) -> Tab
             else:
                 yield record if isinstance(record, list) else [record]
 
-    return Table(where, form, columns, read_rows)
+    return Table(where, form, columns, read_rows, _score_values(read_rows, is_file))
+
+
+def _score_values(read_rows: Callable[[], Iterator[Row]], is_file: IsFile) -> SplitScore:
+    rows = islice(read_rows(), SAMPLE_ROWS)
+    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in rows]
+    return score_split([[], *paths], is_file)
 
 
 def _list_records(value: Any, where: str) -> Iterator[Any]:
@@ -312,12 +285,8 @@ def _list_records(value: Any, where: str) -> Iterator[Any]:
         return
     if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
         value = value["database"]
-    tables = [
-        key
-        for key, entries in value.items()
-        if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)
-    ]
-    if tables and len(tables) < len(value) and {*value} & {"info", "version", "data", "videos", *NESTED}:
+    tables = [key for key, entries in value.items() if _are_objects(entries)]
+    if tables and len(tables) < len(value) and {*value} & WRAPPERS:
         if len(tables) > 1:
             raise InputError(f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own")
         yield from _list_records(value[tables[0]], where)
@@ -329,27 +298,30 @@ def _list_records(value: Any, where: str) -> Iterator[Any]:
             yield from ([key, item] for item in (entry if isinstance(entry, list) else [entry]))
 
 
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+
+
 def _unfold(entry: Any) -> Iterator[Any]:
     """Yield an object once per annotation in it, with that one's own entries; anything else as it is."""
     if not isinstance(entry, dict):
         yield entry
         return
-    outer = {key: value for key, value in entry.items() if key not in NESTED}
-    inner = next((entry[name] for name in NESTED if entry.get(name)), None)
+    name = next((name for name in ("annotations", "annotation") if entry.get(name)), "")
+    inner = [entry[name]] if isinstance(entry.get(name), dict) else entry.get(name)
     times = next((entry[name] for name in ("timestamps", "segments") if isinstance(entry.get(name), list)), None)
-    if isinstance(inner, dict):
-        yield {**outer, **inner}
-    elif isinstance(inner, list) and all(isinstance(item, dict) for item in inner):
+    if _are_objects(inner):
+        outer = {key: value for key, value in entry.items() if key != name}
         yield from ({**outer, **item} for item in inner)
     elif times and all(isinstance(pair, list) and len(pair) == 2 for pair in times):  # ActivityNet Captions
-        parallel = [key for key, value in outer.items() if isinstance(value, list) and len(value) == len(times)]
+        parallel = [key for key, value in entry.items() if isinstance(value, list) and len(value) == len(times)]
         for number, segment in enumerate(times):
-            yield {**outer, **{key: outer[key][number] for key in parallel}, "segment": segment}
+            yield {**entry, **{key: entry[key][number] for key in parallel}, "segment": segment}
     else:
         yield entry
 
 
-def _read_parquet(path: Path, where: str) -> Table:
+def _read_parquet(path: Path, where: str, is_file: IsFile) -> Table:
     """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
     parquet = import_pyarrow(where)
     try:
@@ -390,4 +362,4 @@ def _read_parquet(path: Path, where: str) -> Table:
                 start += batch.num_rows
             first += start
 
-    return Table(where, "Parquet", schema.names, read_rows, bool(bytes_of))
+    return Table(where, "Parquet", schema.names, read_rows, _score_values(read_rows, is_file), bool(bytes_of))
