@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,16 +37,6 @@ YOUTUBE = re.compile(r"youtu(?:be\.com/watch\?v=|\.be/)([\w-]{11})")
 MAX_KINDS = 100_000  # different labels, above which at least half of the rows must repeat one
 NUM_PROBED = 24  # files whose length is looked at
 SLACK_S = 1.0  # by which a trimmed file may be longer than its segment: it is cut at key frames
-Ending = Callable[[float, float], str]  # of the names of trimmed files, behind the id of the whole video
-SEGMENT_ENDINGS: tuple[Ending, ...] = (
-    lambda start, end: f"_{_to_int(start):06d}_{_to_int(end):06d}",
-    lambda start, end: f"_{start:g}_{end:g}",
-    lambda start, end: f"_{_to_int(start * 1000)}_{_to_int(end * 1000)}",
-)
-START_ENDINGS: tuple[Ending, ...] = (  # which may be numbers of whole videos too
-    lambda start, end: f"_{_to_int(start):06d}",
-    lambda start, end: f"_{start:g}",
-)
 
 
 class ListReader:
@@ -69,7 +59,6 @@ class ListReader:
         self.labels: Counter[tuple[str, ...] | None] = Counter()
         self.subsets: Counter[str] = Counter()
         self.num_rows = self.num_left_out = self.num_trimmed = 0
-        self.endings = [*SEGMENT_ENDINGS, *START_ENDINGS]
         self.parse_labels = lru_cache(maxsize=MAX_KINDS)(read_labels)  # 10 million rows have some hundred labels
         self.are_trimmed = self._are_trimmed(self.columns)
 
@@ -186,18 +175,14 @@ class ListReader:
         """Find a file that is the segment already: all are, or its name says so, in the folder of its class or not."""
         if self.are_trimmed:
             return self.finder.find(name)
-        stem = os.path.splitext(name)[0]
-        label = row[self.columns.label] if self.columns.label is not None and self.columns.label < len(row) else None
+        endings = list_endings(segment)
+        if any(os.path.splitext(name)[0].endswith(ending) for ending in endings[:NUM_FULL_ENDINGS]):
+            return self.finder.find(name)
+        column = self.columns.label
+        label = row[column] if column is not None and column < len(row) else None
         folders = ["", f"{label}/", f"{label.replace(' ', '_')}/"] if isinstance(label, str) else [""]
-        for index, ending in enumerate(self.endings):
-            text = ending(segment.start, segment.end)
-            names = [f"{folder}{name}{text}" for folder in folders] if "/" not in name else []
-            if stem.endswith(text):
-                names = [name] if ending in SEGMENT_ENDINGS else []
-            if found := next(filter(None, map(self.finder.find, names)), None):
-                self.endings.insert(0, self.endings.pop(index))  # the next one most likely has the same
-                return found
-        return None
+        names = (f"{folder}{name}{ending}" for ending in endings if "/" not in name for folder in folders)
+        return next(filter(None, map(self.finder.find, names)), None)
 
     def _check_subsets(self) -> None:
         wanted, rows = self.subset, _format_counts(self.subsets)
@@ -234,34 +219,41 @@ class ListReader:
         columns, times = self.columns, self.columns.times
         names = self.names or [f"column {n}" for n in range(1, max(map(len, self.sample)) + 1)]
         names = [printable(name) for name in names]
-        label = "no label"
+        label = "no label" if columns.label is None else f"label{'s' * columns.is_multiple} = {names[columns.label]}"
         if columns.constant_label is not None:
             label = f"label = {printable(columns.constant_label)}, as the list is called"
-        elif columns.label_is_folder:
-            label = "label = the name of the folder"
-        elif columns.label is not None:
-            label = f"{'labels' if columns.is_multiple else 'label'} = {names[columns.label]}"
-        parts = [f"path = {names[columns.path]}", label]
+        parts = [f"path = {names[columns.path]}", "label = the folder" if columns.label_is_folder else label]
         if times:
-            end = f" to {names[times.end]}" if times.end is not None else f" and {times.length:g} s"
+            end = f" and {times.length:g} s" if times.end is None else f" to {names[times.end]}"
             unit = "frames" if times.in_frames else "seconds"
             parts.append(f"segments = {names[times.start]}{end if times.start != times.end else ''} ({unit})")
         if self.subsets:
             parts.append(f"subsets: {_format_counts(self.subsets)}; taken: {self.subset or 'all'}")
-        parts += [f"not used: {', '.join(names[n] for n in columns.unused)}"] * bool(columns.unused)
-        why = " (none is longer than its segment)" * self.are_trimmed
-        parts += [f"{self.num_trimmed} files are segments already{why}"] * bool(self.num_trimmed)
-        parts += [f"{self.num_left_out} rows of {columns.left_out[2]} left out"] if columns.left_out else []
-        parts += [f"format: {columns.format}"] if columns.format else []
-        return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}; below {self.finder.root}"
+        if columns.unused:
+            parts.append(f"not used: {', '.join(names[n] for n in columns.unused)}")
+        if self.num_trimmed:
+            why = " (none is longer than its segment)" * self.are_trimmed
+            parts.append(f"{self.num_trimmed} files are segments already{why}")
+        if columns.left_out:
+            parts.append(f"{self.num_left_out} rows of {columns.left_out[2]} left out")
+        parts.append(f"format: {columns.format}; below {self.finder.root}")
+        return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
 
 
 def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{printable(name)} ({count})" for name, count in sorted(counts.items()))
 
 
-def _to_int(value: float) -> int:
-    return int(max(-1, min(value, 1e12)))
+NUM_FULL_ENDINGS = 3  # the others may be numbers of whole videos too
+
+
+def list_endings(segment: Segment) -> list[str]:
+    """Return what names of trimmed files may have behind the id of the whole video."""
+    start, end, start_ms, end_ms = (
+        int(max(-1, min(time * scale, 1e12))) for scale in (1, 1000) for time in segment[:2]
+    )
+    full = [f"_{start:06d}_{end:06d}", f"_{segment.start:g}_{segment.end:g}", f"_{start_ms}_{end_ms}"]
+    return [*full, f"_{start:06d}", f"_{segment.start:g}"]
 
 
 def probe_seconds(path: Path) -> float:

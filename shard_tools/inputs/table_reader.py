@@ -221,34 +221,24 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
 
 
 def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], is_file: IsFile) -> Table | None:
-    """Read JSON or JSON lines; None if it is neither, and not called so."""
+    """Read objects, lists of cells or single names, as JSON or JSON lines; None if it is neither, nor called so."""
     lines = list(islice(filter(str.strip, read_lines()), 2))
+    form, records = "JSON", None
     with suppress(ValueError, RecursionError):
         json.loads(lines[0])
-        if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:]:
-            return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where), is_file)
+        form = "JSON lines" if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:] else form
     try:
-        records = list(_list_records(json.loads("".join(read_lines())), where))
+        if form == "JSON":
+            records = list(_list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
         if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
-    return _make_table(where, "JSON", lambda: iter(records), is_file)
 
+    def read_records() -> Iterator[Any]:
+        return iter(records) if records is not None else _parse_lines(read_lines(), where)
 
-def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
-            yield from _unfold(value)
-
-
-def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]], is_file: IsFile) -> Table:
-    """Make a table of objects, of lists of cells, or of single names."""
-    sample = list(islice(read(), SAMPLE_ROWS))
+    sample = list(islice(read_records(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
     if kinds not in ({dict}, {list}, {str}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
@@ -256,7 +246,7 @@ def _make_table(where: str, form: str, read: Callable[[], Iterator[Any]], is_fil
     columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
 
     def read_rows() -> Iterator[Row]:
-        for record in read():
+        for record in read_records():
             if isinstance(record, dict) != (columns is not None):
                 raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
             if columns is not None:
@@ -271,6 +261,16 @@ def _score_values(read_rows: Callable[[], Iterator[Row]], is_file: IsFile) -> Sp
     rows = islice(read_rows(), SAMPLE_ROWS)
     paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in rows]
     return score_split([[], *paths], is_file)
+
+
+def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
+            yield from _unfold(value)
 
 
 def _list_records(value: Any, where: str) -> Iterator[Any]:

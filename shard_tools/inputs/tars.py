@@ -29,14 +29,14 @@ MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it
 def list_tars(
     tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None = None, subset: str | None = None
 ) -> Iterator[Item]:
-    """Yield the videos of the tars of a folder. In shards of ours a label is a class id.
+    """Yield the videos of the tars of a folder. In shards that make_shards.py wrote, a label is a class id.
 
     `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
     """
-    ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
-    classes = read_dataset_info(folder).classes if ours else []
+    shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
+    classes = read_dataset_info(folder).classes if shards else []
     for tar in tars:
-        yield from _Tar(tar, skipped).list_items(classes if tar in ours else None, label, subset)
+        yield from _Tar(tar, skipped).list_items(classes if tar in shards else None, label, subset)
 
 
 class _Tar:
@@ -44,17 +44,17 @@ class _Tar:
 
     def __init__(self, path: Path, skipped: Skipped) -> None:
         self.path = path
-        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}
+        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
         self.sidecars: dict[str, dict[str, Any]] = {}
         self.label_problems: dict[str, str] = {}
         for archive, member in _read_members(path):
             name = "/".join(part for part in member.name.split("/") if part != ".")
             base = name.rpartition("/")[2]
-            extension = base.rpartition(".")[2] if "." in base else ""
+            stem, dot, extension = name.rpartition(".")
             if member.isdir():
                 continue
-            if not is_hidden(base) and extension in SIDECARS:
-                self._read_sidecar(archive, member, name.rpartition(".")[0], base)
+            if not is_hidden(base) and dot and extension in SIDECARS:
+                self._read_sidecar(archive, member, stem, base)
             elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
                 skipped.add(kind, f"{path.name}/{name}")
             else:
@@ -83,6 +83,7 @@ class _Tar:
             folder, slash, base = name.rpartition("/")
             stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
             stem = next((stem for stem in stems if stem in self.sidecars or stem in self.label_problems), stems[0])
+            entries = self.sidecars.get(stem, {})
             found = folders.name(folder) if are_classes else labels.get(stem)
             if found is None:
                 problem = problem or self.label_problems.get(stem)
@@ -93,25 +94,18 @@ class _Tar:
                 found = None if unknown else tuple(classes[int(text)] for text in found)
             if others:
                 problem = problem or f"the tar holds it {len(others) + 1} times"
-            fields = _dump_fields(self.sidecars.get(stem, {}), classes is not None)
-            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=fields)
+            fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
+            if classes is not None:  # a shard has what its input said
+                fields = entries.get("fields") or {}
+            text = json.dumps(fields, ensure_ascii=False) if fields else ""
+            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=text)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
-    keys = (
-        [label] if label else ["cls", *sorted(key for key in entries if to_key(key) in LABELS.split() and key != "cls")]
-    )
-    values = (entries[key] for key in keys if not is_missing(entries.get(key)))
-    value = next(values, None)
+    usual = sorted(key for key in entries if to_key(key) in LABELS.split() and key != "cls")
+    values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
+    value = next((value for value in values if not is_missing(value)), None)
     return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None
-
-
-def _dump_fields(entries: dict[str, Any], is_ours: bool) -> str:
-    """Return the rest of what is said of a video: all but its class, and of a shard of ours what was handed through."""
-    fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
-    if is_ours:
-        fields = entries.get("fields") or {}
-    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
