@@ -43,23 +43,19 @@ class LabelMap:
         if not numbers:
             return known, None
         possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
-        votes: Counter[int] = Counter()
-        for label, place in places:
-            folders = {fold(part) for part in place.split("/")[:-1]}
-            votes.update(
-                first for first in possible if is_id(label) and fold(self.names[int(label) - first]) in folders
-            )
-        first = self.first if self.first in possible or not possible else None
-        if votes:
+        folders = ((label, set(map(fold, place.split("/")[:-1]))) for label, place in places if is_id(label))
+        votes = Counter(
+            first for label, names in folders for first in possible if fold(self.names[int(label) - first]) in names
+        )
+        first = self.first or 0
+        if votes or len(possible) == 1:
             first = max(possible, key=votes.__getitem__)
-        elif len(possible) == 1:
-            first = first if first is not None else possible[0]
-        elif possible and first is None:
+        elif possible and self.first is None:
             raise InputError(
                 f"labels are numbers from {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)}"
                 " names and no numbers, which may count from 0 or from 1: write the numbers into the map (0 Name)"
             )
-        return {str(number): name for number, name in enumerate(self.names, first or 0)} | known, first or 0
+        return {str(number): name for number, name in enumerate(self.names, first)} | known, first
 
 
 def fold(name: str) -> str:

@@ -138,20 +138,17 @@ class ColumnDetector:
         given = self.resolve("path")
         if given is not None or not self.table.columns:
             return self.table.score.column if given is None else given
-        everything = range(len(self.names))
         if self.table.holds_videos:
-            return next(n for n in everything if any(isinstance(cell, ParquetCell) for cell in self.cells(n)))
+            return next(n for n in range(len(self.names)) if isinstance(self.sample[0][n], ParquetCell))
         named = [self.keys.index(key) for key in self.format.path.split() if key in self.keys]
-        named += [n for n in everything if self.keys[n].endswith(("filename", "filepath")) and n not in named]
-        step = max(1, len(self.sample) // NUM_SCORED)
-        found = {n: sum(self.finder.has(to_path(cell)) for cell in self.cells(n)[::step]) for n in everything}
-        if any(found[n] for n in named):
-            return max(named, key=found.__getitem__)
-        whole = [n for n, count in found.items() if count and 2 * count >= min(len(self.sample), NUM_SCORED)]
-        if len(whole) != 1 and not named:
+        if not named and not self.table.score.num_found:
             looked = "looked for path, video, file_name, video_id, id, …"
             raise self.error(f"no column names videos ({looked})", "give --path-column, --root or --suffix")
-        return whole[0] if len(whole) == 1 else named[0]
+        return max(named, key=self._count_files) if named else self.table.score.column
+
+    def _count_files(self, column: int) -> int:
+        cells = self.cells(column)
+        return sum(self.finder.has(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_SCORED)])
 
     def _use_names(self, columns: Columns, free: list[int]) -> None:
         """Fill in what the format, or the vocabulary, says of columns with names."""
@@ -167,7 +164,8 @@ class ColumnDetector:
             columns.left_out = self.keys.index(entry.left_out[0]), *entry.left_out[1:]
         if self._use_label_option(columns):
             return
-        named = self.merge_equivalent([n for n in free if self.keys[n] in entry.label.split() and self.cells(n)])
+        named = [n for n in free if self.keys[n] in entry.label.split() and self.cells(n)]
+        named = [n for n in named if not self.keys[n].endswith(formats.NUMBERS)] or named
         if len(named) > 1:
             raise self.error(f"{self.list_names(named)} may each be the label", GIVE_LABEL)
         if named:
@@ -216,21 +214,6 @@ class ColumnDetector:
         marked = any(TIMED.match(text) or re.search("[|;,]", text) for text in texts)
         columns.label, columns.is_multiple = column, has_lists or (self.keys[column] in formats.MULTIPLE and marked)
 
-    def merge_equivalent(self, columns: list[int]) -> list[int]:
-        """Keep one of columns that say the same, and are called alike or are names and their numbers: the names."""
-        kept: list[int] = []
-        for n in sorted(columns, key=self.is_whole):
-            similar = [
-                m for m in kept if self.is_whole(n) > self.is_whole(m) or self.keys[n][:4] == self.keys[m][:4] != ""
-            ]
-            if not any(self.are_equivalent(n, other) for other in similar):
-                kept.append(n)
-        return sorted(kept)
-
-    def are_equivalent(self, one: int, other: int) -> bool:
-        pairs = {(to_text(row[one]), to_text(row[other])) for row in self.sample if max(one, other) < len(row)}
-        return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
-
     def _may_be_label(self, column: int) -> bool:
         texts, key = self.texts(column), self.keys[column]
         if not texts or formats.NO_LABEL.search(key) or key in (*formats.PATHS.split(), ""):
@@ -259,14 +242,12 @@ class ColumnDetector:
             if not self.options.start and second == first + 1 and self._is_later(second):
                 fix = f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none"
                 raise self.error(f"columns {first + 1} and {second + 1} may be the start and the end of segments", fix)
-        labels = self.merge_equivalent([*texts, *whole])
-        if len(labels) == 1:
-            columns.format, columns.unused = "paths and labels", [n for n in free if n != labels[0]]
-            self._set_label(columns, labels[0])
-        elif free:
-            raise self.error(
-                f"it has no header, and {self.list_names(labels or free, ' or ')} is not clear", GIVE_LABEL
-            )
+        if len(free) > 1 or (free and not texts and not whole):
+            what = f"it has no header, and which of {self.list_names(free)} is the label is not clear"
+            raise self.error(what, GIVE_LABEL)
+        if free:
+            columns.format = "paths and labels"
+            self._set_label(columns, free[0])
 
     def matches(self, layout: Layout, columns: list[int]) -> bool:
         kinds = layout.columns.split()

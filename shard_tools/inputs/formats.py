@@ -24,6 +24,7 @@ SUBSETS = "split subset set partition usage splits"
 UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|idx|index)*"
 STARTS = f"(t|time|clip|segment|seg|action|frame|video)?(start|begin|onset){UNITS}|from|fromtimestamp"
 ENDS = f"(t|time|clip|segment|seg|action|frame|video)?(end|stop|finish){UNITS}|to|totimestamp"
+NUMBERS = ("id", "idx", "index")  # at the end of names of columns that are the numbers of other labels
 LENGTHS = set("length duration cliplength segmentlength numframes nframes durationseconds".split())
 PAIRS = set("segment timestamp timestamps times interval clip".split())  # [start, end]
 NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
