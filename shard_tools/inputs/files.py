@@ -8,15 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from shard_tools.inputs import folders
 from shard_tools.inputs.cells import to_text
-from shard_tools.inputs.folders import (
-    count_frames,
-    has_video_extension,
-    is_frame_folder,
-    is_named_video,
-    make_item,
-    walk_folders,
-)
+from shard_tools.inputs.folders import has_video_extension, is_frame_folder
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("mp4", "webm", "mkv", "avi", "mov")
@@ -66,7 +60,7 @@ class Finder:
     def count_frames(self, name: str) -> int:
         """Count the frames in a folder of this name; 0 if there is none."""
         found = self.find(name)
-        return count_frames(self.root / found) if found in self.frame_folders else 0
+        return folders.count_frames(self.root / found) if found in self.frame_folders else 0
 
     def locate(self, path: str) -> tuple[str, str]:
         """Return the name of the source, relative to the root if it lies below, and the absolute path."""
@@ -122,10 +116,10 @@ class Finder:
         self._index.run("CREATE INDEX by_name ON files (name)")
 
     def _walk(self) -> Iterator[tuple[str, str]]:
-        for folder, files in walk_folders(self.root):
+        for folder, files in folders.walk_folders(self.root):
             relative = os.path.relpath(folder, self.root)
             prefix = "" if relative == "." else f"{relative}/"
-            videos = [name for name in files if is_named_video(name)]
+            videos = [name for name in files if folders.is_named_video(name)]
             yield from ((_normalize(name)[-1], prefix + name) for name in videos)
             if not videos and prefix and is_frame_folder(folder):
                 yield _normalize(relative)[-1], relative
@@ -148,7 +142,7 @@ class Finder:
         matches = self._look_up(name)
         if len(matches) > 1:
             return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
-        return make_item(name, self.root / name, None).problem or "it is a folder, not a video file"
+        return folders.make_item(name, self.root / name, None).problem or "it is a folder, not a video file"
 
 
 def _normalize(name: str) -> list[str]:

@@ -162,9 +162,10 @@ class Skipped:
         for kind, count in self.counts.items():
             rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
             names = [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
-            most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
-            by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
-            lines.append(f"skipped {count} {kind}{by_extension}: {', '.join(names)}")
+            if kind == UNKNOWN:
+                most = self.extensions.most_common(NUM_EXTENSIONS)
+                kind += f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})"
+            lines.append(f"skipped {count} {kind}: {', '.join(names)}")
         return lines
 
     def log(self) -> None:

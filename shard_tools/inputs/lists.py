@@ -196,23 +196,19 @@ class ListReader:
         counts = Counter({labels[0]: count for labels, count in self.labels.items() if labels})
         if self.options.label is not None or self.columns.is_multiple or not counts or self.columns.label is None:
             return
-        column = self.names[self.columns.label] if self.names else f"column {self.columns.label + 1}"
+        where = f"{self.where}: {self.names[self.columns.label] if self.names else f'column {self.columns.label + 1}'}"
         total, words = counts.total(), sum(len(label.split()) for label in counts) / len(counts)
         few = total >= FEW_CAPTIONS and len(counts) == total and words >= CAPTION_WORDS + 2
         if few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS):
-            raise InputError(
-                f"{self.where}: {column} has {len(counts)} different values in {total} rows, such as"
-                f" {printable(next(iter(counts)))!r}, which look like captions, not classes: give --label-column, or"
-                " --unlabeled (other columns are kept with each sample)"
-            )
+            what = f"{len(counts)} different values in {total} rows, such as {printable(next(iter(counts)))!r}"
+            fix = "give --label-column, or --unlabeled (other columns are kept with each sample)"
+            raise InputError(f"{where} has {what}, which look like captions, not classes: {fix}")
         numbers = Counter({label: count for label, count in counts.items() if is_id(label)})
         names = counts - numbers
         if numbers and names and not self.options.has_label_map:
-            raise InputError(
-                f"{self.where}: {column} is a number in {numbers.total()} rows ({printable(next(iter(numbers)))}) and a"
-                f" name in {names.total()} ({printable(next(iter(names)))}): write all labels alike, or give"
-                " --label-map or --label-column"
-            )
+            one, other = (f"{found.total()} rows ({printable(next(iter(found)))})" for found in (numbers, names))
+            fix = "write all labels alike, or give --label-map or --label-column"
+            raise InputError(f"{where} is a number in {one} and a name in {other}: {fix}")
 
     def describe(self) -> str:
         """Say in a sentence how the list was read."""

@@ -113,14 +113,9 @@ def score_split(rows: Sequence[Row], is_file: IsFile) -> SplitScore:
     others, num_others = found - is_file(path), len(chosen) - 1
     is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
     is_number = WHOLE.fullmatch(path) and not is_index
-    if is_file(path) or has_video_extension(path) or "/" in path or is_number:
-        has_header = False
-    elif len(rows) == 1:
-        has_header = num_known >= 2 or (num_known == 1 and len(first) == 1)
-    elif num_known:
-        has_header = is_known(path) or num_known >= 2 or 2 * others >= num_others
-    else:
-        has_header = is_index or (num_others >= 2 and others == num_others)
+    is_path = is_file(path) or has_video_extension(path) or "/" in path
+    names_columns = is_known(path) or num_known >= 2 or is_index
+    has_header = not is_path and not is_number and (names_columns or (num_others >= 2 and others == num_others))
     return SplitScore(found, num_known * has_header, similar, -column, len(chosen) - has_header, has_header)
 
 

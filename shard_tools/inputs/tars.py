@@ -134,17 +134,15 @@ def _require_end(path: Path, end: int) -> None:
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
-        if not block:
-            fix = f"if it is complete, `truncate -s +{2 * tarfile.BLOCKSIZE}` adds one"
-            raise InputError(f"{path} has no end-of-archive marker, as if cut off between two members: {fix}")
-        if block.strip(b"\0"):
-            raise InputError(f"{path} is not a complete tar file (no header at byte {end}): repair it, or move it away")
-        while block:
-            block = file.read(2**20)
+        if not block or block.strip(b"\0"):
+            what = (
+                f"no header at byte {end}" if block else "no end-of-archive marker, as if cut off between two members"
+            )
+            raise InputError(f"{path} is not a complete tar file ({what}): repair it, or move it away")
+        while block := file.read(2**20):
             if block.strip(b"\0"):
-                raise InputError(
-                    f"{path} contains data after the end-of-archive marker at byte {end} (concatenated tars?): split it"
-                )
+                what = f"contains data after the end-of-archive marker at byte {end} (concatenated tars?)"
+                raise InputError(f"{path} {what}: split it")
 
 
 def _may_be_video(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:

@@ -147,7 +147,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "compressed": (gzip.compress, r"x\.tar is compressed \(gzip\): unpack it"),
     "cut in a video": (lambda data: data[:2000], r"x\.tar is not a complete tar file"),
     "cut in a header": (lambda data: data[:1300], r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
-    "cut between members": (lambda data: data[:1024], r"x\.tar has no end-of-archive marker, as if cut off"),
+    "cut between members": (lambda data: data[:1024], r"x\.tar is not a complete tar file \(no end-of-archive marker"),
     "impossible checksum": (
         lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :],
         r"x\.tar is not a complete tar file \(no header at byte 1024\)",
