@@ -1,10 +1,11 @@
 """Which column of a list is what: as the options say, as its format says, or else as names and contents show."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 from common.errors import InputError
 from common.logging import printable
@@ -24,7 +25,7 @@ from shard_tools.inputs.cells import (
 )
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS
-from shard_tools.inputs.formats import BY_NAME, FORMATS, LAYOUTS, Layout, get_unit, to_key
+from shard_tools.inputs.formats import AS_GIVEN, BY_NAME, FORMATS, KINDS, WITHOUT_HEADER, Format, get_unit, to_key
 from shard_tools.inputs.item import ParquetCell
 from shard_tools.inputs.table_reader import NUM_SCORED, Table
 
@@ -79,16 +80,20 @@ class ColumnDetector:
         if not width:
             raise InputError(f"{table.where} has no columns")
         self.names = [*map(str, table.columns)] if table.columns else [f"column {n}" for n in range(1, width + 1)]
-        self.keys = [to_key(name) for name in table.columns] if table.columns else [""] * width
-        self.format = next((entry for entry in FORMATS if entry.matches(self.keys)), BY_NAME)
+        self.roles = [to_key(name) for name in table.columns] if table.columns else [""] * width
+        self.format = AS_GIVEN
+        if table.columns:
+            self.format = next((entry for entry in FORMATS if entry.matches(self.roles)), BY_NAME)
+            roles = dict(self.format.list_columns())
+            self.roles = [roles.get(role, role) for role in self.roles]
 
     def error(self, what: str, fix: str) -> InputError:
         columns = ", ".join(map(printable, self.names[:30]))
         example = f" (the first row: {printable(', '.join(map(to_text, self.sample[0])))})"
         return InputError(f"{self.table.where}: {what}; its columns are {columns}{example}: {fix}")
 
-    def list_names(self, columns: Sequence[int], separator: str = ", ") -> str:
-        return separator.join(self.names[n] for n in columns)
+    def list_names(self, columns: Iterable[int]) -> str:
+        return ", ".join(self.names[n] for n in columns)
 
     def cells(self, column: int) -> list[Any]:
         return [row[column] for row in self.sample if column < len(row) and not is_missing(row[column])]
@@ -103,12 +108,30 @@ class ColumnDetector:
         return bool(self.cells(column)) and all(parse_time(cell) is not None for cell in self.cells(column))
 
     def detect(self) -> Columns:
+        """Take the columns that options name, then those that are called by the vocabulary, or by the format."""
+        if self.format.error:
+            raise self.error(self.format.error, "only labels of videos and segments are read, not detections")
         columns = Columns(self._find_path(), self._resolve_times())
-        free = [n for n in range(len(self.names)) if n != columns.path and n not in (columns.times or ())[:2]]
-        if self.table.columns:
-            self._use_names(columns, free)
-        else:
-            self._use_contents(columns, [n for n in free if self.cells(n)])
+        columns.label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
+        label = None if columns.label_is_folder else self.resolve("label")
+        free = [n for n in range(len(self.names)) if n not in (columns.path, label, *(columns.times or ())[:2])]
+        if not self.table.columns:
+            self.format = self._find_layout(columns.path, free)
+        entry, columns.format, columns.removed = self.format, self.format.name, self.format.removed
+        if not (self.options.start or self.options.end):
+            columns.times = self._find_times(columns.path, free)
+        columns.subset = next((n for n in free if self.roles[n] in formats.SUBSETS), None)
+        columns.subset_names = dict(entry.subsets)
+        free = [n for n in free if n not in (columns.subset, *(columns.times or ())[:2])]
+        if entry.left_out:
+            columns.left_out = self.roles.index("sign"), *entry.left_out
+        match = re.fullmatch(entry.list_name, self.table.where)
+        columns.constant_label = match[1] if match and match.re.groups else None
+        if label is None and not (columns.label_is_folder or self.options.unlabeled):
+            label = self._find_label(free)
+        if label is not None:
+            self._set_label(columns, label)
+        columns.unused = [n for n in free if n != label and self.cells(n) and not self.table.columns]
         return columns
 
     def resolve(self, role: str) -> int | None:
@@ -116,7 +139,7 @@ class ColumnDetector:
         given = getattr(self.options, role)
         if given is None:
             return None
-        for name, names in ((given, self.names), (to_key(given), self.keys)):
+        for name, names in ((given, self.names), (to_key(given), self.roles)):
             if name and name in names:
                 return names.index(name)
         if given.isdecimal() and 1 <= int(given) <= len(self.names):
@@ -131,7 +154,7 @@ class ColumnDetector:
             raise self.error("a segment has a start and an end", "give both --start-column and --end-column")
         if start is None or end is None:
             return None
-        return Times(start, end, *get_unit(self.keys[start]), is_length=self.keys[end] in formats.LENGTHS)
+        return Times(start, end, *get_unit(self.roles[start]), is_length=self.roles[end] in formats.LENGTHS)
 
     def _find_path(self) -> int:
         """Find the column of paths: of those that may be by their names, the one whose cells are files."""
@@ -140,7 +163,7 @@ class ColumnDetector:
             return self.table.score.column if given is None else given
         if self.table.holds_videos:
             return next(n for n in range(len(self.names)) if isinstance(self.sample[0][n], ParquetCell))
-        named = [self.keys.index(key) for key in self.format.path.split() if key in self.keys]
+        named = [self.roles.index(key) for key in formats.PATHS if key in self.roles]
         if not named and not self.table.score.num_found:
             looked = "looked for path, video, file_name, video_id, id, …"
             raise self.error(f"no column names videos ({looked})", "give --path-column, --root or --suffix")
@@ -150,54 +173,43 @@ class ColumnDetector:
         cells = self.cells(column)
         return sum(self.finder.has(to_path(cell)) for cell in cells[:: max(1, len(cells) // NUM_SCORED)])
 
-    def _use_names(self, columns: Columns, free: list[int]) -> None:
-        """Fill in what the format, or the vocabulary, says of columns with names."""
-        entry = self.format
-        if entry.error:
-            raise self.error(entry.error, "only labels of videos and segments are read, not detections")
-        columns.format, columns.removed = entry.name, entry.removed
-        if not (self.options.start or self.options.end):
-            columns.times = self._find_times(free)
-        columns.subset = next((n for n in free if self.keys[n] in (entry.subset or BY_NAME.subset).split()), None)
-        free = [n for n in free if n not in (columns.subset, *(columns.times or ())[:2])]
-        if entry.left_out:
-            columns.left_out = self.keys.index(entry.left_out[0]), *entry.left_out[1:]
-        if self._use_label_option(columns):
-            return
-        named = [n for n in free if self.keys[n] in entry.label.split() and self.cells(n)]
-        named = [n for n in named if not self.keys[n].endswith(formats.NUMBERS)] or named
-        if len(named) > 1:
-            raise self.error(f"{self.list_names(named)} may each be the label", GIVE_LABEL)
-        if named:
-            self._set_label(columns, named[0])
-        elif entry is BY_NAME and (unknown := [n for n in free if self._may_be_label(n)]):
-            looked = "looked for label, class, class_name, category, action, target, verb, …"
-            what = f"no column is known as the label ({looked}), and {self.list_names(unknown)} may be"
-            raise self.error(what, GIVE_LABEL)
-
-    def _find_times(self, free: list[int]) -> Times | None:
+    def _find_times(self, path: int, free: list[int]) -> Times | None:
         """Find a start with its end, or length, or a column of both; in seconds rather than in frames."""
         starts, ends = (
-            {get_unit(self.keys[n]): n for n in reversed(free) if re.fullmatch(names, self.keys[n])}
+            {get_unit(self.roles[n]): n for n in reversed(free) if re.fullmatch(names, self.roles[n])}
             for names in (formats.STARTS, formats.ENDS)
         )
         if both := sorted(starts.keys() & ends.keys()):
             return Times(starts[both[0]], ends[both[0]], *both[0])
         for unit, start in starts.items():
-            lengths = [n for n in free if self.keys[n] in formats.LENGTHS]
-            if ends or not lengths:
+            length = next((n for n in free if self.roles[n] in formats.LENGTHS), None)
+            if ends or (length is None and self.format.seconds == math.inf):
                 raise self.error(f"{self.names[start]} has no end", GIVE_TIMES)
-            return Times(start, lengths[0], *unit, is_length=True)
+            starts = {row[start] for row, _ in self._list_frame_folders(path)} if self.format.is_numbered else {"0"}
+            return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=int("0" not in starts))
         if ends:
             raise self.error("there is an end without a start", GIVE_TIMES)
-        pairs = [n for n in free if self.keys[n] in formats.PAIRS and self.cells(n)]
+        pairs = [n for n in free if self.roles[n] in formats.PAIRS and self.cells(n)]
         return next((Times(n, n) for n in pairs if all(map(is_pair, self.cells(n)))), None)
 
-    def _use_label_option(self, columns: Columns) -> bool:
-        columns.label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
-        if not columns.label_is_folder and (given := self.resolve("label")) is not None:
-            self._set_label(columns, given)
-        return self.options.unlabeled or self.options.label is not None
+    def _find_label(self, free: list[int]) -> int | None:
+        named = [n for n in free if self.roles[n] in formats.LABELS and self.cells(n)]
+        named = [n for n in named if not self.roles[n].endswith(formats.NUMBERS)] or named
+        if len(named) > 1:
+            raise self.error(f"{self.list_names(named)} may each be the label", GIVE_LABEL)
+        if not named and self.format is BY_NAME and (unknown := [n for n in free if self._may_be_label(n)]):
+            looked = "looked for label, class, class_name, category, action, target, verb, …"
+            what = f"no column is known as the label ({looked}), and {self.list_names(unknown)} may be"
+            raise self.error(what, GIVE_LABEL)
+        return named[0] if named else None
+
+    def _may_be_label(self, column: int) -> bool:
+        texts, role = self.texts(column), self.roles[column]
+        if not texts or formats.NO_LABEL.search(role) or role in (*formats.PATHS, ""):
+            return False
+        is_scalar = all(isinstance(cell, (str, int)) and not isinstance(cell, bool) for cell in self.cells(column))
+        repeats = len(set(texts)) < len(texts) or len(texts) < 10
+        return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
 
     def _set_label(self, columns: Columns, column: int) -> None:
         """Take a column of labels: of several a cell if there are lists, or separators and it is called labels."""
@@ -207,93 +219,59 @@ class ColumnDetector:
         if self.options.label is None and self.is_number(column) and not self.is_whole(column):
             raise self.error(f"{self.names[column]} holds fractions, not classes", GIVE_LABEL)
         has_numbers = all(map(NUMBERS.fullmatch, texts)) and any(" " in text for text in texts)  # mmaction2's
-        if has_numbers and any(self.finder.count_frames(to_path(cell)) for cell in self.cells(columns.path)):
+        if has_numbers and self._list_frame_folders(columns.path):
             raise self.error("its folders have several labels behind the number of frames", "give CSV or JSON")
         lists = [parse_list(cell) is not None for cell in cells]
-        has_lists = any(lists) if self.keys[column] else all(lists) or has_numbers
+        has_lists = any(lists) if self.table.columns else all(lists) or has_numbers
         marked = any(TIMED.match(text) or re.search("[|;,]", text) for text in texts)
-        columns.label, columns.is_multiple = column, has_lists or (self.keys[column] in formats.MULTIPLE and marked)
+        columns.label, columns.is_multiple = column, has_lists or (self.roles[column] in formats.MULTIPLE and marked)
 
-    def _may_be_label(self, column: int) -> bool:
-        texts, key = self.texts(column), self.keys[column]
-        if not texts or formats.NO_LABEL.search(key) or key in (*formats.PATHS.split(), ""):
-            return False
-        is_scalar = all(isinstance(cell, (str, int)) and not isinstance(cell, bool) for cell in self.cells(column))
-        repeats = len(set(texts)) < len(texts) or len(texts) < 10
-        return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
-
-    def _use_contents(self, columns: Columns, free: list[int]) -> None:
-        """Fill in what columns without names hold: a known layout, or a label, when all else has been explained."""
-        groups = [n for n in free if {text.lower() for text in self.texts(n)} <= GROUPS.keys()]
-        columns.subset = groups[0] if groups else None
-        free = [n for n in free if n not in groups]
-        if self._use_label_option(columns):
-            columns.unused = [n for n in free if n != columns.label]
-            return
-        texts, numbers = [n for n in free if not self.is_number(n)], [n for n in free if self.is_number(n)]
-        whole = [n for n in numbers if self.is_whole(n)]
-        if len(numbers) - len(whole) >= MIN_FRACTIONS and not texts:
-            fix = "only labels of videos and segments are read"
-            raise self.error("it names boxes of persons at moments, as AVA's lists do", fix)
-        if layout := next((entry for entry in LAYOUTS if self.matches(entry, [columns.path, *free])), None):
-            self._use_layout(columns, layout, [columns.path, *free])
-            return
-        for first, second in pairwise(numbers):
-            if not self.options.start and second == first + 1 and self._is_later(second):
-                fix = f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none"
-                raise self.error(f"columns {first + 1} and {second + 1} may be the start and the end of segments", fix)
-        if len(free) > 1 or (free and not texts and not whole):
-            what = f"it has no header, and which of {self.list_names(free)} is the label is not clear"
-            raise self.error(what, GIVE_LABEL)
-        if free:
-            columns.format = "paths and labels"
-            self._set_label(columns, free[0])
-
-    def matches(self, layout: Layout, columns: list[int]) -> bool:
-        kinds = layout.columns.split()
-        if len(kinds) != len(columns) or not re.fullmatch(layout.list_name, self.table.where):
-            return False
-        pairs = zip(kinds, columns, strict=True)
-        return columns == sorted(columns) and all(self.matches_kind(kind, n, columns[0]) for kind, n in pairs)
+    def _find_layout(self, path: int, free: list[int]) -> Format:
+        """Find the format of a list without a header by what its columns hold, which then are called by their roles."""
+        free = [n for n in free if self.cells(n)]
+        subset = next((n for n in free if {text.lower() for text in self.texts(n)} <= GROUPS.keys()), None)
+        left = sorted({path, *free} - {subset})
+        for entry in WITHOUT_HEADER:
+            kinds, roles = zip(*entry.list_columns(), strict=True)
+            is_named = re.fullmatch(entry.list_name, self.table.where)
+            pairs = zip(kinds, left, strict=False)
+            if len(kinds) == len(left) and is_named and all(self.matches_kind(kind, n, path) for kind, n in pairs):
+                for n, role in [*zip(left, roles, strict=True), *[(n, "split") for n in free if n == subset]]:
+                    self.roles[n] = role
+                return entry
+        if not (self.options.unlabeled or self.options.label):
+            self._explain_unclear([n for n in left if n != path])
+        return AS_GIVEN
 
     def matches_kind(self, kind: str, column: int, path: int) -> bool:
-        """Whether a column may be what a layout says of it."""
-        if kind in ("path", "youtube_id"):
-            return kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""]))
-        if kind == "name" or not self.is_whole(column):
-            return kind == "name" and not self.is_number(column)
-        if kind in ("num_frames", "frames_from_start"):
-            frames = self._compare_frames(path, column)
-            differences = [count - number for _, number, count in frames]
-            ends = [start + number <= count + 1 for start, number, count in frames]
-            return bool(frames) and (all(ends) if kind != "num_frames" else all(abs(n) <= 1 for n in differences))
-        return kind not in formats.KINDS or formats.KINDS[kind]([int(float(text)) for text in self.texts(column)])
+        """Whether a column of a list without a header may be what a format says of it."""
+        if kind in ("path", "youtubeid"):
+            return column == path and (kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""])))
+        if kind in ("label", "name") or not self.is_whole(column):
+            return kind == "label" or (kind == "name" and not self.is_number(column))
+        rows = [(row, count) for row, count in self._list_frame_folders(path) if len(row) > column]
+        if kind == "num_frames":
+            return bool(rows) and all(abs(float(row[column]) - count) <= 1 for row, count in rows)
+        if kind == "frames_from_start":
+            ends = [(parse_time(row[column - 1]) or 0) + float(row[column]) - count for row, count in rows]
+            return bool(rows) and max(ends) <= 1
+        return KINDS[kind]([int(float(text)) for text in self.texts(column)])
 
-    def _compare_frames(self, path: int, column: int) -> list[tuple[float, float, int]]:
-        """Return of folders of frames what a column and the one before it say, and how many frames there are."""
-        rows = [row for row in self.sample if len(row) > column]
-        cells = [(row[column - 1], row[column], self.finder.count_frames(to_path(row[path]))) for row in rows]
-        return [(parse_time(one) or 0.0, parse_time(other) or 0.0, count) for one, other, count in cells if count]
+    def _list_frame_folders(self, path: int) -> list[tuple[Row, int]]:
+        """Return the rows of folders of frames, with the number of these."""
+        rows = [(row, self.finder.count_frames(to_path(row[path]))) for row in self.sample if len(row) > path]
+        return [(row, count) for row, count in rows if count]
 
-    def _use_layout(self, columns: Columns, layout: Layout, held: Sequence[int]) -> None:
-        kinds = layout.columns.split()
-        found = dict(zip(kinds, held, strict=True))
-        columns.format = layout.name
-        columns.label = found.get("label", found.get("name"))
-        columns.unused = [n for kind, n in zip(kinds, held, strict=True) if kind in ("num_frames", "number")]
-        if "start" in found:
-            # VideoMAEv2's starts are numbers of pictures, from 1, and 0 for whole videos; mmaction2's are offsets.
-            starts = {start for start, *_ in self._compare_frames(columns.path, held[2])}
-            is_numbered = "frames_from_start" in found and 0 not in starts
-            columns.times = Times(found["start"], held[2], in_frames=True, is_length=True, first=int(is_numbered))
-        elif "second" in found:
-            columns.times = Times(found["second"], None, length=layout.seconds)
-        if match := layout.subsets and re.fullmatch(layout.list_name, self.table.where):
-            columns.subset, columns.subset_names = found["split_code"], dict(layout.subsets)
-            columns.constant_label = match[1]
-
-    def _is_later(self, column: int) -> bool:
-        """Whether a column is always larger than the one before it, as ends of segments are."""
-        rows = [row for row in self.sample if len(row) > column]
-        pairs = [(parse_time(row[column - 1]), parse_time(row[column])) for row in rows]
-        return all(one is not None and other is not None and one < other for one, other in pairs)
+    def _explain_unclear(self, columns: list[int]) -> NoReturn:
+        numbers = [n for n in columns if self.is_number(n)]
+        if len(columns) == len(numbers) and sum(not self.is_whole(n) for n in numbers) >= MIN_FRACTIONS:
+            fix = "only labels of videos and segments are read"
+            raise self.error("it names boxes of persons at moments, as AVA's lists do", fix)
+        for first, second in pairwise(numbers):
+            rows = [row for row in self.sample if len(row) > second]
+            times = [(parse_time(row[first]) or 0, parse_time(row[second]) or 0) for row in rows]
+            if second == first + 1 and all(start < end for start, end in times):
+                fix = f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none"
+                raise self.error(f"columns {first + 1} and {second + 1} may be the start and the end of segments", fix)
+        what = f"it has no header, and which of {self.list_names(columns)} is the label is not clear"
+        raise self.error(what, GIVE_LABEL)

@@ -1,7 +1,7 @@
 """The formats of lists: a new one is one entry here, and one row of HEADS in tests/shard_tools/test_lists.py.
 
-Lists with names of columns (a header, keys of JSON) are the first of FORMATS whose columns they have, others BY_NAME,
-with the vocabulary of all; lists without names are the first of LAYOUTS whose columns hold what it says.
+A list is of the first format whose columns it has: of FORMATS, if it has a header (or keys of JSON), else of
+WITHOUT_HEADER. The format says which columns are not called as in the vocabulary; that then says which is what.
 """
 
 import math
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 PATHS = """
     path videopath filepath clippath fullpath relativepath relpath filename videofile file videofilename moviefile
     video clip videos framedir framesdir framefolder framepath folder directory videoname clipname vidname videoid
-    vidid clipid vid youtubeid ytid youtube uid id name key contenturl videourl url"""
+    vidid clipid vid youtubeid ytid youtube uid id name key contenturl videourl url""".split()
 LABELS = """
     label labels labelid labelids labelname labelidx labeltext class classes classname classid classidx classindex
     classlabel category categories categoryname categoryid action actions actionclass actionlabel actionname actionid
     actionclasses target targets targetid tag tags verb verbclass noun nounclass template gesture gestureid activity
-    activityname event eventlabel emotion y gt positivelabels"""
+    activityname event eventlabel emotion y gt positivelabels""".split()
 MULTIPLE = set("labels labelids classes categories actions actionclasses tags targets positivelabels".split())
-SUBSETS = "split subset set partition usage splits"
+SUBSETS = "split subset set partition usage splits".split()
 UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|idx|index)*"
 STARTS = f"(t|time|clip|segment|seg|action|frame|video)?(start|begin|onset){UNITS}|from|fromtimestamp"
 ENDS = f"(t|time|clip|segment|seg|action|frame|video)?(end|stop|finish){UNITS}|to|totimestamp"
@@ -35,67 +35,64 @@ NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
 
 
 class Format(NamedTuple):
-    """A list with names of columns: it has one of the names that are given for each role, separated by spaces."""
+    """A published form of lists: its columns, each `name`, or `name:role` if the vocabulary knows it by another name.
 
-    name: str
-    path: str = ""
-    label: str = ""  # if it has several of these, --label-column must decide
-    start: str = ""  # a regular expression, as is `end`; the unit follows from the name, see get_unit
-    end: str = ""  # of lists whose start is a column of pairs: nothing
-    subset: str = ""
-    other: str = ""  # by what else it is recognized
-    left_out: tuple[str, str, str] | None = None  # rows: column, value, and what they are
-    removed: str = ""  # characters of labels that its label map lacks
-    error: str = ""  # why it cannot be read
-
-    def matches(self, keys: Sequence[str]) -> bool:
-        fields = [self.path, self.label, self.subset, self.other]
-        names = [field.replace(" ", "|") for field in fields] + [self.start, self.end]
-        return all(any(re.fullmatch(name, key) for key in keys) for name in filter(None, names))
-
-
-FORMATS = [
-    Format("boxes", other="x1 xmin bbox box bboxes boxes", error="it has boxes"),
-    Format("Kinetics", "youtubeid", "label", "timestart", "timeend", "split"),
-    Format("HACS Clips", "youtubeid", "classname", "start", "end", "subset", "label",
-           left_out=("label", "-1", "HACS' negatives")),
-    Format("ActivityNet, Kinetics (JSON)", "id", "label", "segment", subset="subset"),
-    Format("ActivityNet Captions", "id", start="segment", other="sentences"),
-    Format("Something-Something V2", "id", "template", removed="[]"),
-    Format("EPIC-KITCHENS-100", "videoid", "verb noun", "starttimestamp", "stoptimestamp", other="narrationid"),
-    Format("Diving48", "vidname", "label", "startframe", "endframe"),
-    Format("Charades", "id", "actions", other="script"),
-    Format("AudioSet", "ytid", "positivelabels", "startseconds", "endseconds"),
-    Format("WebVid", "videoid", other="contenturl"),
-]  # fmt: skip
-BY_NAME = Format("columns by their names", PATHS, LABELS, STARTS, ENDS, SUBSETS)
-
-
-class Layout(NamedTuple):
-    """A list without names of columns: what each holds, in order, see KINDS and ColumnDetector.matches_kind."""
+    Lists with a header have all of these columns, and others. Lists without one have no others, and have them in this
+    order; what each must hold is its name in KINDS, or in ColumnDetector.matches_kind.
+    """
 
     name: str
     columns: str
-    seconds: float = math.inf  # length of the segments, if no column says it
     list_name: str = ".*"  # a regular expression; its group, if any, is the label of all rows
-    subsets: tuple[tuple[str, str], ...] = ()  # what the values of a column `split_code` mean
+    subsets: tuple[tuple[str, str], ...] = ()  # what the values of the column `subset` mean
+    left_out: tuple[str, str] | None = None  # rows with this value in the column `sign`, and what they are
+    removed: str = ""  # characters of labels that its label map lacks
+    seconds: float = math.inf  # length of all segments, if no column says it
+    is_numbered: bool = False  # the first frame is 1, where no segment starts at 0
+    error: str = ""  # why it cannot be read
+
+    def list_columns(self) -> list[tuple[str, str]]:
+        """Return the names of columns with their roles."""
+        return [(word.partition(":")[0], word.partition(":")[2] or word) for word in self.columns.split()]
+
+    def matches(self, keys: Sequence[str]) -> bool:
+        return all(any(re.fullmatch(name, key) for key in keys) for name, _ in self.list_columns())
 
 
-LAYOUTS = [
-    Layout("HMDB51", "path split_code", list_name=r"(?:.*/)?(.+)_test_split\d\.txt",
-           subsets=(("1", "train"), ("2", "test"), ("0", "neither"))),
-    Layout("VGGSound", "youtube_id second name", seconds=10),
-    Layout("Moments in Time", "path name number number"),
-    Layout("VideoMAEv2 or mmaction2: path, start, length, label", "path start length label"),
-    Layout("VideoMAEv2 for pre-training", "path start all"),
-    Layout("folders of frames: path, number, label", "path num_frames label"),
-    Layout("folders of frames: path, start, number", "path start frames_from_start"),
+FORMATS = [
+    Format("boxes", "x1|xmin|bbox|box|bboxes|boxes", error="it has boxes"),
+    Format("Kinetics", "label youtubeid timestart timeend split"),
+    Format("HACS Clips", "classname:label youtubeid subset start end label:sign", left_out=("-1", "HACS' negatives")),
+    Format("ActivityNet, Kinetics (JSON)", "id label segment subset"),
+    Format("ActivityNet Captions", "id segment sentences"),
+    Format("Something-Something V2", "id label:caption template:label", removed="[]"),
+    Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
+    Format("Diving48", "vidname label startframe endframe"),
+    Format("Charades", "id script actions"),
+    Format("AudioSet", "ytid startseconds endseconds positivelabels"),
+    Format("WebVid", "videoid contenturl"),
 ]  # fmt: skip
-KINDS = {  # of whole numbers
-    "split_code": lambda numbers: {*numbers} <= {0, 1, 2},
+BY_NAME = Format("columns by their names", "")
+WITHOUT_HEADER = [
+    Format("HMDB51", "path code:subset", list_name=r"(?:.*/)?(.+)_test_split\d\.txt",
+           subsets=(("1", "train"), ("2", "test"), ("0", "neither"))),
+    Format("VGGSound", "youtubeid start name:label", seconds=10),
+    Format("Moments in Time", "path name:label number:votes number:votes"),
+    Format("VideoMAEv2, mmaction2: segments", "path start:startframe length number:label"),
+    Format("VideoMAEv2 for pre-training", "path start:startframe all:length"),
+    Format("folders of frames, their number, label", "path num_frames number:label"),
+    Format("folders of frames, start, number", "path start:startframe frames_from_start:length", is_numbered=True),
+    Format("paths", "path"),
+    Format("paths and labels", "path label"),
+    Format("labels and paths", "label path"),
+]  # fmt: skip
+AS_GIVEN = Format("columns as given", "")
+KINDS = {  # what whole numbers in a column without a header must be
+    "code": lambda numbers: {*numbers} <= {0, 1, 2},
     "length": lambda numbers: all(number == -1 or number > 0 for number in numbers),
     "all": lambda numbers: {*numbers} == {-1},
     "start": lambda numbers: min(numbers) >= 0,
+    "number": lambda numbers: True,
 }
 
 
@@ -106,8 +103,7 @@ def to_key(name: Any) -> str:
 def is_known(name: str) -> bool:
     """Whether a cell can be the name of a column."""
     key = to_key(name)
-    words = " ".join([PATHS, LABELS, SUBSETS]).split()
-    return key in words or re.fullmatch(f"{STARTS}|{ENDS}", key) is not None
+    return key in (*PATHS, *LABELS, *SUBSETS) or re.fullmatch(f"{STARTS}|{ENDS}", key) is not None
 
 
 def get_unit(key: str) -> tuple[float, bool]:

@@ -303,7 +303,7 @@ def _unfold(entry: Any) -> Iterator[Any]:
         yield entry
         return
     name = next((name for name in ("annotations", "annotation") if entry.get(name)), "")
-    inner = [entry[name]] if isinstance(entry.get(name), dict) else entry.get(name)
+    inner: Any = [entry[name]] if isinstance(entry.get(name), dict) else entry.get(name)
     times = next((entry[name] for name in ("timestamps", "segments") if isinstance(entry.get(name), list)), None)
     if _are_objects(inner):
         outer = {key: value for key, value in entry.items() if key != name}

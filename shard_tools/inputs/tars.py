@@ -102,7 +102,7 @@ class _Tar:
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
-    usual = sorted(key for key in entries if to_key(key) in LABELS.split() and key != "cls")
+    usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
     values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
     value = next((value for value in values if not is_missing(value)), None)
     return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None
