@@ -185,8 +185,8 @@ class ColumnDetector:
             length = next((n for n in free if self.roles[n] in formats.LENGTHS), None)
             if ends or (length is None and self.format.seconds == math.inf):
                 raise self.error(f"{self.names[start]} has no end", GIVE_TIMES)
-            starts = {row[start] for row, _ in self._list_frame_folders(path)} if self.format.is_numbered else {"0"}
-            return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=int("0" not in starts))
+            firsts = {row[start] for row, _ in self._list_frame_folders(path)} if self.format.is_numbered else {"0"}
+            return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=int("0" not in firsts))
         if ends:
             raise self.error("there is an end without a start", GIVE_TIMES)
         pairs = [n for n in free if self.roles[n] in formats.PAIRS and self.cells(n)]

@@ -28,35 +28,11 @@ def clips(tmp_path: Path) -> Path:
     return folder
 
 
-LISTS = {
-    "header.csv": "id,path,label\n0,run/a.mp4,run\n1,walk/d.webm,walk\n",
-    "list.txt": "run/a.mp4 run\n\nwalk/d.webm walk\n",
-    "tabs.txt": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
-    "windows.csv": "\ufeffrun/a.mp4,run\r\nwalk/d.webm,walk\r\n",
-    "quoted.csv": '"run/a.mp4","run"\n"walk/d.webm","walk"\n',
-    "without_extension.csv": "run/a,run\nwalk/d,walk\n",
-    "null.json": '[{"path": "run/a.mp4", "label": null, "class": "run"}, {"path": "walk/d.webm", "class": "walk"}]',
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_lists(clips: Path, tmp_path: Path, name: str, elsewhere: bool) -> None:
-    path = (tmp_path if elsewhere else clips) / name
-    path.write_text(LISTS[name])
-    items = read_inputs(str(path), ListOptions(root=str(clips) if elsewhere else None))
-    assert [(item.source, item.label, item.problem) for item in items] == [
-        ("run/a.mp4", "run", None),
-        ("walk/d.webm", "walk", None),
-    ]
+def test_paths_are_relative_to_the_root(clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("run/a.mp4,run\nwalk/d.webm,walk\n")
+    items = read_inputs(str(tmp_path / "list.csv"), ListOptions(root=str(clips)))
+    assert [(item.source, item.label) for item in items] == [("run/a.mp4", "run"), ("walk/d.webm", "walk")]
     assert [Path(item.location) for item in items] == [clips / "run/a.mp4", clips / "walk/d.webm"]
-
-
-def test_a_path_with_spaces_needs_no_quotes(clips: Path) -> None:
-    (clips / "list.txt").write_text("run/a.mp4\nrun/b c.mp4\n")
-    assert [i.source for i in read_inputs(str(clips / "list.txt"))] == ["run/a.mp4", "run/b c.mp4"]
-    (clips / "list.txt").write_text("run/a.mp4 3\nrun/b c.mp4 4\n")
-    assert [i.label for i in read_inputs(str(clips / "list.txt"))] == ["3", "4"]
 
 
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -68,7 +44,7 @@ def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
 
 
-def test_shards_of_ours_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
+def test_shards_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(dataset, tmp_path / "again", "--encode", "copy")
     before, after = read_dataset_info(dataset), read_dataset_info(tmp_path / "again")
     assert after.classes == before.classes
@@ -121,6 +97,11 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
         "skipped 2 hidden: .cache/, .hidden.mp4",
         "skipped 3 without a video's extension (.json 2, none 1): readme, run/a.json, run/b.JSON",
     ]
+    skipped.write(clips / "skipped.jsonl")
+    assert (
+        '{"source": "readme", "reason": "skipped: without a video\'s extension"}'
+        in (clips / "skipped.jsonl").read_text()
+    )
 
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:

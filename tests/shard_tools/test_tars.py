@@ -172,7 +172,7 @@ def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage:
 
 
 @pytest.mark.parametrize("wrong", ["99", "-1", '"left"'])
-def test_a_label_that_is_no_class_of_ours_costs_its_video(dataset: Path, tmp_path: Path, wrong: str) -> None:
+def test_a_label_that_is_no_class_of_the_shards_costs_its_video(dataset: Path, tmp_path: Path, wrong: str) -> None:
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
     with tarfile.open(dataset / "shard-000000.tar") as source:
         members = [(member.name, source.extractfile(member).read()) for member in source]  # type: ignore[union-attr]
