@@ -31,6 +31,11 @@ class Times(NamedTuple):
     first: int = 0  # number of the first frame
 
 
+def get_cell(row: Row, column: int | None) -> Any:
+    """Return a cell; None if the row ends before it, or there is no such column."""
+    return row[column] if column is not None and column < len(row) else None
+
+
 def to_text(cell: Any) -> str:
     """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
     if not isinstance(cell, str):
@@ -110,7 +115,7 @@ def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
 
 def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
     """Return the segment of a row, None if it is the whole video, and why it is none."""
-    first, last = (row[n] if n is not None and n < len(row) else None for n in (times.start, times.end))
+    first, last = get_cell(row, times.start), get_cell(row, times.end)
     if times.start == times.end and not is_missing(first):
         first, last = parse_list(first) if is_pair(first) else (first, "")  # type: ignore[misc]
     if is_missing(first) and is_missing(last):

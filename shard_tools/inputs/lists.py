@@ -14,16 +14,8 @@ from common.logging import printable
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source
-from shard_tools.inputs.cells import (
-    HALF_A_PAIR,
-    Row,
-    dump_fields,
-    read_label,
-    read_labels,
-    read_segment,
-    to_path,
-    to_text,
-)  # fmt: skip
+from shard_tools.inputs import cells
+from shard_tools.inputs.cells import Row, get_cell, read_segment, to_text
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import ColumnDetector, Columns, ListOptions
 from shard_tools.inputs.files import Finder
@@ -59,7 +51,7 @@ class ListReader:
         self.labels: Counter[tuple[str, ...] | None] = Counter()
         self.subsets: Counter[str] = Counter()
         self.num_rows = self.num_left_out = self.num_trimmed = 0
-        self.parse_labels = lru_cache(maxsize=MAX_KINDS)(read_labels)  # 10 million rows have some hundred labels
+        self.parse_labels = lru_cache(maxsize=MAX_KINDS)(cells.read_labels)  # 10 million rows have some hundred labels
         self.are_trimmed = self._are_trimmed(self.columns)
 
     def _find_root(self, path: Path, roots: list[Path]) -> tuple[Finder, Table]:
@@ -96,14 +88,14 @@ class ListReader:
         columns, width = self.columns, len(self.names)
         used = {columns.path, columns.label, *(columns.times or ())[:2]}
         kept = [n for n in range(width) if n not in used and self.names[n]]
-        left_out, value, _ = columns.left_out or (width, "", "")
+        sign, value, _ = columns.left_out or (None, None, "")
         for number, row in enumerate(self.table.read_rows(), 1):
             self.num_rows = number
             if width and len(row) > width:
                 problem = f"its row has {len(row)} cells under {width} columns: quote the one that holds a separator"
                 yield Item(self._name_row(row), "", problem=problem)
                 continue
-            if columns.left_out and len(row) > left_out and read_label(row[left_out]) == value:
+            if sign is not None and cells.read_label(get_cell(row, sign)) == value:
                 self.num_left_out += 1
                 continue
             if columns.subset is not None:
@@ -117,15 +109,14 @@ class ListReader:
 
     def _read_subset(self, row: Row) -> str:
         """Return the subset of a row: train, val, test, or what it says."""
-        column = self.columns.subset
-        text = (read_label(row[column]) if column is not None and column < len(row) else None) or "no subset"
+        text = cells.read_label(get_cell(row, self.columns.subset)) or "no subset"
         return self.columns.subset_names.get(text) or GROUPS.get(text.lower(), text)
 
     def _name_row(self, row: Row) -> str:
         return f"{self.where}, row {self.num_rows}: {','.join(map(to_text, row))[:100]}"
 
     def _read_name(self, row: Row) -> str:
-        name = to_path(row[self.columns.path]) if len(row) > self.columns.path else ""
+        name = cells.to_path(get_cell(row, self.columns.path))
         if "youtu" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
             name = page[1]
         return name and name + self.options.suffix
@@ -136,7 +127,7 @@ class ListReader:
         if not name:
             return Item(self._name_row(row), "", problem="this row names no video")
         labels = self._read_labels(row)
-        fields = dump_fields(self.names, row, kept) if kept else ""
+        fields = cells.dump_fields(self.names, row, kept) if kept else ""
         segment, problem = read_segment(row, columns.times) if columns.times else (None, None)
         if self.table.holds_videos and isinstance(cell := row[columns.path], ParquetCell):
             return Item(f"{Path(cell.archive).name}/{cell.name}", cell, labels, 0, problem, segment, fields)
@@ -144,7 +135,7 @@ class ListReader:
             segment = None
             self.num_trimmed += 1
         elif is_remote(name):
-            if not name.isascii() and HALF_A_PAIR.search(name):
+            if not name.isascii() and cells.HALF_A_PAIR.search(name):
                 problem = "no file can have its name"
             return Item(name, name, labels, 0, problem, segment, fields)
         else:
@@ -160,10 +151,10 @@ class ListReader:
         columns = self.columns
         if columns.constant_label is not None:
             return (columns.constant_label,)
-        if columns.label is None or columns.label >= len(row):
+        cell = get_cell(row, columns.label)
+        if cell is None:
             return None
-        cell = row[columns.label]
-        labels = (self.parse_labels if isinstance(cell, str) else read_labels)(cell, columns.is_multiple)
+        labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.is_multiple)
         if labels and columns.removed:
             labels = tuple(re.sub(f"[{re.escape(columns.removed)}]", "", label) for label in labels)
         self.labels[labels] += 1
@@ -178,8 +169,7 @@ class ListReader:
         endings = list_endings(segment)
         if any(os.path.splitext(name)[0].endswith(ending) for ending in endings[:NUM_FULL_ENDINGS]):
             return self.finder.find(name)
-        column = self.columns.label
-        label = row[column] if column is not None and column < len(row) else None
+        label = get_cell(row, self.columns.label)
         folders = ["", f"{label}/", f"{label.replace(' ', '_')}/"] if isinstance(label, str) else [""]
         names = (f"{folder}{name}{ending}" for ending in endings if "/" not in name for folder in folders)
         return next(filter(None, map(self.finder.find, names)), None)
