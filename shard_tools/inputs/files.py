@@ -125,7 +125,7 @@ class Finder:
                 yield _normalize(relative)[-1], relative
 
     def _look_up(self, name: str) -> list[str]:
-        """List the files that `name` may mean: its folders must be the last of theirs, or theirs the last of its."""
+        """List the files that `name` may mean: the folders of one must be the last folders of the other."""
         if self._index is None or not name.strip("/\\"):
             return []
         wanted = _normalize(name)
