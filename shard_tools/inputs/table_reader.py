@@ -89,7 +89,7 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
 def require_uncompressed(path: Path) -> None:
     """Raise InputError if a file that should be a tar or a list is an archive of another kind, or a workbook."""
     with path.open("rb") as file:
-        head = file.read(4096)
+        head = file.read(2**16)
     is_zipped_workbook = head.startswith(b"PK") and (b"xl/" in head or b"opendocument" in head)
     if head.startswith(b"\xd0\xcf\x11\xe0") or is_zipped_workbook:
         raise InputError(f"{path} is a workbook (Excel or OpenDocument): save its sheet as CSV")
