@@ -91,16 +91,13 @@ def _parse_json(value: Any) -> LabelMap:
 
 def _parse_lines(text: str) -> LabelMap:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if "," in lines[0] and {*lines[0].lower().split(",")} & {*NAME_COLUMNS}:
+        return _parse_table(list(csv.reader(lines)))
     for pattern in LINES:
-        for rest in (lines, lines[1:]):  # without a header
-            matches = [match for line in rest if (match := re.fullmatch(pattern, line))]
-            if len(matches) < max(1, len(rest)):
-                continue
-            rows = [(match["id"], match["name"].strip().strip('"')) for match in matches]
-            label_map = _parse_table([("id", "name"), *rows])
-            if label_map.codes or label_map.first is not None:
-                has_columns = rest is not lines and lines[0].count(",") > 1
-                return _parse_table(list(csv.reader(lines))) if has_columns else label_map
+        matches = [match for line in lines if (match := re.fullmatch(pattern, line))]
+        label_map = _parse_table([("id", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)])
+        if len(matches) == len(lines) and (label_map.codes or label_map.first is not None):
+            return label_map
     return LabelMap(lines)
 
 
