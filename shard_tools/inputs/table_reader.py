@@ -28,6 +28,8 @@ SAMPLE_ROWS = 1000
 NUM_SCORED = 24  # rows of the sample whose files are looked for
 MAX_WORDS = 9  # of a line that is split at spaces
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
+# Ways to split lines: all of csv at a separator; at no space, at the last spaces, at the first one (-1).
+SPLITTERS = [*((separator, -1) for separator in SEPARATORS), *((" ", number) for number in (*range(MAX_WORDS), -1))]
 COMPRESSED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
@@ -142,43 +144,26 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
         raise InputError(f"{where} is not a text file in {encoding.upper()} ({error.reason})") from error
 
 
-class Splitter(NamedTuple):
-    """A way to split lines into cells."""
-
-    name: str  # for people
-    separator: str  # of csv, or "" for runs of spaces
-    num_splits: int = 0  # at the last spaces; -1: at the first
-
-    def split(self, lines: Iterable[str], where: str) -> Iterator[list[str]]:
-        """Yield the cells of all lines that are not blank."""
-        if self.separator:
-            yield from self._read_csv(lines, where)
-            return
+def _split_at(separator: str, num_splits: int, lines: Iterable[str], where: str) -> Iterator[list[str]]:
+    """Yield the cells of all lines that are not blank, see SPLITTERS."""
+    if separator == " ":
         for line in filter(None, map(str.strip, lines)):
-            cells = line.split(None, 1) if self.num_splits < 0 else line.rsplit(None, self.num_splits)
-            yield [cell.strip('"') for cell in cells] if '"' in line and self.num_splits >= 0 else cells
-
-    def _read_csv(self, lines: Iterable[str], where: str) -> Iterator[list[str]]:
-        csv.field_size_limit(MAX_CELL)
-        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True, strict=True)
-        line = 0
-        try:
-            for row in reader:
-                line = reader.line_num
-                while row and not row[-1]:  # separators at the end of a line
-                    row.pop()
-                if row:
-                    yield row
-        except csv.Error as error:
-            fix = "a quote there is not closed, or not doubled"
-            raise InputError(f"{where}, line {line + 1}, cannot be split at {self.name} ({error}): {fix}") from error
-
-
-SPLITTERS = [
-    *(Splitter(name, separator) for separator, name in SEPARATORS.items()),
-    Splitter("one path a line", ""),
-    *(Splitter("spaces", "", number) for number in (*range(1, MAX_WORDS), -1)),
-]
+            cells = line.split(None, 1) if num_splits < 0 else line.rsplit(None, num_splits)
+            yield [cell.strip('"') for cell in cells] if '"' in line and num_splits >= 0 else cells
+        return
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    line_number = 0
+    try:
+        for row in reader:
+            line_number = reader.line_num
+            while row and not row[-1]:  # separators at the end of a line
+                row.pop()
+            if row:
+                yield row
+    except csv.Error as error:
+        what = f"line {line_number + 1}, cannot be split at {SEPARATORS[separator]} ({error})"
+        raise InputError(f"{where}, {what}: a quote there is not closed, or not doubled") from error
 
 
 def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: str, is_file: IsFile) -> Table:
@@ -189,23 +174,24 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
     num_skipped += first[:4].lower() == "sep=" and len(first) == 5
     sample = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     found = []
-    for order, splitter in enumerate(SPLITTERS):
+    for order, (separator, num_splits) in enumerate(SPLITTERS):
         rows: list[list[str]] = []
         with suppress(InputError):  # reading all rows will say which cannot be split
-            rows.extend(splitter.split(sample, where))
+            rows.extend(_split_at(separator, num_splits, sample, where))
         width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-        num_splits = -1 if splitter.separator else splitter.num_splits
-        if 2 * count >= len(rows) > 0 and width > 0 and (width == num_splits + 1 or (num_splits < 0 and width > 1)):
+        if 2 * count >= len(rows) > 0 and (width == num_splits + 1 or (num_splits < 0 and width > 1)):
             score = score_split(rows, is_file)
-            found.append((score[:3], count / len(rows), -order, splitter, score))
+            found.append((score[:3], count / len(rows), -order, score))
     if not found:
         raise InputError(f"{where} is empty")
-    *_, splitter, score = max(found)
+    *_, order, score = max(found)
+    separator, num_splits = SPLITTERS[-order]
 
     def read_rows() -> Iterator[list[str]]:
-        return splitter.split(islice(read_lines(), num_skipped, None), where)
+        return _split_at(separator, num_splits, islice(read_lines(), num_skipped, None), where)
 
-    form = ", ".join([encoding, splitter.name, "header" if score.has_header else "no header"])
+    kind = SEPARATORS.get(separator, "spaces" if num_splits else "one path a line")
+    form = ", ".join([encoding, kind, "header" if score.has_header else "no header"])
     columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
     unnamed = columns[1:] if columns[:1] == [""] else columns
     if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
