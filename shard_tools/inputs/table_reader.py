@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -47,23 +46,22 @@ IsFile = Callable[[str], bool]  # whether a cell names a video that is there
 class SplitScore(NamedTuple):
     """How well rows name videos: the larger, the better."""
 
-    num_found: int  # cells of the best column that are files
-    num_known: int  # cells of the first row that are names of columns
-    num_similar: int  # cells of the best column that look like files
-    column: int
-    num_rows: int  # that were looked at
-    has_header: bool
+    num_found: int = 0  # cells of the best column that are files
+    num_known: int = 0  # cells of the first row that are names of columns
+    num_similar: int = 0  # cells of the best column that look like files
+    column: int = 0
+    num_rows: int = 1  # that were looked at
+    has_header: bool = False
 
 
-@dataclass
-class Table:
+class Table(NamedTuple):
     """A list: how it is written, the names of its columns, if it has any, and its rows, which stream."""
 
     where: str
     form: str  # UTF-8, commas, header
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
-    score: SplitScore
+    score: SplitScore = SplitScore()
     holds_videos: bool = False  # themselves, as cells
 
     def sample(self) -> list[Row]:
@@ -76,7 +74,7 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
     with path.open("rb") as file:
         head = file.read(NUM_BYTES)
     if head.startswith(PARQUET):
-        return _read_parquet(path, where, is_file)
+        return _score_paths(_read_parquet(path, where), is_file)
     encoding, name = _detect_encoding(head, where)
     read_lines = partial(_read_lines, path, encoding, where)
     first = next((line.strip() for line in read_lines() if line.strip()), None)
@@ -84,8 +82,13 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
         raise InputError(f"{where} is empty")
     if first[0] == "<":
         raise InputError(f"{where} is XML or HTML: {FORMS}")
-    table = _read_json(path, where, read_lines, is_file) if first[0] in "[{" else None
-    return table or _read_text(read_lines, where, name, is_file)
+    table = _read_json(path, where, read_lines) if first[0] in "[{" else None
+    return _score_paths(table, is_file) if table else _read_text(read_lines, where, name, is_file)
+
+
+def _score_paths(table: Table, is_file: IsFile) -> Table:
+    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in table.sample()]
+    return table._replace(score=score_split([[], *paths], is_file))
 
 
 def require_uncompressed(path: Path) -> None:
@@ -201,7 +204,7 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
     return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score)
 
 
-def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], is_file: IsFile) -> Table | None:
+def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]]) -> Table | None:
     """Read objects, lists of cells or single names, as JSON or JSON lines; None if it is neither, nor called so."""
     lines = list(islice(filter(str.strip, read_lines()), 2))
     form, records = "JSON", None
@@ -235,13 +238,7 @@ def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], 
             else:
                 yield record if isinstance(record, list) else [record]
 
-    return Table(where, form, columns, read_rows, _score_values(read_rows, is_file))
-
-
-def _score_values(read_rows: Callable[[], Iterator[Row]], is_file: IsFile) -> SplitScore:
-    rows = islice(read_rows(), SAMPLE_ROWS)
-    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in rows]
-    return score_split([[], *paths], is_file)
+    return Table(where, form, columns, read_rows)
 
 
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
@@ -302,7 +299,7 @@ def _unfold(entry: Any) -> Iterator[Any]:
         yield entry
 
 
-def _read_parquet(path: Path, where: str, is_file: IsFile) -> Table:
+def _read_parquet(path: Path, where: str) -> Table:
     """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
     parquet = import_pyarrow(where)
     try:
@@ -343,4 +340,4 @@ def _read_parquet(path: Path, where: str, is_file: IsFile) -> Table:
                 start += batch.num_rows
             first += start
 
-    return Table(where, "Parquet", schema.names, read_rows, _score_values(read_rows, is_file), bool(bytes_of))
+    return Table(where, "Parquet", schema.names, read_rows, holds_videos=bool(bytes_of))
