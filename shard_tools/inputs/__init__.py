@@ -105,14 +105,13 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
 
 def _read_splits(path: Path, tables: dict[Path, Path], found: Inputs, options: ListOptions) -> None:
     """Read folders by the metadata of each. Raise InputError if one with videos has none."""
-    inner = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not is_hidden(entry.name)}
-    unwanted = _find_unwanted(inner, options, path)
-    for name in inner.keys() - unwanted:
-        if inner[name] in tables:
-            _read_list(tables[inner[name]], found, replace(options, subset=None), prefix=f"{name}/")
-        elif _holds_videos(inner[name]):
-            one = next(iter(tables.values()))
-            what = f"{one} describes videos, and there is none for those in {inner[name]}"
+    inner = [entry for entry in sorted(path.iterdir()) if entry.is_dir() and not is_hidden(entry.name)]
+    unwanted = _find_unwanted((folder.name for folder in inner), options, path)
+    for folder in inner:
+        if folder in tables and folder.name not in unwanted:
+            _read_list(tables[folder], found, replace(options, subset=None), prefix=f"{folder.name}/")
+        elif folder.name not in unwanted and _holds_videos(folder):
+            what = f"{next(iter(tables.values()))} describes videos, and there is none for those in {folder}"
             raise InputError(f"{what}: give one of the folders as INPUT")
 
 

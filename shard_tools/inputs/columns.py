@@ -16,6 +16,7 @@ from shard_tools.inputs.cells import (
     WHOLE,
     Row,
     Times,
+    get_cell,
     is_missing,
     is_pair,
     parse_list,
@@ -68,7 +69,7 @@ class Columns:
     subset_names: dict[str, str] = field(default_factory=dict)
     left_out: tuple[int, str, str] | None = None  # rows that are no samples: column, value, and what they are
     unused: list[int] = field(default_factory=list)
-    format: str = "paths"
+    format: str = ""  # its name
 
 
 class ColumnDetector:
@@ -161,8 +162,9 @@ class ColumnDetector:
         given = self.resolve("path")
         if given is not None or not self.table.columns:
             return self.table.score.column if given is None else given
-        if self.table.holds_videos:
-            return next(n for n in range(len(self.names)) if isinstance(self.sample[0][n], ParquetCell))
+        videos = [n for n, cell in enumerate(self.sample[0]) if isinstance(cell, ParquetCell)]
+        if len(videos) == 1:
+            return videos[0]
         named = [self.roles.index(key) for key in formats.PATHS if key in self.roles]
         if not named and not self.table.score.num_found:
             looked = "looked for path, video, file_name, video_id, id, …"
@@ -185,8 +187,9 @@ class ColumnDetector:
             length = next((n for n in free if self.roles[n] in formats.LENGTHS), None)
             if ends or (length is None and self.format.seconds == math.inf):
                 raise self.error(f"{self.names[start]} has no end", GIVE_TIMES)
-            firsts = {row[start] for row, _ in self._list_frame_folders(path)} if self.format.is_numbered else {"0"}
-            return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=int("0" not in firsts))
+            folders = self._list_frame_folders(path) if self.format.is_numbered else []
+            first = int(bool(folders) and all(parse_time(get_cell(row, start)) for row, _ in folders))
+            return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=first)
         if ends:
             raise self.error("there is an end without a start", GIVE_TIMES)
         pairs = [n for n in free if self.roles[n] in formats.PAIRS and self.cells(n)]
@@ -249,13 +252,13 @@ class ColumnDetector:
             return column == path and (kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""])))
         if kind in ("label", "name") or not self.is_whole(column):
             return kind == "label" or (kind == "name" and not self.is_number(column))
-        rows = [(row, count) for row, count in self._list_frame_folders(path) if len(row) > column]
+        if kind in KINDS:
+            return KINDS[kind]([int(float(text)) for text in self.texts(column)])
+        rows = [(get_cell(row, column - 1), get_cell(row, column), n) for row, n in self._list_frame_folders(path)]
+        found = [(parse_time(start) or 0, parse_time(number) or 0, n) for start, number, n in rows]
         if kind == "num_frames":
-            return bool(rows) and all(abs(float(row[column]) - count) <= 1 for row, count in rows)
-        if kind == "frames_from_start":
-            ends = [(parse_time(row[column - 1]) or 0) + float(row[column]) - count for row, count in rows]
-            return bool(rows) and max(ends) <= 1
-        return KINDS[kind]([int(float(text)) for text in self.texts(column)])
+            return bool(found) and all(abs(number - num_frames) <= 1 for _, number, num_frames in found)
+        return bool(found) and all(start + number <= num_frames + 1 for start, number, num_frames in found)
 
     def _list_frame_folders(self, path: int) -> list[tuple[Row, int]]:
         """Return the rows of folders of frames, with the number of these."""
@@ -271,7 +274,7 @@ class ColumnDetector:
             rows = [row for row in self.sample if len(row) > second]
             times = [(parse_time(row[first]) or 0, parse_time(row[second]) or 0) for row in rows]
             if second == first + 1 and all(start < end for start, end in times):
-                fix = f"give --start-column {first + 1} --end-column {second + 1}, or --start-column none"
+                fix = f"give --start-column {first + 1} --end-column {second + 1}, or --label-column"
                 raise self.error(f"columns {first + 1} and {second + 1} may be the start and the end of segments", fix)
         what = f"it has no header, and which of {self.list_names(columns)} is the label is not clear"
         raise self.error(what, GIVE_LABEL)
