@@ -59,17 +59,15 @@ class Columns:
     """Which column holds what; numbers of columns from 0."""
 
     path: int
-    times: Times | None = None
+    times: Times | None
+    format: Format
     label: int | None = None
-    is_multiple: bool = False
-    removed: str = ""  # characters that are removed from labels
+    is_multiple: bool = False  # any number of labels a cell
     constant_label: str | None = None
     label_is_folder: bool = False
     subset: int | None = None
-    subset_names: dict[str, str] = field(default_factory=dict)
-    left_out: tuple[int, str, str] | None = None  # rows that are no samples: column, value, and what they are
+    sign: int | None = None  # which rows are left out
     unused: list[int] = field(default_factory=list)
-    format: str = ""  # its name
 
 
 class ColumnDetector:
@@ -112,21 +110,18 @@ class ColumnDetector:
         """Take the columns that options name, then those that are called by the vocabulary, or by the format."""
         if self.format.error:
             raise self.error(self.format.error, "only labels of videos and segments are read, not detections")
-        columns = Columns(self._find_path(), self._resolve_times())
+        columns = Columns(self._find_path(), self._resolve_times(), self.format)
         columns.label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
         label = None if columns.label_is_folder else self.resolve("label")
         free = [n for n in range(len(self.names)) if n not in (columns.path, label, *(columns.times or ())[:2])]
         if not self.table.columns:
-            self.format = self._find_layout(columns.path, free)
-        entry, columns.format, columns.removed = self.format, self.format.name, self.format.removed
+            columns.format = self.format = self._find_layout(columns.path, free)
         if not (self.options.start or self.options.end):
             columns.times = self._find_times(columns.path, free)
         columns.subset = next((n for n in free if self.roles[n] in formats.SUBSETS), None)
-        columns.subset_names = dict(entry.subsets)
-        free = [n for n in free if n not in (columns.subset, *(columns.times or ())[:2])]
-        if entry.left_out:
-            columns.left_out = self.roles.index("sign"), *entry.left_out
-        match = re.fullmatch(entry.list_name, self.table.where)
+        columns.sign = self.roles.index("sign") if self.format.left_out else None
+        free = [n for n in free if n not in (columns.subset, columns.sign, *(columns.times or ())[:2])]
+        match = re.fullmatch(self.format.list_name, self.table.where)
         columns.constant_label = match[1] if match and match.re.groups else None
         if label is None and not (columns.label_is_folder or self.options.unlabeled):
             label = self._find_label(free)

@@ -85,17 +85,16 @@ class ListReader:
 
     def read(self) -> Iterator[Item]:
         """Yield an item a row. Raise InputError where rows together show that the columns are not what they seem."""
-        columns, width = self.columns, len(self.names)
+        columns, width, left_out = self.columns, len(self.names), self.columns.format.left_out
         used = {columns.path, columns.label, *(columns.times or ())[:2]}
         kept = [n for n in range(width) if n not in used and self.names[n]]
-        sign, value, _ = columns.left_out or (None, None, "")
         for number, row in enumerate(self.table.read_rows(), 1):
             self.num_rows = number
             if width and len(row) > width:
                 problem = f"its row has {len(row)} cells under {width} columns: quote the one that holds a separator"
                 yield Item(self._name_row(row), "", problem=problem)
                 continue
-            if sign is not None and cells.read_label(get_cell(row, sign)) == value:
+            if left_out and cells.read_label(get_cell(row, columns.sign)) == left_out[0]:
                 self.num_left_out += 1
                 continue
             if columns.subset is not None:
@@ -110,7 +109,7 @@ class ListReader:
     def _read_subset(self, row: Row) -> str:
         """Return the subset of a row: train, val, test, or what it says."""
         text = cells.read_label(get_cell(row, self.columns.subset)) or "no subset"
-        return self.columns.subset_names.get(text) or GROUPS.get(text.lower(), text)
+        return dict(self.columns.format.subsets).get(text) or GROUPS.get(text.lower(), text)
 
     def _name_row(self, row: Row) -> str:
         return f"{self.where}, row {self.num_rows}: {','.join(map(to_text, row))[:100]}"
@@ -155,8 +154,8 @@ class ListReader:
         if cell is None:
             return None
         labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.is_multiple)
-        if labels and columns.removed:
-            labels = tuple(re.sub(f"[{re.escape(columns.removed)}]", "", label) for label in labels)
+        if labels and (removed := columns.format.removed):
+            labels = tuple(re.sub(f"[{re.escape(removed)}]", "", label) for label in labels)
         self.labels[labels] += 1
         if len(self.labels) > MAX_KINDS and 2 * len(self.labels) > self.num_rows:
             self._check_labels()
@@ -167,11 +166,13 @@ class ListReader:
         if self.are_trimmed:
             return self.finder.find(name)
         endings = list_endings(segment)
-        if any(os.path.splitext(name)[0].endswith(ending) for ending in endings[:NUM_FULL_ENDINGS]):
+        if os.path.splitext(name)[0].endswith(tuple(endings[:NUM_FULL_ENDINGS])):
             return self.finder.find(name)
+        if "/" in name:
+            return None
         label = get_cell(row, self.columns.label)
         folders = ["", f"{label}/", f"{label.replace(' ', '_')}/"] if isinstance(label, str) else [""]
-        names = (f"{folder}{name}{ending}" for ending in endings if "/" not in name for folder in folders)
+        names = (f"{folder}{name}{ending}" for ending in endings for folder in folders)
         return next(filter(None, map(self.finder.find, names)), None)
 
     def _check_subsets(self) -> None:
@@ -220,9 +221,9 @@ class ListReader:
         if self.num_trimmed:
             why = " (none is longer than its segment)" * self.are_trimmed
             parts.append(f"{self.num_trimmed} files are segments already{why}")
-        if columns.left_out:
-            parts.append(f"{self.num_left_out} rows of {columns.left_out[2]} left out")
-        parts.append(f"format: {columns.format}; below {self.finder.root}")
+        if columns.format.left_out:
+            parts.append(f"{self.num_left_out} rows of {columns.format.left_out[1]} left out")
+        parts.append(f"format: {columns.format.name}; below {self.finder.root}")
         return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
 
 
