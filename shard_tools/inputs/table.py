@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -112,12 +110,12 @@ class Inputs:
         table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
             FROM items GROUP BY source, segment HAVING count(*) > 1""")
         whole = "SELECT source FROM repeated WHERE segment = ''"
-        conflicts = f"""SELECT source, min(items.rowid) FROM items WHERE segment = '' AND source IN ({whole})
+        conflicts = f"""SELECT source, labels, min(rowid) FROM items WHERE segment = '' AND source IN ({whole})
             GROUP BY source HAVING count(DISTINCT coalesce(labels, '')) > 1"""
-        for source, first in list(table.run(conflicts)):
-            labels = "SELECT labels FROM items WHERE source = ? AND segment = ''"
-            ((label,),) = table.run(f"{labels} AND rowid = ?", source, first)
-            ((other,),) = table.run(f"{labels} AND labels IS NOT ? ORDER BY rowid DESC LIMIT 1", source, label)
+        other_labels = """SELECT labels FROM items WHERE source = ? AND segment = '' AND labels IS NOT ?
+            ORDER BY rowid DESC LIMIT 1"""
+        for source, label, first in list(table.run(conflicts)):
+            ((other,),) = table.run(other_labels, source, label)
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
@@ -269,18 +267,18 @@ class Inputs:
             ("labels", "stored.labels IS NOT items.labels", "have another label now"),
             ("size", "items.size AND stored.size AND stored.size != items.size", "have changed since they were stored"),
         ):
-            rows = self._table.run(f"""
-                SELECT items.source, items.segment, stored.{column}, items.{column} FROM items
+            query = f"""
+                SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid) FROM items
                 JOIN stored ON stored.source = items.source AND stored.segment = items.segment
-                WHERE items.problem IS NULL AND {differs} ORDER BY items.source, items.segment, stored.rowid
-            """)
-            last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
-            if last_samples:
-                source, segment, then, now = last_samples[0]
+                WHERE items.problem IS NULL AND {differs} GROUP BY items.source, items.segment ORDER BY 1, 2
+            """
+            rows = list(self._table.run(query))
+            if rows:
+                source, segment, then, now, _ = rows[0]
                 how = f"{then} bytes then and {now} now"
                 if column == "labels":
                     how = f"{_format_labels(then)} there and {_format_labels(now)} in the input"
-                return f"{len(last_samples)} videos that {what} (the first: {join_name(source, segment)}, {how})"
+                return f"{len(rows)} videos that {what} (the first: {join_name(source, segment)}, {how})"
         return None
 
 
