@@ -23,7 +23,7 @@ from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, read_rejects
-from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
@@ -139,11 +139,11 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
 
 
-def make_choices(arguments: argparse.Namespace, root: str | None, split: str) -> Choices:
-    """Return what the options say about a list; a split takes the rows of its own subset."""
+def make_list_options(arguments: argparse.Namespace, root: str | None, split: str) -> ListOptions:
+    """Return what the arguments say about a list; a split takes the rows of its own subset."""
     columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
     subset = arguments.subset or (GROUPS.get(split, split) if split else None)
-    return Choices(
+    return ListOptions(
         root=root,
         suffix=arguments.suffix,
         **columns,
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with explain_full_disk():
         splits: dict[str, Inputs] = {}
         for name, where in lists.items():
-            inputs = read_inputs(where, make_choices(parsed, root, name if parsed.split else ""), skipped[name])
+            inputs = read_inputs(where, make_list_options(parsed, root, name if parsed.split else ""), skipped[name])
             if parsed.hold_out is not None:
                 inputs.hold_out(parsed.hold_out, name == "validation")
                 if not len(inputs):
