@@ -24,7 +24,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--strategies", action="store_true", help="also compare the masking strategies")
     parser.add_argument("--checkpoints", action="store_true", help="also compare the run's checkpoints")
     parser.add_argument("--compare", action="append", default=[], metavar="RUN", help="also compare with another run")
-    parser.add_argument("--html", action="store_true", help="also report.html, with sliders for frame and mask ratio")
     options = parser.parse_args(arguments)
     require_positive(options, "frame_stride", "clips")
     return options
@@ -36,13 +35,11 @@ if __name__ == "__main__":
 from collections.abc import Iterator
 from contextlib import suppress
 
-from common.atomic_io import write_text
 from common.logging import log
 from common.progress import progress_bar
-from figures.clips import Clip, read_clips
-from figures.interactive import render_page
-from figures.reconstruction import comparison_rows, explain_figure, make_rows, render_figure
-from figures.sheet import Row, render_animation, save_animation, save_image
+from figures.clips import read_clips
+from figures.reconstruction import comparison_rows, make_rows, render_figure
+from figures.sheet import render_animation, save_animation, save_image
 from model.adamae import AdaMAE
 from model.masking import MASKS
 from model.weights.pretrained import find_file, run_of, trained_rate
@@ -51,7 +48,6 @@ from training.checkpoint import list_checkpoints, parse_step
 from training.remote_run import local_run
 
 COMPARISON_WIDTH = 1000  # pixels: these figures have many rows
-REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
 
 def visualize(options: argparse.Namespace) -> None:
@@ -82,7 +78,6 @@ def visualize(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
-    interactive = []
     for clip in progress_bar(clips, unit="clip", desc="figures"):
         rows = [*make_rows(model.reconstruct(clip.frames[None], options.seed)).values()]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
@@ -90,11 +85,6 @@ def visualize(options: argparse.Namespace) -> None:
         for ending, models in comparisons.items():  # with the same noise
             rows = comparison_rows((name, other.reconstruct(clip.frames[None], options.seed)) for name, other in models)
             save_image(render_figure(rows, config, clip.times, COMPARISON_WIDTH), output / f"{clip.name}{ending}.png")
-        if options.html:
-            interactive.append((clip.name, rows_by_ratio(model, clip, options.seed)))
-    if interactive:
-        page = render_page(f"AdaMAE: {run}", interactive, config.mask_ratio, explain_figure(config))
-        write_text(output / "report.html", page)
     log(f"wrote figures to {output}")
 
 
@@ -106,16 +96,6 @@ def with_every_strategy(model: AdaMAE) -> Iterator[tuple[str, AdaMAE]]:
         possible = min(ratio, 1 - 1 / grid[0]) if masking == "frame" else ratio
         with suppress(InputError):  # no sampler was trained, or there is no motion in one token frame
             yield masking, model.with_masking(masking=masking, mask_ratio=possible)
-
-
-def rows_by_ratio(model: AdaMAE, clip: Clip, seed: int) -> dict[float, list[Row]]:
-    """Make the figure's rows at every ratio that leaves some tokens of this clip shape visible."""
-    rows = {}
-    for ratio in sorted({*REPORT_RATIOS, model.config.mask_ratio}):
-        with suppress(InputError):  # too few tokens, or token frames, for this ratio
-            maps = model.with_masking(mask_ratio=ratio).reconstruct(clip.frames[None], seed)
-            rows[ratio] = [*make_rows(maps).values()]
-    return rows
 
 
 if __name__ == "__main__":

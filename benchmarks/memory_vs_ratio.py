@@ -121,7 +121,7 @@ def list_points(size: str, folder: Path) -> list[ModelConfig]:
     points = list(adaptive)
     for masking in sorted(MASKS.keys() - {"adaptive"}):
         ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
-        changes: dict[str, Any] = {"masking": masking, "motion_channel": MASKS[masking].reads_motion}
+        changes: dict[str, Any] = {"masking": masking}
         points += [replace(base, **changes, mask_ratio=ratio) for ratio in ratios]
     for target in sorted(TARGETS.keys() - {base.target}):
         teacher = write_random_teacher(base, folder) if target == "teacher" else ""

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from common.errors import InputError
 from kernels.gather_tokens import gather_tokens
+from kernels.gumbel_topk import gumbel_topk
 from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.decoder import DECODERS
-from model.decoder_masking import select_decoder_targets
 from model.encoder import Encoder, Features, encode
 from model.masking import Mask, make_masking
 from model.targets import make_target
@@ -39,6 +39,15 @@ class Output(NamedTuple):
     masked_ids: Int[Tensor, "B M"]  # the predicted ones: in training a fraction of them (model.decoder_share)
 
 
+DECODER_STREAM = 0x5DEC0DE5  # XORed into the seed: apart from the noise that chooses the visible tokens
+
+
+def sample_ids(ids: Int[Tensor, "B M"], count: int, seed: int | Tensor, offset: int | Tensor) -> Int[Tensor, "B count"]:
+    """Sample `count` of each row's ids uniformly: the loss over them is an unbiased estimate of the loss over all."""
+    chosen, *_ = gumbel_topk(torch.zeros(ids.shape, device=ids.device), count, seed ^ DECODER_STREAM, offset)
+    return ids.gather(1, chosen)
+
+
 class AdaMAE(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,11 +55,6 @@ class AdaMAE(nn.Module):
         self.target = make_target(config)
         self.tokenizer = Tokenizer(config)
         self.token_sampler = make_masking(config)
-        if config.decoder_choice == "probability" and not self.token_sampler.has_probabilities:
-            raise InputError(
-                f"model.decoder_choice=probability needs sampling probabilities, which {config.masking} masking has"
-                " not: choose random or running-cell"
-            )
         self.encoder = Encoder(config)
         self.decoder = DECODERS[config.decoder_attention](config, self.target.num_values)
         self.apply(initialize)
@@ -67,13 +71,12 @@ class AdaMAE(nn.Module):
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
         config = self.config
-        motion = clip[..., -1:] if self.token_sampler.reads_motion else None
-        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
+        clip = adapt_channels(clip, config.in_channels)
         prepared = self.target.prepare(clip)
-        mask, visible = self.embed_visible(clip, seed, offset, motion)
+        mask, visible = self.embed_visible(clip, seed, offset)
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
-            masked_ids = select_decoder_targets(mask, config, seed, offset)
+            masked_ids = sample_ids(masked_ids, config.num_reconstructed, seed, offset)
         with_visible = config.visible_loss_weight > 0
         pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids, with_visible)
         ids = torch.cat((mask.visible_ids, masked_ids), dim=1) if with_visible else masked_ids
@@ -94,13 +97,9 @@ class AdaMAE(nn.Module):
         )
 
     def embed_visible(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        seed: int | Tensor,
-        offset: int | Tensor,
-        motion: UInt8[Tensor, "B T H W 1"] | None = None,
+        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
     ) -> tuple[Mask, Float[Tensor, "B K D"]]:
-        """Mask the clip; embed the visible tokens and add their positions. motion: of a masking that reads_motion."""
+        """Mask the clip; embed the visible tokens and add their positions."""
         needs_tokens = self.token_sampler.needs_tokens
         if needs_tokens and not self.config.detach_sampler_input:
             tokens = self.tokenizer(clip).float()
@@ -110,7 +109,7 @@ class AdaMAE(nn.Module):
         # tokenizer, and saves the backward pass and the memory of the others.
         with torch.no_grad():
             tokens = self.tokenizer(clip) if needs_tokens else None
-        mask = self.token_sampler(clip if motion is None else motion, tokens, seed, offset)
+        mask = self.token_sampler(clip, tokens, seed, offset)
         # The positions' fp32 makes the encoder's residual stream fp32 under autocast.
         return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[mask.visible_ids]
 
@@ -127,10 +126,8 @@ class AdaMAE(nn.Module):
 
     def with_masking(self, **changes: Any) -> "AdaMAE":
         """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
-        if changes.get("masking", "adaptive") != "adaptive":
-            changes["sampling_allocation"] = "probability"
         with torch.device("meta"):
-            other = AdaMAE(replace(self.config, decoder_choice="random", **changes))
+            other = AdaMAE(replace(self.config, **changes))
         for part in ("target", "tokenizer", "encoder", "decoder"):
             setattr(other, part, getattr(self, part))
         if other.token_sampler.learns:

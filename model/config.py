@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from common.config_fields import check_ranges, option
 from common.errors import InputError
 
-Masking = Literal["adaptive", "random", "tube", "frame", "motion", "hard", "oracle"]  # the names in model.masking.MASKS
+Masking = Literal["adaptive", "random", "tube", "frame", "motion"]  # the names in model.masking.MASKS
 Target = Literal["pixels", "teacher"]  # the names in model.targets.TARGETS
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
@@ -86,20 +86,6 @@ class ModelConfig:
     """sampler embedding dimension; null: the encoder's"""
     sampler_autocast: bool = True
     """run the sampler under autocast; logits and what follows are fp32 either way"""
-    sampling_allocation: Literal["probability", "rank"] = "probability"
-    """of adaptive masking; rank: a set share of the visible tokens is sampled from the most probable ones"""
-    allocation_quantile: float = option(0.5, above=0, below=1)
-    """with sampling_allocation=rank: the fraction of the tokens that are the most probable ones"""
-    allocation_share: float = option(0.5, at_least=0, at_most=1)
-    """with sampling_allocation=rank: the fraction of the visible tokens that is sampled from these"""
-    hard_share: float = option(0.5, at_least=0, at_most=1)
-    """of masking=hard: the fraction of the masked tokens that are those with the highest sampling probability"""
-    hard_warmup_clips: int = option(0, at_least=0)
-    """of masking=hard: clips over which that fraction rises linearly from 0"""
-    oracle_share: float = option(0.5, at_least=0, at_most=1)
-    """of masking=oracle: the fraction of the visible tokens that move"""
-    motion_channel: bool = False
-    """the last channel of clips is a map of true motion (synthetic_videos.py), which only masking=oracle reads"""
     detach_sampler_input: bool = True
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
@@ -122,8 +108,6 @@ class ModelConfig:
     """cross: masked tokens attend to visible ones only, which is faster (CrossMAE); self: to all (the paper)"""
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
-    decoder_choice: Literal["random", "running-cell", "probability"] = "random"
-    """which masked tokens: uniformly sampled, running-cell masking (VideoMAE V2), or by sampling probability"""
 
     # Sampler and decoder see all tokens: to recompute them saves a third of the memory for 22 % more FLOPs (ViT-Base,
     # batch 16).
@@ -135,11 +119,6 @@ class ModelConfig:
         self._check_image_size()
         self._check_heads()
         self._check_target()
-        if self.masking == "oracle" and not self.motion_channel:
-            raise InputError(
-                "model.masking=oracle needs maps of true motion: make the videos with"
-                " shard_tools/synthetic_videos.py --codec npy --motion-channel, and set model.motion_channel=true"
-            )
         if self.num_tokens > MAX_TOKENS:
             raise InputError(
                 f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
@@ -159,8 +138,6 @@ class ModelConfig:
                 f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
                 f" under {self.masking} masking: at least one must stay visible and one masked"
             )
-        if self.sampling_allocation == "rank":
-            self._check_allocation()
         if not self.num_reconstructed:
             raise InputError(
                 f"model.decoder_share {self.decoder_share} leaves none of {self.num_tokens - self.num_visible} masked"
@@ -200,22 +177,6 @@ class ModelConfig:
         if self.target == "pixels" and self.loss not in ("mse", "l1"):
             raise InputError(f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels")
 
-    def _check_allocation(self) -> None:
-        if self.masking != "adaptive":
-            raise InputError(
-                f"model.sampling_allocation=rank ranks what an adaptive sampler predicts, which {self.masking} masking"
-                " does not use: set model.masking=adaptive, or model.sampling_allocation=probability"
-            )
-        for visible, tokens, which in (
-            (self.num_from_top, self.num_top, "most"),
-            (self.num_visible - self.num_from_top, self.num_tokens - self.num_top, "least"),
-        ):
-            if visible > tokens:
-                raise InputError(
-                    f"model.allocation_share {self.allocation_share} asks for {visible} of the {tokens} {which}"
-                    " probable tokens: change it, model.allocation_quantile or model.mask_ratio"
-                )
-
     @property
     def dimensions(self) -> Size:
         own = {name: getattr(self, name) for name in Size._fields}
@@ -240,21 +201,6 @@ class ModelConfig:
     @property
     def num_tokens(self) -> int:
         return prod(self.grid)
-
-    @property
-    def num_top(self) -> int:
-        """Tokens per clip that are the most probable ones, of sampling_allocation=rank."""
-        return round(self.num_tokens * self.allocation_quantile)
-
-    @property
-    def num_from_top(self) -> int:
-        """Visible tokens per clip that are sampled from these."""
-        return round(self.num_visible * self.allocation_share)
-
-    @property
-    def clip_channels(self) -> int:
-        """Channels of the clips that the model is given."""
-        return self.in_channels + self.motion_channel
 
     @property
     def patch_values(self) -> int:

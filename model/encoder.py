@@ -84,7 +84,7 @@ class VideoEncoder(nn.Module):
         num_kept = round(keep * config.num_tokens)
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
-        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
+        clip = adapt_channels(clip, config.in_channels)
         if by == "adaptive":
             if self.token_sampler is None:
                 raise InputError(
@@ -125,7 +125,7 @@ class EncoderModel(Protocol):
 
 def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Features:
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
-    clip = adapt_channels(clip, model.config.in_channels, model.config.motion_channel)
+    clip = adapt_channels(clip, model.config.in_channels)
     positions = model.encoder.positions
     tokens = model.encoder(model.tokenizer(clip, ids) + (positions if ids is None else positions[ids]))
     return Features(tokens.mean(dim=1), tokens)

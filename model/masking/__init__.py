@@ -5,10 +5,8 @@ A new one is a file with a MaskingStrategy, a line here, and its name among `mod
 
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
-from model.masking.hard import HardMasking
 from model.masking.mask import Mask, MaskingStrategy
 from model.masking.motion import MotionMasking
-from model.masking.oracle import OracleMasking
 from model.masking.uniform import UniformMasking
 
 MASKS: dict[str, type[MaskingStrategy]] = {
@@ -17,8 +15,6 @@ MASKS: dict[str, type[MaskingStrategy]] = {
     "tube": UniformMasking,
     "frame": UniformMasking,
     "motion": MotionMasking,
-    "hard": HardMasking,
-    "oracle": OracleMasking,
 }
 
 __all__ = ["MASKS", "Mask", "MaskingStrategy", "make_masking"]

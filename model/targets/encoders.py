@@ -4,7 +4,6 @@ folders. Nothing is downloaded, and no code in a folder is run."""
 import hashlib
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,6 @@ class OwnEncoder(nn.Module):
                     f"the teacher {config.teacher} takes clips of {key} {given}, and model.{key} is {wanted}: make them"
                     " equal, or choose another teacher"
                 )
-        # Maps of motion are gone from the clips that it is given.
-        theirs = replace(theirs, masking="random", sampling_allocation="probability", motion_channel=False)
         self.encoder = VideoEncoder(theirs, has_norm="encoder.norm.weight" in state)
         if not _is_structure_only():
             names = self.encoder.state_dict().keys()

@@ -87,7 +87,7 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             has_sampler = any(name.startswith("token_sampler.") for name in state)
             masking: Masking = "adaptive" if has_sampler else "random"
             pixels: dict[str, Any] = {"target": "pixels", "teacher": "", "loss": "mse"}
-            model = AdaMAE(replace(config, masking=masking, decoder_choice="random", **pixels))
+            model = AdaMAE(replace(config, masking=masking, **pixels))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
             state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}

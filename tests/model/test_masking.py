@@ -5,13 +5,11 @@ import typing
 import pytest
 import torch
 from material import random_clip, small
-from torch import Tensor
 
 from common.errors import InputError
 from model import config as model_config
-from model.adamae import AdaMAE
+from model.adamae import AdaMAE, sample_ids
 from model.config import ModelConfig
-from model.decoder_masking import running_cell, select_decoder_targets
 from model.masking import MASKS, Mask, make_masking
 from model.masking.motion import log_motion
 from model.targets import TARGETS
@@ -23,10 +21,7 @@ def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
     torch.manual_seed(0)
     strategy = make_masking(config).eval()
     tokens = torch.randn(batch_size, config.num_tokens, config.dimensions.encoder_width)
-    clip = random_clip(config, batch_size)
-    return strategy(
-        clip[..., -1:] if strategy.reads_motion else clip, tokens if strategy.needs_tokens else None, seed, 0
-    )
+    return strategy(random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0)
 
 
 def test_registries_and_the_configs_choices_are_the_same() -> None:
@@ -37,8 +32,7 @@ def test_registries_and_the_configs_choices_are_the_same() -> None:
 @pytest.mark.parametrize("masking", MASKS)
 @pytest.mark.parametrize("mask_ratio", [0.5, 0.75])
 def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> None:
-    motion_channel = MASKS[masking].reads_motion
-    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8, motion_channel=motion_channel)
+    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8)
     first, again, other = sample(config), sample(config), sample(config, seed=1)
     assert first.visible_ids.shape == (8, config.num_visible)
     both = torch.cat((first.visible_ids, first.masked_ids), dim=1)
@@ -118,9 +112,8 @@ def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:
         AdaMAE(small(masking="motion", num_frames=2))
 
 
-@pytest.mark.parametrize("choice", ["random", "running-cell", "probability"])
-def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation(choice: str) -> None:
-    config = small(decoder_share=0.5, decoder_choice=choice)
+def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation() -> None:
+    config = small(decoder_share=0.5)
     model, clip = AdaMAE(config), random_clip(config)
     num_masked = config.num_tokens - config.num_visible
     assert model.eval()(clip, 0, 0).masked_ids.shape[1] == num_masked
@@ -140,20 +133,10 @@ def test_the_loss_of_a_random_fraction_is_an_unbiased_estimate_of_the_whole() ->
     model, clip = AdaMAE(config), random_clip(config, batch_size=1)
     with torch.no_grad():
         whole = model.eval()(clip, 3, 0)
-    mask = Mask(whole.visible_ids.expand(times, -1), whole.masked_ids.expand(times, -1), None)
-    chosen = select_decoder_targets(mask, config, 7, 0)
+    chosen = sample_ids(whole.masked_ids.expand(times, -1), config.num_reconstructed, 7, 0)
     errors = torch.zeros(config.num_tokens).scatter(0, whole.masked_ids[0], whole.loss_per_token[0])
     estimates = errors[chosen].mean(dim=1)
     assert (estimates.mean() - whole.reconstruction_loss).abs() < 4 * estimates.std() / times**0.5
-
-
-def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
-    cell: Tensor = running_cell((2, 2, 3), torch.device("cpu")).view(2, 2, 3)
-    assert cell[0].tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert torch.equal(cell[1], 1 - cell[0])
-    config = small(masking="random", decoder_share=0.4, decoder_choice="running-cell")
-    ids = AdaMAE(config)(random_clip(config), 0, 0).masked_ids
-    assert running_cell(config.grid, ids.device)[ids].all()  # there are enough on the cell
 
 
 @pytest.mark.parametrize(
@@ -170,20 +153,6 @@ def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
         ({"sampler": "mlp", "sampler_depth": 2}, "model.sampler_depth is 2"),
         ({"decoder_share": 0.0}, "decoder_share is 0"),
         ({"decoder_share": 0.0001}, "leaves none of 24 masked tokens"),
-        ({"masking": "oracle"}, "model.masking=oracle needs maps of true motion: make the videos with"),
-        ({"oracle_share": 1.5}, "model.oracle_share is 1.5: must be at least 0 and at most 1"),
-        ({"hard_share": -0.1}, "model.hard_share is -0.1"),
-        ({"allocation_share": 2}, "model.allocation_share is 2"),
-        ({"allocation_quantile": 1.0}, "model.allocation_quantile is 1.0"),
-        (
-            {"sampling_allocation": "rank", "allocation_quantile": 0.1, "allocation_share": 1},
-            "model.allocation_share 1 asks for 8 of the 3 most probable tokens",
-        ),
-        (
-            {"sampling_allocation": "rank", "masking": "hard"},
-            "model.sampling_allocation=rank ranks what an adaptive sampler predicts, which hard masking does not use",
-        ),
-        ({"masking": "tube", "decoder_share": 0.5, "decoder_choice": "probability"}, "which tube masking has not"),
     ],
     ids=str,
 )
