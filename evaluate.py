@@ -65,6 +65,7 @@ from model.classifier import VideoClassifier
 from model.encoder import SELECTIONS, Selection, VideoEncoder
 from model.probe import Probe, load_classifier
 from model.weights import pretrained
+from model.weights.models import load_encoder
 from pipeline.decoding.sources import decode_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
@@ -108,7 +109,7 @@ def evaluate(options: argparse.Namespace) -> None:
         found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
         kept = []
         if options.keep:
-            encoder = VideoEncoder.from_pretrained(
+            encoder = load_encoder(
                 options.sampler or weights, num_frames=shape.num_frames, image_size=shape.image_size
             ).to(dist.device)
             ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]

@@ -5,7 +5,7 @@
     python export.py export RUN OUTPUT --to encoder           tokenizer and encoder alone, with a model card
     python export.py export RUN --push user/name              all of it to the Hugging Face Hub, with a model card
 
-RUN is whatever `from_pretrained` takes, or a URL: hf://user/name. OUTPUT is a folder for `huggingface` and `encoder`,
+RUN is whatever `load_adamae` takes, or a URL: hf://user/name. OUTPUT is a folder for `huggingface` and `encoder`,
 else a file: safetensors, or PyTorch's format under the key `model` where its name ends in .pth or .pt, as the authors'
 scripts read it.
 """
@@ -51,11 +51,11 @@ from common.atomic_io import atomic_write, write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.config import ModelConfig
+from model.state_dict import StateDict
 from model.tokenizer import position_table
 from model.weights import pretrained
 from model.weights.hub import TIMM_FILE, push_folder
 from model.weights.layouts import is_pretraining, to_external, to_timm
-from model.weights.loading import StateDict
 from model.weights.weight_files import save_tensors
 from training.model_card import write_card
 from training.remote_run import local_run
@@ -170,7 +170,7 @@ def export_encoder(weights: pretrained.Weights, source: Path, folder: Path, lice
 
 
 def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> None:
-    """Upload all weights, for `from_pretrained` here and, where their models can be made of them, for transformers and,
+    """Upload all weights, for `load_adamae` and, where their models can be made of them, for transformers and,
     as an encoder of still images, timm.
 
     transformers' layout has no place for the token sampler: it keeps our names, which transformers passes over.

@@ -41,7 +41,9 @@ from figures.clips import read_clips
 from figures.reconstruction import comparison_rows, make_rows, render_figure
 from figures.sheet import render_animation, save_animation, save_image
 from model.adamae import AdaMAE
-from model.masking import MASKS
+from model.maps import reconstruct
+from model.registry import MASKS
+from model.weights.models import load_adamae
 from model.weights.pretrained import find_file, run_of, trained_rate
 from pipeline.config import DataConfig
 from training.checkpoint import list_checkpoints, parse_step
@@ -53,7 +55,7 @@ COMPARISON_WIDTH = 1000  # pixels: these figures have many rows
 def visualize(options: argparse.Namespace) -> None:
     run = local_run(options.run)
     changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
-    model = AdaMAE.from_pretrained(run, **changes)
+    model = load_adamae(run, **changes)
     config = model.config
     comparisons: dict[str, list[tuple[str, AdaMAE]]] = {}  # models by name, by the ending of the figures' names
     if options.strategies:
@@ -63,10 +65,10 @@ def visualize(options: argparse.Namespace) -> None:
         if not folders:
             raise InputError(f"no checkpoints/ in {run}: --checkpoints needs a run directory")
         comparisons[".checkpoints"] = [
-            (f"step {parse_step(folder.name)}", AdaMAE.from_pretrained(folder, **changes)) for folder in folders
+            (f"step {parse_step(folder.name)}", load_adamae(folder, **changes)) for folder in folders
         ]
     if options.compare:
-        others = [(Path(path).name, AdaMAE.from_pretrained(local_run(path), **changes)) for path in options.compare]
+        others = [(Path(path).name, load_adamae(local_run(path), **changes)) for path in options.compare]
         comparisons[".runs"] = [(Path(options.run).name, model), *others]
         for name, other in others:
             if (other.config.num_frames, other.config.frame_size) != (config.num_frames, config.frame_size):
@@ -79,11 +81,13 @@ def visualize(options: argparse.Namespace) -> None:
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = [*make_rows(model.reconstruct(clip.frames[None], options.seed)).values()]
+        rows = [*make_rows(reconstruct(model, clip.frames[None], options.seed)).values()]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
         for ending, models in comparisons.items():  # with the same noise
-            rows = comparison_rows((name, other.reconstruct(clip.frames[None], options.seed)) for name, other in models)
+            rows = comparison_rows(
+                (name, reconstruct(other, clip.frames[None], options.seed)) for name, other in models
+            )
             save_image(render_figure(rows, config, clip.times, COMPARISON_WIDTH), output / f"{clip.name}{ending}.png")
     log(f"wrote figures to {output}")
 

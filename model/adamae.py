@@ -1,8 +1,7 @@
 """AdaMAE: a masked autoencoder for video that learns which tokens to keep visible (arXiv 2211.09120 §3)."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -15,15 +14,11 @@ from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig
-from model.decoder import DECODERS
 from model.encoder import Encoder, Features, encode
-from model.masking import Mask, make_masking
-from model.targets import make_target
+from model.masking.mask import Mask, make_masking
+from model.registry import DECODERS, find_class
+from model.targets.target import Target, make_target
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_weights
-
-if TYPE_CHECKING:
-    from model.maps import Maps
 
 
 class Output(NamedTuple):
@@ -49,14 +44,14 @@ def sample_ids(ids: Int[Tensor, "B M"], count: int, seed: int | Tensor, offset: 
 
 
 class AdaMAE(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, target: Target | None = None) -> None:
         super().__init__()
         self.config = config
-        self.target = make_target(config)
+        self.target = make_target(config) if target is None else target
         self.tokenizer = Tokenizer(config)
         self.token_sampler = make_masking(config)
         self.encoder = Encoder(config)
-        self.decoder = DECODERS[config.decoder_attention](config, self.target.num_values)
+        self.decoder = find_class(DECODERS, config.decoder_attention)(config, self.target.num_values)
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
@@ -118,38 +113,14 @@ class AdaMAE(nn.Module):
         """Encode the whole clip, nothing masked."""
         return encode(self, clip)
 
-    def reconstruct(self, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> "Maps":
-        """Mask the clip, predict the masked tokens, and map the result: see `model.maps.Maps`."""
-        from model.maps import reconstruct
-
-        return reconstruct(self, clip, seed)
-
     def with_masking(self, **changes: Any) -> "AdaMAE":
         """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
         with torch.device("meta"):
-            other = AdaMAE(replace(self.config, **changes))
-        for part in ("target", "tokenizer", "encoder", "decoder"):
+            other = AdaMAE(replace(self.config, **changes), self.target)
+        for part in ("tokenizer", "encoder", "decoder"):
             setattr(other, part, getattr(self, part))
         if other.token_sampler.learns:
             if not self.token_sampler.learns:
                 raise InputError(f"this model has no token sampler: it was trained with {self.config.masking} masking")
             other.token_sampler.load_state_dict(self.token_sampler.state_dict(keep_vars=True), assign=True)
         return other.train(self.training)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **changes: Any) -> "AdaMAE":
-        """Load a run, a checkpoint, an export or another project's file, for inference, on the CPU.
-
-        `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learned
-        positions are then interpolated. Raises InputError where weights are missing.
-        """
-        from model.weights.pretrained import load
-        from model.weights.warm_start import CLIP, adapt_weights
-
-        state, config, *_ = load(path)
-        if not any(name.startswith("decoder.") for name in state):
-            raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
-        of_clip = {name: changes.pop(name) for name in CLIP if name in changes}
-        model = cls(replace(config, **of_clip))
-        load_weights(model, adapt_weights(state, config, model.config))
-        return (model.with_masking(**changes) if changes else model).eval()

@@ -8,8 +8,8 @@ from model.blocks import LayerNorm, initialize
 from model.casting import Linear
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
+from model.state_dict import load_parts
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_parts
 
 
 class VideoClassifier(nn.Module):

@@ -7,13 +7,20 @@ P values of a patch (tubelet_size · patch_size² · in_channels)
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.config_fields import check_ranges, option
 from common.errors import InputError
+from model.registry import DECODERS, MASKS, TARGETS
 
-Masking = Literal["adaptive", "random", "tube", "frame", "motion"]  # the names in model.masking.MASKS
-Target = Literal["pixels", "teacher"]  # the names in model.targets.TARGETS
+if TYPE_CHECKING:
+    Masking = str
+    Target = str
+    DecoderAttention = str
+else:
+    Masking = Literal[tuple(MASKS)]
+    Target = Literal[tuple(TARGETS)]
+    DecoderAttention = Literal[tuple(DECODERS)]
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -104,7 +111,7 @@ class ModelConfig:
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 
-    decoder_attention: Literal["self", "cross"] = "self"  # the names in model.decoder.DECODERS
+    decoder_attention: DecoderAttention = "self"
     """cross: masked tokens attend to visible ones only, which is faster (CrossMAE); self: to all (the paper)"""
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""

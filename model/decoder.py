@@ -1,4 +1,4 @@
-"""Decoders, by the name that `model.decoder_attention` gives them."""
+"""Decoders; `model.registry.DECODERS` names them."""
 
 import torch
 from jaxtyping import Float, Int
@@ -70,6 +70,3 @@ class CrossDecoder(Decoder):
         for block in self.blocks:
             x = self.run(block, x, context)
         return self.head(self.norm(x))
-
-
-DECODERS: dict[str, type[Decoder]] = {"self": Decoder, "cross": CrossDecoder}

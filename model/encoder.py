@@ -1,8 +1,6 @@
 """The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -17,7 +15,6 @@ from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
 from model.masking.motion import MotionMasking
 from model.tokenizer import Tokenizer, position_table
-from model.weights.loading import load_weights
 
 Selection = Literal["adaptive", "motion", "random"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
@@ -98,23 +95,6 @@ class VideoEncoder(nn.Module):
             logits = torch.zeros(len(clip), config.num_tokens, device=clip.device)
         zero = as_scalar("seed", 0, logits)
         return (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
-        """Load the encoder of a run, a checkpoint, an export or another project's file, for inference, on the CPU.
-
-        `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
-        where weights are missing.
-        """
-        from model.weights.pretrained import ENCODER_PARTS, load
-        from model.weights.warm_start import adapt_weights
-
-        state, config, *_ = load(path)
-        state = {k: v for k, v in state.items() if k.startswith((*ENCODER_PARTS, "token_sampler."))}
-        has_sampler = any(name.startswith("token_sampler.") for name in state)
-        encoder = cls(replace(config, **changes), "encoder.norm.weight" in state, has_sampler)
-        load_weights(encoder, adapt_weights(state, config, encoder.config))
-        return encoder.eval()
 
 
 class EncoderModel(Protocol):

@@ -13,8 +13,8 @@ from model.casting import Linear
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
+from model.state_dict import load_parts, load_weights
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_parts, load_weights
 
 Kind = Literal["linear", "attentive"]
 

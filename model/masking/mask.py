@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
+from model.registry import MASKS, find_class
 
 
 class Mask(NamedTuple):
@@ -50,3 +51,7 @@ class MaskingStrategy(nn.Module):
         """Sample the visible tokens without replacement from softmax(logits), in fp32."""
         with torch.autocast(logits.device.type, enabled=False):
             return Mask(*gumbel_topk(logits, self.num_visible, seed, offset))
+
+
+def make_masking(config: ModelConfig) -> MaskingStrategy:
+    return find_class(MASKS, config.masking)(config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import InputError
 from model.config import MAX_CHANNELS, SIZES, ModelConfig
-from model.weights.loading import StateDict
+from model.state_dict import StateDict
 
 TOKENIZER = "tokenizer.projection.weight"
 LEARNED_POSITIONS = "token_sampler.positions"

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from common.errors import InputError
+from model.state_dict import StateDict
 from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
-from model.weights.loading import StateDict
 
 Names = dict[str, str]  # theirs -> ours
 LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there

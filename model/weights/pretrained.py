@@ -14,13 +14,13 @@ from common.errors import InputError
 from common.logging import log_note
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
-from model.config import Masking, ModelConfig
+from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.probe import make_classifier
+from model.state_dict import StateDict, check_keys, shapes
 from model.weights.hub import find_model
 from model.weights.infer_config import infer_config
 from model.weights.layouts import from_external, is_pretraining
-from model.weights.loading import StateDict, check_keys, shapes
 from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_tensors
 
 CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
@@ -85,14 +85,13 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             model = make_classifier(state, config)
         elif is_pretraining(state):
             has_sampler = any(name.startswith("token_sampler.") for name in state)
-            masking: Masking = "adaptive" if has_sampler else "random"
-            pixels: dict[str, Any] = {"target": "pixels", "teacher": "", "loss": "mse"}
-            model = AdaMAE(replace(config, masking=masking, **pixels))
+            masking = "adaptive" if has_sampler else "random"
+            model = AdaMAE(replace(config, masking=masking, target="pixels", teacher="", loss="mse"))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
             state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
     wanted = shapes(model.state_dict())
-    if config.target == "teacher":  # which may be gone, and is not needed for the encoder
+    if config.target != "pixels":  # a teacher may be gone, and is not needed for the encoder
         wanted |= {name: shape for name, shape in shapes(state).items() if name.startswith("decoder.head.")}
     check_keys(wanted, shapes(state), f"{file} is damaged or of another model")
 

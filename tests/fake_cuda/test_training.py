@@ -12,8 +12,7 @@ from tiny import TINY
 
 from benchmarks.step import write_random_teacher
 from kernels.decoded_clips import frame_bytes
-from model.masking import MASKS
-from model.targets import TARGETS
+from model.registry import MASKS, TARGETS
 from pipeline.decoding.planes import find_window
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset

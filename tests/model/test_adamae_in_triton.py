@@ -5,7 +5,7 @@ import torch
 from material import close, random_clip, randomize, small
 
 from model.adamae import AdaMAE
-from model.masking import MASKS
+from model.registry import MASKS
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import Grid
-from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.layouts import to_external
+from model.weights.models import load_adamae, load_encoder
 from model.weights.warm_start import adapt_weights, warm_start
 
 POSITIONS = "token_sampler.positions"
@@ -125,14 +125,14 @@ def test_published_weights_of_other_clips_are_of_16_frames(tmp_path: Path) -> No
 
 
 def test_from_pretrained_takes_other_clips(model: AdaMAE, file: Path) -> None:
-    other = AdaMAE.from_pretrained(file, image_size=48, num_frames=8, mask_ratio=0.5)
+    other = load_adamae(file, image_size=48, num_frames=8, mask_ratio=0.5)
     assert other.config == replace(model.config, image_size=48, num_frames=8, mask_ratio=0.5)
     clip = random_clip(other.config)
     assert other(clip, 0, 0).masked_ids.shape == (2, 72)
-    encoder = VideoEncoder.from_pretrained(file, image_size=48, num_frames=8)
+    encoder = load_encoder(file, image_size=48, num_frames=8)
     assert torch.equal(encoder.encode(clip).tokens, other.encode(clip).tokens)
     clip = random_clip(model.config)
-    assert torch.equal(AdaMAE.from_pretrained(file)(clip, 0, 0).pred, model(clip, 0, 0).pred)
+    assert torch.equal(load_adamae(file)(clip, 0, 0).pred, model(clip, 0, 0).pred)
     encoder(random_clip(other.config)).pooled.sum().backward()  # as a module it learns
     learns = {name for name, value in encoder.named_parameters() if value.grad is not None}
     assert learns == {name for name, _ in encoder.named_parameters() if not name.startswith("token_sampler.")}

@@ -17,6 +17,8 @@ from common.atomic_io import hash_file
 from common.errors import InputError
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.weights import pretrained
 from model.weights.weight_files import read_json
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
@@ -28,9 +30,6 @@ class OwnEncoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Raise InputError where it was trained on clips of another shape."""
         super().__init__()
-        from model.encoder import VideoEncoder  # which imports this package
-        from model.weights import pretrained
-
         state, theirs, *_ = pretrained.load(Path(config.teacher), config.num_frames)
         for name in ("num_frames", "frame_size", "in_channels"):
             wanted, given = getattr(config, name), getattr(theirs, name)
@@ -135,11 +134,14 @@ class TransformersEncoder(ImageEncoder):
         return tokens[:, -math.prod(self.grid) :].unflatten(1, self.grid)  # after class and register tokens
 
 
-def make_teacher(config: ModelConfig) -> nn.Module:
-    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own.
+def make_teacher(config: ModelConfig) -> nn.Module | None:
+    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own; None
+    where model.teacher is "".
 
     Under `torch.device("meta")` its weights are not read. Raises InputError where it is missing or does not fit.
     """
+    if not config.teacher:
+        return None
     path = Path(config.teacher)
     if not path.exists():
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
@@ -152,12 +154,13 @@ def make_teacher(config: ModelConfig) -> nn.Module:
         raise InputError(f"the teacher {path} cannot be loaded ({reason}): choose another one") from error
 
 
-def hash_teacher(path: Path) -> str:
-    """Hash a teacher's weights and what describes them, wherever they are."""
-    from model.weights.pretrained import find_file
-
+def hash_teacher(config: ModelConfig) -> str:
+    """Hash a teacher's weights and what describes them, wherever they are; "" where there is none."""
+    if not config.teacher:
+        return ""
+    path = Path(config.teacher)
     if _choose_kind(path) is OwnEncoder:
-        files = [find_file(path)]
+        files = [pretrained.find_file(path)]
     else:
         files = sorted(file for pattern in ("*.json", *WEIGHTS) for file in path.glob(pattern))
     return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
