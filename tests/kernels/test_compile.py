@@ -15,9 +15,7 @@ HERE = Path(__file__).parent
 KERNELS = {
     "crop_resize_kernel",
     "gumbel_topk_kernel",
-    "log_softmax_backward_kernel",
     "gather_kernel",
-    "gather_backward_kernel",
     "scatter_kernel",
     "mask_token_gradient_kernel",
     "patchify_kernel",
