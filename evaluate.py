@@ -61,9 +61,8 @@ from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
 from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
-from model.classifier import VideoClassifier
+from model.classifier import Probe, VideoClassifier, load_classifier
 from model.encoder import SELECTIONS, Selection, VideoEncoder
-from model.probe import Probe, load_classifier
 from model.weights import pretrained
 from model.weights.models import load_encoder
 from pipeline.decoding.sources import decode_frames

@@ -1,5 +1,6 @@
 """The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -13,7 +14,7 @@ from model.blocks import Block, LayerNorm
 from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
-from model.masking.motion import MotionMasking
+from model.masking.mask import make_masking
 from model.tokenizer import Tokenizer, position_table
 
 Selection = Literal["adaptive", "motion", "random"]
@@ -82,17 +83,13 @@ class VideoEncoder(nn.Module):
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
         clip = adapt_channels(clip, config.in_channels)
-        if by == "adaptive":
-            if self.token_sampler is None:
-                raise InputError(
-                    "these weights have no token sampler to select tokens by: take those of a pre-training with"
-                    " model.masking=adaptive, or choose random or motion"
-                )
-            logits = self.token_sampler.predict(self.tokenizer(clip))
-        elif by == "motion":
-            logits = MotionMasking(config).logits(clip, None)
-        else:
-            logits = torch.zeros(len(clip), config.num_tokens, device=clip.device)
+        masking = self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
+        if masking is None:
+            raise InputError(
+                "these weights have no token sampler to select tokens by: take those of a pre-training with"
+                " model.masking=adaptive, or choose random or motion"
+            )
+        logits = masking.logits(clip, self.tokenizer(clip) if masking.needs_tokens else None)
         zero = as_scalar("seed", 0, logits)
         return (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
 

@@ -18,9 +18,8 @@ from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEFor
 import export
 from common.errors import InputError
 from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
+from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
-from model.probe import Probe
 from model.targets.target import make_target
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_external

@@ -23,7 +23,6 @@ class AdaptiveMasking(MaskingStrategy):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         token_width, width = config.dimensions.encoder_width, config.sampler_dimension
-        self.autocast = config.sampler_autocast
         self.activation_checkpointing = config.activation_checkpointing
         self.positions = nn.Parameter(torch.zeros(config.num_tokens, token_width))
         self.projection = nn.Identity() if width == token_width else Linear(token_width, width)
@@ -45,9 +44,7 @@ class AdaptiveMasking(MaskingStrategy):
         return torch.cat([checkpoint(self.predict, part, use_reentrant=False) for part in parts])
 
     def predict(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N"]:
+        x = self.body(self.projection(tokens + self.positions))  # fp32, as the positions are
         # The logits and what follows are always fp32: for most of the training log-probabilities differ little.
-        device = tokens.device.type
-        with torch.autocast(device, enabled=self.autocast and torch.is_autocast_enabled(device)):
-            x = self.body(self.projection(tokens + self.positions))  # fp32, as the positions are
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(tokens.device.type, enabled=False):
             return self.logit(x.float()).squeeze(-1)

@@ -14,9 +14,9 @@ from common.errors import InputError
 from common.logging import log_note
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
+from model.classifier import make_classifier
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
-from model.probe import make_classifier
 from model.state_dict import StateDict, check_keys, shapes
 from model.weights.hub import find_model
 from model.weights.infer_config import infer_config
