@@ -91,7 +91,7 @@ def evaluate(options: argparse.Namespace) -> None:
     config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
-        state_dict, shape, classes, multi_label = pretrained.load(weights, config.model.num_frames)
+        state_dict, shape, classes, multi_label, _ = pretrained.load(weights, config.model.num_frames)
         if options.config is not None:
             shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
         model = load_classifier(state_dict, shape)

@@ -64,7 +64,7 @@ from training.remote_run import local_run
 def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
     weights = pretrained.load(source, options.num_frames)
-    state, config, classes, multi_label = weights
+    state, config, classes, multi_label, _ = weights
     is_own = config.target != "pixels" or config.decoder_attention != "self"
     if is_own and options.command == "export":  # a decoder that others cannot use
         state = {name: value for name, value in state.items() if not name.startswith(("decoder.", "token_sampler."))}
@@ -78,8 +78,9 @@ def main(options: argparse.Namespace) -> None:
             raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
         output.parent.mkdir(parents=True, exist_ok=True)
         pretrained.save(output, state, pretrained.make_metadata(config, classes, multi_label))
-        if assumed := pretrained.assumed_fields(source, config):
-            log(f"WARNING: {source} does not say, so assumed: {', '.join(assumed)}", sys.stderr)
+        if weights.assumed:
+            assumed = ", ".join(f"{name} {getattr(config, name)}" for name in weights.assumed)
+            log(f"WARNING: {source} does not say, so assumed: {assumed}", sys.stderr)
         if "head.weight" not in state and config.masking != "adaptive":
             log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
     elif options.push:
@@ -113,7 +114,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     An encoder without a decoder is a `VideoMAEModel`.
     Their last LayerNorm has an epsilon of 1e-5 whatever the configuration says; ours and the authors' have 1e-6.
     """
-    state, config, classes, multi_label = weights
+    state, config, classes, multi_label, _ = weights
     if config.positions != "flat-1d":
         raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
     size = config.dimensions
@@ -175,7 +176,7 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
 
     transformers' layout has no place for the token sampler: it keeps our names, which transformers passes over.
     """
-    state, config, classes, multi_label = weights
+    state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if config.positions == "flat-1d" and "norm.running_mean" not in state:

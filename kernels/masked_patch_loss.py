@@ -11,7 +11,7 @@ from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
-EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; ours go to 255
+EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; here up to 255
 
 
 def masked_patch_loss(

@@ -120,7 +120,7 @@ def test_classifiers_and_what_transformers_has_no_place_for(
     file = tmp_path / "classifier.safetensors"
     pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
     push(file)
-    state, config, classes, _ = pretrained.load("user/name")
+    state, config, classes, *_ = pretrained.load("user/name")
     assert (config, classes) == (CONFIG, ["up", "down"])
     assert all(torch.equal(value, state[name]) for name, value in classifier.state_dict().items())
     gray = ModelConfig(**{**vars(CONFIG), "positions": "separable-3d", "in_channels": 1})
