@@ -110,7 +110,7 @@ def to_external(
     tubelet_size: int = 2,
     in_channels: int = 3,
 ) -> StateDict:
-    """Convert to another project's layout. Only the authors' has a place for the token sampler, not for its projection."""
+    """Convert to another project's layout: the authors' alone has a token sampler, and none with a projection."""
     if layout_name == "adamae":
         if any(name.startswith("token_sampler.projection.") for name in state_dict):
             raise InputError("the authors' layout has no place for a token sampler with a width of its own")

@@ -285,7 +285,7 @@ def test_parameters_and_their_initialization() -> None:
 def test_drop_path_grows_with_depth_and_acts_in_training_only() -> None:
     config = small(encoder_depth=3)
     classifier = VideoClassifier(config, num_classes=5, drop_path=0.4)
-    assert [block.drop_path.rate for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
+    assert [block.drop_path.p for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
     clip = random_clip(config)
     assert not torch.equal(classifier.features(clip), classifier.features(clip))
     classifier.eval()
