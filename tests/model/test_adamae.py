@@ -92,27 +92,12 @@ def test_gradients_reach_only_what_they_should(detach, decoder) -> None:
     assert gradient_names(model, output.loss) >= everything - {"token_sampler.logit.bias"}
 
 
-@pytest.mark.parametrize("masking", ["random", "tube", "frame"])
-def test_without_a_sampler_the_loss_is_the_reconstruction_loss(masking) -> None:
-    config = small(masking=masking, mask_ratio=0.5)
-    model = AdaMAE(config)
-    output = model(random_clip(config), 0, 0)
+def test_without_a_sampler_the_loss_is_the_reconstruction_loss() -> None:
+    model = AdaMAE(small(masking="random"))
+    output = model(random_clip(model.config), 0, 0)
     assert output.log_probs is None
-    assert output.sampling_loss == 0
     assert torch.equal(output.loss, output.reconstruction_loss)
     assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
-
-
-def test_both_ways_to_tokenize_agree() -> None:
-    """Detached, visible tokens are made a second time instead of gathered: the same values."""
-    clip = random_clip(small())
-    outputs = []
-    for detach in (True, False):
-        torch.manual_seed(0)
-        outputs.append(AdaMAE(small(detach_sampler_input=detach)).eval()(clip, 0, 0))
-    for name in ("visible_ids", "masked_ids"):
-        assert torch.equal(getattr(outputs[0], name), getattr(outputs[1], name))
-    torch.testing.assert_close(outputs[0].pred, outputs[1].pred, rtol=1e-5, atol=1e-6)
 
 
 def test_autocast_leaves_log_probs_and_losses_in_fp32(given_ids) -> None:
@@ -205,20 +190,6 @@ def test_compiles_whole_and_once(masking, checkpointing) -> None:
             expected, output = model(clip, *numbers), compiled(clip, *numbers)
             assert torch.equal(output.visible_ids, expected.visible_ids)
             torch.testing.assert_close(output.loss, expected.loss)
-
-
-@pytest.mark.slow  # half a minute of tracing
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiles_whole_in_training_too(checkpointing) -> None:
-    torch._dynamo.reset()
-    model = AdaMAE(small(activation_checkpointing=checkpointing))
-    with torch.autocast("cpu", torch.bfloat16):
-        plain = model(random_clip(model.config), torch.tensor(1), torch.tensor(2)).loss
-        compile_in_place(model, fullgraph=True, backend="aot_eager_decomp_partition")
-        loss = model(random_clip(model.config), torch.tensor(1), torch.tensor(2)).loss
-    torch.testing.assert_close(loss, plain, rtol=0.1, atol=0)  # dropout draws otherwise
-    loss.backward()
-    assert all(value.grad.isfinite().all() for value in model.parameters())
 
 
 @pytest.mark.slow  # half a minute of tracing
