@@ -2,5 +2,5 @@
 
 from model.weights.models import load_adamae, load_encoder
 
-dependencies = ["torch", "einops", "huggingface_hub", "jaxtyping", "jsonargparse", "safetensors", "timm"]
+dependencies = ["torch", "einops", "huggingface_hub", "jaxtyping", "msgspec", "safetensors", "timm"]
 adamae, video_encoder = load_adamae, load_encoder

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -197,14 +198,9 @@ def _read_huggingface(file: Path) -> ModelConfig | None:
 
 def _parse_config(values: Any, where: Path) -> ModelConfig:
     """Check key by key, as a configuration from the command line."""
-    from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ModelConfig)
     try:
-        if not isinstance(values, dict):
-            raise TypeError("it is no table of keys and values")
-        return ModelConfig(**vars(parser.parse_object(values)))
-    except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
-        reason = " ".join(str(error).split())
-        raise InputError(f"{where} does not describe a model of this version ({reason})") from error
+        if isinstance(values, dict) and (unknown := values.keys() - {field.name for field in fields(ModelConfig)}):
+            raise TypeError(f"there is no {', '.join(sorted(map(str, unknown)))}")
+        return msgspec.convert(values, ModelConfig)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InputError(f"{where} does not describe a model of this version ({error})") from error
