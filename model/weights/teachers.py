@@ -45,6 +45,7 @@ class VideoTeacher(nn.Module):
 class ImageTeacher(nn.Module):
     """An image encoder, on the first frame of every token frame (as MVD's image teacher, arXiv 2212.04500)."""
 
+    encoder: Any
     mean: Tensor
     std: Tensor
 

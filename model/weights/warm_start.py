@@ -51,10 +51,10 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     left_out = sorted({name.split(".")[0] for name in given} - {name.split(".")[0] for name in own})
     said = [f"weights of {path}: {', '.join(loaded)}"]
     if LEARNED_POSITIONS in taken and given.get(LEARNED_POSITIONS) is not state.get(LEARNED_POSITIONS):
-        before, after = ("×".join(map(str, config.grid)) for config in (trained, model.config))
-        said.append(f"the sampler's positions interpolated from {before} to {after} tokens")
-    if (channels := trained.in_channels) != (wanted := model.config.in_channels):
-        said.append(f"the tokenizer's and the decoder's weights averaged over {channels} channels for {wanted}")
+        sizes = ("×".join(map(str, config.grid)) for config in (trained, model.config))
+        said.append(f"the sampler's positions interpolated from {' to '.join(sizes)} tokens")
+    if (before := trained.in_channels) != (after := model.config.in_channels):
+        said.append(f"the tokenizer's and the decoder's weights averaged over {before} channels for {after}")
     if fresh:
         said.append(f"initialized from scratch: {', '.join(fresh)}")
     if left_out:
