@@ -45,12 +45,10 @@ def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
 
 def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
     patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
-    mean: Tensor | float
-    std: Tensor | float
-    if clip.shape[4] == 3:
-        mean, std = (torch.tensor(values, device=clip.device) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    else:  # numbers: a tensor from the host would make it wait for the GPU
-        mean, std = (sum(values) / 3 for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (  # other than RGB also on a GPU, for which a tensor from the host would wait
+        torch.tensor(values, device=clip.device) if clip.shape[4] == 3 else sum(values) / 3
+        for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     return ((patches - 255 * mean) / (255 * std)).flatten(2).to(dtype)
 
 

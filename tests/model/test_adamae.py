@@ -149,14 +149,6 @@ def test_clips_draw_the_same_in_any_batch() -> None:
         torch.testing.assert_close(alone.pred[0], together.pred[row], rtol=1e-4, atol=1e-5)
 
 
-def test_a_clip_of_any_strides() -> None:
-    config = small()
-    model = AdaMAE(config).eval()
-    clip = random_clip(config)
-    planar = clip.movedim(4, 1).contiguous().movedim(1, 4)
-    assert torch.equal(model(clip, 0, 0).pred, model(planar, 0, 0).pred)
-
-
 @pytest.mark.parametrize(
     ("num_frames", "image_size", "tubelet_size", "patch_size"),
     [(8, 112, 2, 16), (64, 112, 2, 16), (8, 224, 4, 32), (2, 448, 1, 32), (6, 96, 3, 8)],

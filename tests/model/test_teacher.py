@@ -57,17 +57,15 @@ def write_timm(folder: Path, architecture: str, side: int = 32, **arguments: Any
 
 def write_transformers(folder: Path, kind: str) -> Path:
     transformers = pytest.importorskip("transformers")
-    if kind == "clip":
-        text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = transformers.CLIPConfig(text_config=text, vision_config=CLIP_VISION)
-        transformers.CLIPModel(config).save_pretrained(folder)
-    elif kind == "siglip":
-        transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_VISION)).save_pretrained(folder)
-    elif kind == "dinov2":
-        transformers.Dinov2Model(transformers.Dinov2Config(**CLIP_VISION)).save_pretrained(folder)
-    else:
-        config = transformers.DINOv3ViTConfig(**CLIP_VISION, num_register_tokens=2)
-        transformers.DINOv3ViTModel(config).save_pretrained(folder)
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    name, arguments = {
+        "clip": ("CLIP", {"text_config": text, "vision_config": CLIP_VISION}),
+        "siglip": ("SiglipVision", CLIP_VISION),
+        "dinov2": ("Dinov2", CLIP_VISION),
+        "dinov3": ("DINOv3ViT", CLIP_VISION | {"num_register_tokens": 2}),
+    }[kind]
+    config = getattr(transformers, f"{name}Config")(**arguments)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
     return folder
 
