@@ -61,10 +61,10 @@ from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
 from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
-from model.classifier import VideoClassifier
+from model.classifier import Probe, VideoClassifier, load_classifier
 from model.encoder import SELECTIONS, Selection, VideoEncoder
-from model.probe import Probe, load_classifier
 from model.weights import pretrained
+from model.weights.models import load_encoder
 from pipeline.decoding.sources import decode_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
@@ -91,7 +91,7 @@ def evaluate(options: argparse.Namespace) -> None:
     config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
-        state_dict, shape, classes, multi_label = pretrained.load(weights, config.model.num_frames)
+        state_dict, shape, classes, multi_label, _ = pretrained.load(weights, config.model.num_frames)
         if options.config is not None:
             shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
         model = load_classifier(state_dict, shape)
@@ -108,7 +108,7 @@ def evaluate(options: argparse.Namespace) -> None:
         found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
         kept = []
         if options.keep:
-            encoder = VideoEncoder.from_pretrained(
+            encoder = load_encoder(
                 options.sampler or weights, num_frames=shape.num_frames, image_size=shape.image_size
             ).to(dist.device)
             ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]

@@ -93,6 +93,7 @@ from common.logging import log, printable
 from common.progress import progress_bar
 from figures.clips import resize_and_crop
 from model.encoder import VideoEncoder
+from model.weights.models import load_encoder
 from model.weights.pretrained import find_file, trained_rate
 from model.weights.weight_files import save_tensors
 from pipeline.decoding.video import Video
@@ -182,7 +183,7 @@ def main(options: argparse.Namespace) -> int:
     changes = {"num_frames": options.window, "image_size": options.image_size}
     changes = {name: value for name, value in changes.items() if value}
     model = local_run(options.model)
-    encoder = VideoEncoder.from_pretrained(model, **changes).to(device)
+    encoder = load_encoder(model, **changes).to(device)
     length = encoder.config.num_frames
     given = {name: getattr(options, name) for name in Rate._fields if getattr(options, name)}
     rate = Rate(**(given or trained_rate(model)))

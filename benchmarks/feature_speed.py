@@ -26,7 +26,7 @@ from common.errors import InputError, run_command
 from export import export_huggingface
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
-from model.encoder import VideoEncoder
+from model.weights.models import load_encoder
 from model.weights.pretrained import ENCODER_PARTS, Weights
 from pipeline.decoding.containers import open_video
 from shard_tools.inputs import read_inputs
@@ -70,7 +70,7 @@ def check_features(weights: Path, config: ModelConfig, device: torch.device) -> 
     """Require the same features of the same clip."""
     torch.manual_seed(0)
     clip = noise_clip(config, 1, device)
-    ours = VideoEncoder.from_pretrained(weights).to(device).encode(clip).pooled
+    ours = load_encoder(weights).to(device).encode(clip).pooled
     model, processor = load_plain(weights, device)
     pixels = processor(list(clip[0].cpu().numpy()), return_tensors="pt")["pixel_values"].to(device)
     off = (encode_plain(model, pixels) - ours).abs().max().item() / ours.abs().max().item()

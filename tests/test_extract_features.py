@@ -15,8 +15,9 @@ import extract_features
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.encoder import SELECTIONS, VideoEncoder
+from model.encoder import SELECTIONS
 from model.weights import pretrained
+from model.weights.models import load_encoder
 from shard_tools.inputs.item import Item, Segment
 
 CONFIG = ModelConfig(
@@ -157,7 +158,7 @@ def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[
 
 
 def test_a_share_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    encoder = VideoEncoder.from_pretrained(weights)
+    encoder = load_encoder(weights)
     clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
     clip[:, :, :16] = clip[:, :1, :16]  # only the lower half moves
     for by in SELECTIONS:

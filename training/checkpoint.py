@@ -52,7 +52,7 @@ class TrainState:
     global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
-    target: str = ""  # Target.digest
+    target: str = ""  # Task.target_digest
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,6 @@ class TrainConfig:
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
         if self.evaluation.motion_videos and self.task != "pretrain":
             raise InputError(f"evaluation.motion_videos is for pre-training: remove it with task={self.task}")
-        if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
-            raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
         if self.deterministic and self.data.decoder == "dali":
             raise InputError("data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it")
         if self.deterministic:

@@ -30,6 +30,7 @@ from common.errors import InputError, require_positive, run_command
 from common.logging import log
 from common.progress import progress_bar
 from model.encoder import VideoEncoder
+from model.weights.models import load_encoder
 from model.weights.pretrained import find_file, run_of
 from training.remote_run import local_run
 
@@ -59,7 +60,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(options: argparse.Namespace) -> None:
     device, run = choose_device(options.device), local_run(options.run)
     changes = {"image_size": options.image_size} if options.image_size else {}
-    encoder = VideoEncoder.from_pretrained(run, **changes).to(device)
+    encoder = load_encoder(run, **changes).to(device)
     found, stays = [], []
     names = list_videos(options.labels, options.list)
     for name in progress_bar(names, unit="video", total=len(names)):

@@ -8,8 +8,8 @@ import jinja2
 
 from common.atomic_io import hash_file, write_text
 from common.logging import printable
+from model.state_dict import StateDict
 from model.weights.hub import TIMM_FILE
-from model.weights.loading import StateDict
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
 from training.report import CHARTS, average_points, current_metrics, read_metrics

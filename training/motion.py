@@ -2,7 +2,7 @@
 
 reconstruction_loss   of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
 error_moving_*        of masked moving tokens, and error_static_* of the others, under masks with as many visible ones:
-                      the run's own, random, and oracle masks with none or half of the visible tokens moving
+                      the run's own and random masks
 correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
 moving_fraction_*     of the visible tokens (100 samples per clip), of all, and what the sampling loss predicts of the
                       visible ones from the errors under random masks
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from einops import reduce, repeat
-from jaxtyping import Bool, Float, UInt8
+from einops import reduce
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from common.devices import autocast_to
@@ -42,8 +42,6 @@ NUM_SAMPLES = 100
 TEST_MASKS: dict[str, dict[str, Any]] = {
     "own": {},
     "random": {"masking": "random"},
-    "static_visible": {"masking": "oracle", "oracle_share": 0.0},
-    "moving_visible": {"masking": "oracle", "oracle_share": 0.5},
 }
 
 
@@ -72,15 +70,11 @@ def measure(model: AdaMAE, videos: Path, data: DataConfig, limit: int = NUM_CLIP
     """
     shape, device = (model.config.num_frames, model.config.image_size), next(model.parameters()).device
     clips = list(read_clips([videos], *shape, data, limit))
-    if model.config.motion_channel:
-        clips = [clip._replace(frames=clip.frames[..., :-1]) for clip in clips]
     has_truth = all(find_sidecar(clip.video).is_file() for clip in clips)
     motions = [(read_true_motion if has_truth else measure_brightness_change)(clip, model.config) for clip in clips]
     if not any(motion.is_moving.any() for motion in motions):
         raise InputError(f"nothing moves in {videos}: choose other videos")
-    model = model.with_masking(motion_channel=True)
-    inputs = [add_motion_map(clip, motion, model.config) for clip, motion in zip(clips, motions, strict=True)]
-    batches = torch.cat(inputs).to(device).split(BATCH_SIZE)
+    batches = torch.stack([clip.frames for clip in clips]).to(device).split(BATCH_SIZE)
     row: dict[str, Any] = {"num_clips": len(clips), "motion": "moving objects" if has_truth else "change of brightness"}
     row |= measure_errors(model, batches, torch.stack([motion.is_moving for motion in motions]).to(device))
     if model.token_sampler.learns:
@@ -193,11 +187,3 @@ def average_per_token(frames: Float[Tensor, "T H W"], config: ModelConfig) -> Fl
     """Average the pixels of each token, in (t, h, w) order."""
     sizes = {"pt": config.tubelet_size, "ph": config.patch_size, "pw": config.patch_size}
     return reduce(frames, "(t pt) (h ph) (w pw) -> (t h w)", "mean", **sizes)
-
-
-def add_motion_map(clip: Clip, motion: Motion, config: ModelConfig) -> UInt8[Tensor, "1 T H W C"]:
-    """Add the channel that masking=oracle reads, 255 where a token moves."""
-    t, h, w = config.grid
-    sizes = {"t": t, "h": h, "w": w, "pt": config.tubelet_size, "ph": config.patch_size, "pw": config.patch_size}
-    is_moving = repeat(motion.is_moving.byte(), "(t h w) -> (t pt) (h ph) (w pw) 1", **sizes) * 255
-    return torch.cat((clip.frames, is_moving), dim=-1)[None]

@@ -15,9 +15,8 @@ from tiny import TINY
 from common.errors import InputError
 from evaluate import evaluate, parse_arguments
 from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
+from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
-from model.probe import Probe
 from model.weights.pretrained import find_file, make_metadata, read_state_dict, save
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset

@@ -12,8 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
-from model.classifier import VideoClassifier
-from model.probe import Probe
+from model.classifier import Probe, VideoClassifier
 from model.weights import pretrained
 from model.weights.warm_start import adapt_weights, check_encoder
 from pipeline.loader import Batch

@@ -10,7 +10,10 @@ from common.logging import log as log_line
 from figures.clips import Clip, read_clips
 from figures.reconstruction import make_rows, render_figure
 from model.adamae import AdaMAE, Output
+from model.maps import reconstruct
+from model.targets.target import make_target
 from model.weights import pretrained
+from model.weights.teachers import hash_teacher, make_teacher
 from model.weights.warm_start import warm_start
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
@@ -30,8 +33,9 @@ PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
 class Pretraining(Task):
     def __init__(self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed) -> None:
         self.config, self.dist = config, dist
-        self.model: AdaMAE = AdaMAE(config.model).to(dist.device)
-        self.target_digest = self.model.target.digest if dist.device.type != "meta" else ""
+        target = make_target(config.model, make_teacher(config.model))
+        self.model: AdaMAE = AdaMAE(config.model, target).to(dist.device)
+        self.target_digest = hash_teacher(config.model)
         self.metadata = pretrained.make_metadata(config.model)
         self.held_out = HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
         if dataset is not None and config.evaluation.motion_videos:  # what cannot be read is said before the first step
@@ -77,6 +81,6 @@ class Pretraining(Task):
             self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
         for clip in self.plotted:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
-                maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
+                maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
             figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
             log.image(step, clip.name, figure)
