@@ -33,7 +33,6 @@ from model.weights.weight_files import save_tensors
 STATE_FILE = "train_state.json"
 BLOCK_BYTES = 2**26  # of host memory
 ALIGNMENT = 64
-MAX_BYTES = 2**20  # of train_state.json, which has some hundred
 # What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
@@ -125,15 +124,11 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: Path) -> "Manifest":
-        """Read that of a checkpoint's folder. Raise ValueError or OSError, with a reason, where it is none of ours."""
-        file = checkpoint / STATE_FILE
-        if not checkpoint.is_dir():
-            raise ValueError("it is not a folder")
-        if not file.is_file():
-            raise ValueError(f"{STATE_FILE} is missing")
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{STATE_FILE} is too large")
-        return cls.parse(file.read_bytes())
+        """Read that of a checkpoint's folder; raise ValueError or OSError where it has none."""
+        try:
+            return cls.parse((checkpoint / STATE_FILE).read_bytes())
+        except FileNotFoundError as error:
+            raise ValueError(f"{STATE_FILE} is missing") from error
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
@@ -210,7 +205,7 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
     }
     for name, complaint in complaints.items():
         if getattr(found, name) != getattr(expected, name):
-            raise InputError(f"{run} {complaint}, or start a new run with init_from={run}")
+            raise InputError(f"{run} {complaint}, or start a new run with its weights alone: init_from={run}")
 
 
 def verify_files(checkpoint: Path, manifest: Manifest) -> None:
@@ -233,15 +228,21 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)  # the configuration's, which may have changed in the copy of a run
         return Manifest.read(checkpoint).state
-    except UNUSABLE as error:
-        raise InputError(_describe_unusable(checkpoint, error)) from error
+    except UNUSABLE as error:  # its files are as they were written
+        raise InputError(
+            f"checkpoint {checkpoint} does not fit ({_shorten(error)}): set model, task and optimizer.state_bits as in"
+            f" {checkpoint.parents[1] / 'config.yaml'}"
+        ) from error
 
 
 def _describe_unusable(checkpoint: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
     older = [other for other in complete_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
     instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
-    return f"checkpoint {checkpoint} cannot be loaded ({reason}): remove it to {instead}"
+    return f"checkpoint {checkpoint} cannot be loaded ({_shorten(error)}): remove it to {instead}"
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _hash_files(files: list[Path]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A run in object storage (`run=s3://…`, whatever fsspec knows): a folder on this node, uploaded as it grows.
 
-A checkpoint there counts when its train_state.json does, which is uploaded last. Files cannot be locked there, so a
-lease keeps two jobs from writing to the same run.
+A checkpoint there counts when its train_state.json does, which is uploaded last. A lease keeps two jobs from writing to
+the same run.
 """
 
 import hashlib
@@ -24,10 +24,9 @@ from training.checkpoint import STATE_FILE, Manifest, complete_checkpoints, pars
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
-LEASE = "lease.txt"
+LEASES = "leases"
 RENEW_S = 10.0
-PATIENCE_S = 40.0  # after which a lease that nobody has renewed is free, by the clock of whoever waits
-SETTLE_S = 2.0  # in which two who take a free lease at the same time both see the name of the second
+LEASE_TIMEOUT_S = 40.0  # after which a lease that nobody has renewed is free, by the clock of whoever waits
 
 
 def staging(url: str) -> Path:
@@ -91,23 +90,16 @@ class RemoteRun:
         names = self._storage.sizes()
         here = complete_checkpoints(self.local / "checkpoints")
         if here:
-            ours = self.local / "config.yaml"
-            theirs = self._storage.read("config.yaml") if "config.yaml" in names else None
-            if not ours.exists() or theirs != ours.read_bytes():
-                what = "is empty" if theirs is None else "holds another run"
+            config = self.local / "config.yaml"
+            stored = self._storage.read("config.yaml")
+            if not config.exists() or stored != config.read_bytes():
+                what = "is empty" if stored is None else "holds another run"
                 raise InputError(
                     f"{self.url} {what}, and {self.local} keeps what was trained there: remove it, or move it"
                 )
         newest = parse_step(here[-1].name) if here else 0
-        is_behind = not here
-        for step in sorted({step for step in map(_step_of, names) if step > newest}, reverse=True):
-            name = f"checkpoints/step-{step:08d}"
-            try:
-                self._fetch_checkpoint(name)
-                is_behind = True
-                break
-            except ValueError as error:
-                log(f"skipping {self.url}/{name}, which is not complete ({error})", file=sys.stderr)
+        newer = sorted({step for step in map(_step_of, names) if step > newest}, reverse=True)
+        is_behind = any(self._fetch_checkpoint(f"checkpoints/step-{step:08d}") for step in newer) or not here
         for name in names:
             is_log = name in LOGS or name.startswith(f"{BEST}/")
             if is_log and (is_behind or not (self.local / name).exists()):
@@ -134,22 +126,26 @@ class RemoteRun:
                 if kept and 0 < _step_of(name) < kept[0]:
                     self._storage.remove(name)
 
-    def _fetch_checkpoint(self, name: str) -> None:
-        """Raise ValueError if it is not complete."""
-        data = self._storage.read(f"{name}/{STATE_FILE}")
-        if data is None:
-            raise ValueError(f"{STATE_FILE} is missing")
-        manifest, stored = Manifest.parse(data), self._storage.sizes(name)
+    def _fetch_checkpoint(self, name: str) -> bool:
+        """Return whether it is complete."""
+        data, stored = self._storage.read(f"{name}/{STATE_FILE}"), self._storage.sizes(name)
         try:
+            if data is None:
+                raise ValueError(f"{STATE_FILE} is missing")
+            manifest = Manifest.parse(data)
             with atomic_folder(self.local / name) as partial:
                 for file in manifest.sha256:
                     if f"{name}/{file}" in stored:
                         self._storage.download(f"{name}/{file}", partial / file)
                 verify_files(partial, manifest)
                 (partial / STATE_FILE).write_bytes(data)
+        except ValueError as error:
+            log(f"skipping {self.url}/{name}, which is not complete ({error})", file=sys.stderr)
+            return False
         except OSError:
             if not (self.local / name).is_dir():  # else another process of this node was faster
                 raise
+        return True
 
     def _send(self, file: Path) -> None:
         status = file.stat()
@@ -178,73 +174,72 @@ class TakenOverError(InputError):
 
 
 class Lease:
-    """An object that names its holder and the host, and a number that the holder counts up: no two clocks are
-    compared."""
+    """The newest of the objects leases/1, leases/2, …, each of which a conditional write gives to one job, its holder.
+
+    It holds the holder's name, its host and a number that it counts up, so that no two clocks are compared; once
+    released, nothing.
+    """
 
     def __init__(self, storage: ObjectStore, holder: str) -> None:
-        self._storage, self._holder, self._count = storage, holder, 0
+        self._storage, self._holder, self._number = storage, f"{holder} {socket.gethostname()}", 0
         self._released = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
     def take(self) -> None:
-        """Take the lease; raise TakenOverError if somebody else renews it. One that was left is free after PATIENCE_S.
-
-        A lease of this holder is of a process which has ended: this one holds the lock of the folder.
-        """
-        seen = self._read()
-        is_ours = seen[:1] == [self._holder]
-        if seen and not is_ours:
-            log(f"{self._storage.url} is in use by {seen[1]}, or was left by it: watching it", file=sys.stderr)
-            deadline = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline and (now := self._read()):
-                if now != seen:
-                    self.check()
-                time.sleep(PATIENCE_S / 20)
-        self._renew()
-        if not is_ours:
-            time.sleep(SETTLE_S)
-            self.check()
-        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+        """Take the lease; raise TakenOverError if another job renews it. One that was left is free after
+        LEASE_TIMEOUT_S; one of this holder at once: its process has ended, as this one holds the folder's lock."""
+        seen = now = self._read()
+        if seen[1] and not seen[1].startswith(self._holder):
+            log(f"{self._storage.url} is in use by {_host(seen[1])}, or was left by it: watching it", file=sys.stderr)
+            deadline = time.monotonic() + LEASE_TIMEOUT_S
+            while (now := self._read()) == seen and time.monotonic() < deadline:
+                time.sleep(LEASE_TIMEOUT_S / 20)
+            if now[1] and now != seen:
+                raise self._taken_over(now[1])
+        number = now[0] + 1
+        if not self._storage.create(f"{LEASES}/{number}", f"{self._holder} 0".encode()):
+            raise self._taken_over(self._read()[1])
+        self._number = number
+        self._storage.remove(f"{LEASES}/{number - 1}")
         self._thread.start()
 
     def check(self) -> None:
-        """Raise TakenOverError if the lease is somebody else's by now."""
-        now = self._read()
-        if now and now[0] != self._holder:
-            raise TakenOverError(
-                f"{self._storage.url} is in use by another training job, on {now[1]}: wait for it, or set run="
-            )
+        """Raise TakenOverError if another job has a newer lease."""
+        number, text = self._read()
+        if number > self._number:
+            raise self._taken_over(text)
 
     def release(self) -> None:
         """Leave the directory to others at once, if it was held."""
         self._released.set()
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        try:
-            self.check()
-            self._storage.remove(LEASE)
-        except TakenOverError:
-            return  # theirs by now
-        except InputError as error:
-            log(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
+        if self._number:
+            self._thread.join()
+            try:
+                self._storage.write(f"{LEASES}/{self._number}", b"")
+            except InputError as error:
+                log(f"the next job waits {LEASE_TIMEOUT_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
+        count = 0
         while not self._released.wait(RENEW_S):
+            count += 1
             try:
-                self.check()
-                self._renew()
-            except TakenOverError:
-                return  # raised by the next upload
+                self._storage.write(f"{LEASES}/{self._number}", f"{self._holder} {count}".encode())
             except InputError as error:  # whoever waits has patience for some failures
                 log(f"the lease was not renewed: {error}", file=sys.stderr)
 
-    def _renew(self) -> None:
-        self._count += 1
-        self._storage.write(LEASE, f"{self._holder} {socket.gethostname()} {self._count}".encode())
+    def _read(self) -> tuple[int, str]:
+        """Return the newest lease's number, 0 where there is none, and its text."""
+        number = max((int(PurePosixPath(name).name) for name in self._storage.sizes(LEASES)), default=0)
+        return number, (self._storage.read(f"{LEASES}/{number}") or b"").decode(errors="replace")
 
-    def _read(self) -> list[str]:
-        """Return the lease's holder, host and count; [] where there is none."""
-        lease = self._storage.read(LEASE)
-        return (lease.decode(errors="replace") + " ? ?").split(" ")[:3] if lease else []
+    def _taken_over(self, text: str) -> TakenOverError:
+        host = _host(text)
+        return TakenOverError(
+            f"{self._storage.url} is in use by another training job, on {host}: wait for it, or set run="
+        )
+
+
+def _host(text: str) -> str:
+    """Return the host in the text of a lease."""
+    return (f"{text} ? ?").split(" ")[1]

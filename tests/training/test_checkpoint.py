@@ -154,9 +154,8 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"state": 
         *((lambda folder, name=name: flip_bit(folder / name), f"{name} has changed") for name in (WEIGHTS, MOMENTS)),
         *((lambda folder, name=name: (folder / name).unlink(), f"{name} is missing")
           for name in (WEIGHTS, MOMENTS, "train_state.json")),
-        (become_a_file, "it is not a folder"),
+        (become_a_file, "Not a directory"),
         *((write_state(content), "is damaged") for content in NO_STATES),
-        (write_state(" " * 2**21), "too large"),
         (edit(lambda manifest: manifest["state"].pop("global_batch")), "is damaged.*global_batch"),
         *((edit(lambda manifest, step=step: manifest["state"].update(step=step)), "is damaged")
           for step in ("5", -5, 0, 2.5, math.nan, None, True)),
@@ -177,7 +176,7 @@ def test_weights_of_another_model_are_refused(tmp_path, small):
     other = Small(tmp_path / "other", width=5)
     other.write(1)
     other.model = small.model
-    with pytest.raises(InputError, match=r"cannot be loaded \(Error.* size mismatch for"):
+    with pytest.raises(InputError, match=r"does not fit \(Error.* size mismatch for.*set model, task"):
         other.load()
 
 
@@ -256,9 +255,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
         for step in (1, 2):
             small.save(step)
     small.model[0].weight.data[0, 0] = torch.nan
-    said = (
-        r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*step-00000002, .*step-00000001$"
-    )
+    said = r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*init_from=.*step-00000002`"
     with pytest.raises(DivergedError, match=said), small.run:
         small.save(3)
     assert small.saved() == ["step-00000001", "step-00000002"]

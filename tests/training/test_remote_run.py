@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from object_store import request
 from torch import nn
 
 from common.errors import InputError
@@ -22,7 +23,7 @@ from training import remote_run
 from training.checkpoint import TrainState, complete_checkpoints, load_file
 from training.config import TrainConfig
 from training.distributed import Distributed
-from training.remote_run import LEASE, Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
+from training.remote_run import Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
 from training.run_dir import RunDir
 
 URL = "faulty://bucket/runs/x"
@@ -38,7 +39,7 @@ class Faulty(MemoryFileSystem):
     failing: Exception | None = None
     order: ClassVar[list[str]] = []
 
-    def pipe_file(self, path, value, mode="overwrite", **options):
+    def pipe_file(self, path, value, **options):
         self._written(path)
         super().pipe_file(path, value, **options)
 
@@ -60,8 +61,7 @@ def faulty(monkeypatch) -> Iterator[None]:
     Faulty.failing = None
     monkeypatch.setattr(storage, "PAUSE_S", 0)
     monkeypatch.setattr(remote_run, "RENEW_S", 0.01)
-    monkeypatch.setattr(remote_run, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(remote_run, "SETTLE_S", 0.0)
+    monkeypatch.setattr(remote_run, "LEASE_TIMEOUT_S", 0.2)
     yield
     Faulty.failing = None
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
     of_three = [name.split("/")[2] for name in Faulty.order if "step-00000003" in name]
     assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
     assert of_three[2:] == ["train_state.json"]
-    assert "lease.txt" not in there()
+    assert ObjectStore(URL).read("leases/1") == b"", "released"
 
 
 def test_a_torn_checkpoint_is_said_and_skipped(node, trained, capsys):
@@ -154,30 +154,70 @@ def test_two_launches_are_refused_whatever_their_clocks_say(node, trained, monke
     assert trained.train() == 0
 
 
-def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_node(node, capsys):
-    Lease(ObjectStore(URL), "someone")._renew()
-    mine = Lease(ObjectStore(URL), "someone")
-    mine.take()
-    mine.release()
+def leave_lease(url: str, holder: str) -> Lease:
+    """Return a lease as it is after a kill: taken, not renewed any more and not released."""
+    lease = Lease(ObjectStore(url), holder)
+    lease.take()
+    lease._released.set()
+    lease._thread.join()
+    return lease
+
+
+def test_a_lease_that_was_left_is_free_after_a_while_and_on_the_same_node_without_waiting(node, capsys):
+    left = leave_lease(URL, "someone")
+    again = leave_lease(URL, "someone")
     assert "watching" not in capsys.readouterr().err
-    left = Lease(ObjectStore(URL + "2"), "someone")
-    left._renew()
-    other = Lease(ObjectStore(URL + "2"), "another")
+    other = Lease(ObjectStore(URL), "another")
     other.take()
     assert "is in use by" in capsys.readouterr().err
-    with pytest.raises(TakenOverError):
-        left.check()
+    for lost in (left, again):
+        with pytest.raises(TakenOverError):
+            lost.check()
+        lost.release()
+    other.check()
     other.release()
-    assert ObjectStore(URL + "2").read(LEASE) is None
+    assert {name: value.getvalue() for name, value in Faulty.store.items() if value.getvalue()} == {}
+    Lease(ObjectStore(URL), "someone").take()
+    assert "watching" not in capsys.readouterr().err, "it was released"
 
 
 def test_the_lease_is_renewed(node):
     held = Lease(ObjectStore(URL), "me")
     held.take()
-    first = ObjectStore(URL).read(LEASE)
-    while ObjectStore(URL).read(LEASE) == first:
+    first = ObjectStore(URL).read("leases/1")
+    while ObjectStore(URL).read("leases/1") == first:
         threading.Event().wait(0.01)
     held.release()
+
+
+def test_of_those_who_take_a_free_lease_at_the_same_time_one_gets_it(store):
+    """By a conditional write to S3: all see that it is free before the first one writes."""
+    request(store.url, "PUT", "/leases")
+    barrier, taken, refused = threading.Barrier(4), [], []
+
+    class Slow(ObjectStore):
+        def create(self, name: str, data: bytes) -> bool:
+            barrier.wait(30)
+            return super().create(name, data)
+
+    def take(holder: str) -> None:
+        lease = Lease(Slow("s3://leases/run"), holder)
+        try:
+            lease.take()
+            taken.append(lease)
+        except TakenOverError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=take, args=(f"job{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (lease,) = taken
+    assert all("s3://leases/run is in use by another training job, on " in said for said in refused)
+    assert len(refused) == 3
+    lease.check()
+    lease.release()
 
 
 def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
@@ -185,17 +225,17 @@ def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
     run = RunDir(CONFIG, Distributed("cpu"))
     run.__enter__()
     trained.load(run)
-    ObjectStore(URL).write(LEASE, b"other elsewhere 1")
+    ObjectStore(URL).write("leases/2", b"other elsewhere 1")
     trained.steps(run, 1)
     with pytest.raises(TakenOverError, match=said):
         run.__exit__(None, None, None)
     assert not [name for name in there() if "step-" in name]
-    assert Faulty.store[f"{URL}/{LEASE}"].getvalue() == b"other elsewhere 1"
+    assert Faulty.store[f"{URL}/leases/2"].getvalue() == b"other elsewhere 1"
 
 
 def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
     Faulty.failing = PermissionError("Access Denied")
-    with pytest.raises(InputError, match=f"{URL}/lease.txt cannot be written to: no permission"):
+    with pytest.raises(InputError, match=f"{URL}/leases/1 cannot be written to: no permission"):
         trained.train(1)
     with pytest.raises(InputError, match="nowhere://bucket/x cannot be opened: Protocol not known"):
         trained.train(config=replace(CONFIG, run="nowhere://bucket/x"))
