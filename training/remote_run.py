@@ -20,7 +20,7 @@ from common.logging import log
 from model.weights.hub import find_model
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore, is_remote
-from training.checkpoint import STATE_FILE, Manifest, complete_checkpoints, parse_step, verify_files
+from training.checkpoint import STATE_FILE, Manifest, describe_fault, list_checkpoints, parse_step, verify_files
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
@@ -88,7 +88,7 @@ class RemoteRun:
     def fetch(self) -> None:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
         names = self._storage.sizes()
-        here = complete_checkpoints(self.local / "checkpoints")
+        here = list_checkpoints(self.local / "checkpoints")
         if here:
             config = self.local / "config.yaml"
             stored = self._storage.read("config.yaml")
@@ -113,7 +113,7 @@ class RemoteRun:
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
         there = _complete_steps(self._storage.sizes("checkpoints"))
-        for checkpoint in complete_checkpoints(self.local / "checkpoints"):
+        for checkpoint in list_checkpoints(self.local / "checkpoints"):
             if parse_step(checkpoint.name) > max(there, default=0):
                 files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
         for file in filter(Path.is_file, files):
@@ -139,8 +139,8 @@ class RemoteRun:
                         self._storage.download(f"{name}/{file}", partial / file)
                 verify_files(partial, manifest)
                 (partial / STATE_FILE).write_bytes(data)
-        except ValueError as error:
-            log(f"skipping {self.url}/{name}, which is not complete ({error})", file=sys.stderr)
+        except (ValueError, FileNotFoundError) as error:
+            log(f"skipping {self.url}/{name}, which is not complete ({describe_fault(error)})", file=sys.stderr)
             return False
         except OSError:
             if not (self.local / name).is_dir():  # else another process of this node was faster

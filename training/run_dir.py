@@ -30,7 +30,6 @@ from training.checkpoint import (
     Snapshot,
     TrainState,
     check_checkpoint,
-    complete_checkpoints,
     list_checkpoints,
     load_checkpoint,
     parse_step,
@@ -224,8 +223,8 @@ class RunDir:
                         f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is not finite"
                     )
         save_checkpoint(self.checkpoints, state, snapshot)
-        for old in complete_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
-            shutil.rmtree(old)  # one that is not complete neither counts nor goes
+        for old in list_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
+            shutil.rmtree(old)
         if self.remote is not None:
             try:
                 self.remote.sync(self.config.keep_checkpoints)
@@ -236,7 +235,7 @@ class RunDir:
 
     def _describe_recovery(self) -> str:
         advice = "lower optimizer.base_lr or set optimizer.clip_grad_norm"
-        saved = complete_checkpoints(self.checkpoints)
+        saved = list_checkpoints(self.checkpoints)
         if not saved:
             return f"{advice}, in another run="
         fork = f"train.py run=ANOTHER init_keep=optimizer init_from={saved[-1]}"

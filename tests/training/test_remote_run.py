@@ -20,7 +20,7 @@ from pipeline.config import DataConfig
 from pipeline.reading import storage
 from pipeline.reading.storage import ObjectStore
 from training import remote_run
-from training.checkpoint import TrainState, complete_checkpoints, load_file
+from training.checkpoint import TrainState, list_checkpoints, load_file
 from training.config import TrainConfig
 from training.distributed import Distributed
 from training.remote_run import Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
@@ -135,13 +135,15 @@ def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
 
 
 def test_a_torn_checkpoint_is_said_and_skipped(node, trained, capsys):
-    trained.train(1, 2, 3, config=replace(CONFIG, keep_checkpoints=3))
-    del Faulty.store[f"{URL}/checkpoints/step-00000003/train_state.json"]
+    trained.train(1, 2, 3, 4, config=replace(CONFIG, keep_checkpoints=4))
+    del Faulty.store[f"{URL}/checkpoints/step-00000004/train_state.json"]
+    del Faulty.store[f"{URL}/checkpoints/step-00000003/optimizer.pt"]
     Faulty.store[f"{URL}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     node("two")
     assert trained.train() == 1
     said = capsys.readouterr().err
-    assert f"skipping {URL}/checkpoints/step-00000003, which is not complete (train_state.json is missing)" in said
+    assert f"skipping {URL}/checkpoints/step-00000004, which is not complete (train_state.json is missing)" in said
+    assert "step-00000003, which is not complete (optimizer.pt is missing)" in said
     assert "step-00000002, which is not complete (model.safetensors has changed since it was written)" in said
 
 
@@ -248,7 +250,7 @@ def test_an_upload_that_fails_is_tried_again_and_loses_nothing(node, trained, ca
         trained.steps(run, 1)
         run._writer.wait()
         assert f"{run.path} keeps everything, and the next checkpoint tries again" in capsys.readouterr().err
-        assert complete_checkpoints(run.checkpoints)
+        assert list_checkpoints(run.checkpoints)
         Faulty.failing = None
         trained.steps(run, 2)
     assert {f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2)} <= there()
@@ -290,7 +292,7 @@ def test_nodes_without_the_main_rank_fetch_the_newest(node, trained, monkeypatch
     second = Distributed("cpu")
     second.rank = 1
     with RunDir(CONFIG, second) as run:
-        assert [path.name for path in complete_checkpoints(run.checkpoints)] == ["step-00000001"]
+        assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000001"]
 
 
 def test_commands_read_a_run_by_its_url(node, trained):
