@@ -209,8 +209,8 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         return Manifest.parse((checkpoint / STATE_FILE).read_bytes()).state
     except UNUSABLE as error:  # its files are as they were written
         raise InputError(
-            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model, task and optimizer.state_bits as in"
-            f" {checkpoint.parents[1] / 'config.yaml'}"
+            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model, task and optimizer.state_bits"
+            f" as in {checkpoint.parents[1] / 'config.yaml'}"
         ) from error
 
 
