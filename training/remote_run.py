@@ -5,6 +5,7 @@ the same run.
 """
 
 import hashlib
+import itertools
 import shutil
 import socket
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from uuid import uuid4
 
 from common.atomic_io import atomic_folder
@@ -87,22 +89,16 @@ class RemoteRun:
 
     def fetch(self) -> None:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
-        names = self._storage.sizes()
+        names, config = self._storage.sizes(), self.local / "config.yaml"
         here = list_checkpoints(self.local / "checkpoints")
-        if here:
-            config = self.local / "config.yaml"
-            stored = self._storage.read("config.yaml")
-            if not config.exists() or stored != config.read_bytes():
-                what = "is empty" if stored is None else "holds another run"
-                raise InputError(
-                    f"{self.url} {what}, and {self.local} keeps what was trained there: remove it, or move it"
-                )
+        if here and not (config.exists() and self._storage.read("config.yaml") == config.read_bytes()):
+            raise InputError(f"{self.local} keeps another run than {self.url} holds: remove it, or move it")
         newest = parse_step(here[-1].name) if here else 0
         newer = sorted({step for step in map(_step_of, names) if step > newest}, reverse=True)
         is_behind = any(self._fetch_checkpoint(f"checkpoints/step-{step:08d}") for step in newer) or not here
         for name in names:
-            is_log = name in LOGS or name.startswith(f"{BEST}/")
-            if is_log and (is_behind or not (self.local / name).exists()):
+            is_wanted = is_behind or not (self.local / name).exists()
+            if is_wanted and (name in LOGS or name.startswith(f"{BEST}/")):
                 self._storage.download(name, self.local / name)
 
     def sync(self, keep: int | None = None) -> None:
@@ -173,6 +169,13 @@ class TakenOverError(InputError):
     """Another job trains in this run directory."""
 
 
+class NewestLease(NamedTuple):
+    number: int  # 0: there is none
+    holder: str  # "": it is free
+    host: str
+    count: str
+
+
 class Lease:
     """The newest of the objects leases/1, leases/2, …, each of which a conditional write gives to one job, its holder.
 
@@ -181,7 +184,7 @@ class Lease:
     """
 
     def __init__(self, storage: ObjectStore, holder: str) -> None:
-        self._storage, self._holder, self._number = storage, f"{holder} {socket.gethostname()}", 0
+        self._storage, self._holder, self._number = storage, holder, 0
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
@@ -189,25 +192,24 @@ class Lease:
         """Take the lease; raise TakenOverError if another job renews it. One that was left is free after
         LEASE_TIMEOUT_S; one of this holder at once: its process has ended, as this one holds the folder's lock."""
         seen = now = self._read()
-        if seen[1] and not seen[1].startswith(self._holder):
-            log(f"{self._storage.url} is in use by {_host(seen[1])}, or was left by it: watching it", file=sys.stderr)
+        if seen.holder not in ("", self._holder):
+            log(f"{self._storage.url} is in use by {seen.host}, or was left by it: watching it", file=sys.stderr)
             deadline = time.monotonic() + LEASE_TIMEOUT_S
             while (now := self._read()) == seen and time.monotonic() < deadline:
                 time.sleep(LEASE_TIMEOUT_S / 20)
-            if now[1] and now != seen:
-                raise self._taken_over(now[1])
-        number = now[0] + 1
-        if not self._storage.create(f"{LEASES}/{number}", f"{self._holder} 0".encode()):
-            raise self._taken_over(self._read()[1])
-        self._number = number
-        self._storage.remove(f"{LEASES}/{number - 1}")
+            if now.holder and now != seen:
+                raise self._taken_over(now)
+        if not self._storage.create(f"{LEASES}/{now.number + 1}", self._text(0)):
+            raise self._taken_over(self._read())
+        self._number = now.number + 1
+        self._storage.remove(f"{LEASES}/{now.number}")
         self._thread.start()
 
     def check(self) -> None:
         """Raise TakenOverError if another job has a newer lease."""
-        number, text = self._read()
-        if number > self._number:
-            raise self._taken_over(text)
+        newest = self._read()
+        if newest.number > self._number:
+            raise self._taken_over(newest)
 
     def release(self) -> None:
         """Leave the directory to others at once, if it was held."""
@@ -220,26 +222,22 @@ class Lease:
                 log(f"the next job waits {LEASE_TIMEOUT_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
-        count = 0
-        while not self._released.wait(RENEW_S):
-            count += 1
+        for count in itertools.count(1):
+            if self._released.wait(RENEW_S):
+                return
             try:
-                self._storage.write(f"{LEASES}/{self._number}", f"{self._holder} {count}".encode())
+                self._storage.write(f"{LEASES}/{self._number}", self._text(count))
             except InputError as error:  # whoever waits has patience for some failures
                 log(f"the lease was not renewed: {error}", file=sys.stderr)
 
-    def _read(self) -> tuple[int, str]:
-        """Return the newest lease's number, 0 where there is none, and its text."""
+    def _text(self, count: int) -> bytes:
+        return f"{self._holder} {socket.gethostname()} {count}".encode()
+
+    def _read(self) -> NewestLease:
         number = max((int(PurePosixPath(name).name) for name in self._storage.sizes(LEASES)), default=0)
-        return number, (self._storage.read(f"{LEASES}/{number}") or b"").decode(errors="replace")
+        text = (self._storage.read(f"{LEASES}/{number}") or b"").decode(errors="replace")
+        return NewestLease(number, *f"{text}   ".split(" ")[:3])
 
-    def _taken_over(self, text: str) -> TakenOverError:
-        host = _host(text)
-        return TakenOverError(
-            f"{self._storage.url} is in use by another training job, on {host}: wait for it, or set run="
-        )
-
-
-def _host(text: str) -> str:
-    """Return the host in the text of a lease."""
-    return (f"{text} ? ?").split(" ")[1]
+    def _taken_over(self, lease: NewestLease) -> TakenOverError:
+        url = self._storage.url
+        return TakenOverError(f"{url} is in use by another training job, on {lease.host}: wait for it, or set run=")
