@@ -117,7 +117,7 @@ class TrainConfig:
     init_from: str = ""
     """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
     init_keep: Literal["weights", "optimizer"] = "weights"
-    """optimizer: a fork of the run init_from, whose optimizer, step and place in the data also go on"""
+    """optimizer: a fork of the run init_from, whose optimizer, step and place in the data continue"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -146,7 +146,7 @@ class TrainConfig:
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
         if self.init_keep == "optimizer" and not self.init_from:
-            raise InputError("init_keep=optimizer goes on with another run: set init_from to it")
+            raise InputError("init_keep=optimizer continues another run: set init_from to it")
         if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
             raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
         if self.deterministic and self.data.decoder == "dali":

@@ -227,7 +227,7 @@ class Lease:
                 return
             try:
                 self._storage.write(f"{LEASES}/{self._number}", self._text(count))
-            except InputError as error:  # whoever waits has patience for some failures
+            except InputError as error:  # whoever waits tolerates some failures
                 log(f"the lease was not renewed: {error}", file=sys.stderr)
 
     def _text(self, count: int) -> bytes:

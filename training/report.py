@@ -13,9 +13,10 @@ from typing import Any
 
 import jinja2
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from common.atomic_io import write_text
-from common.logging import format_duration, format_number, printable
+from common.logging import format_number, printable
 from pipeline.jsonl import JsonlFile
 from training.config import TrainConfig, changed_keys
 from training.logger import read_rows
@@ -71,7 +72,7 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int) -> str:
         return "no step has been logged yet"
     step = timed[-1]["step"]
     seconds = (total_steps - step) * median(row["step_time_ms"] for row in timed[-RECENT:]) / 1000
-    remaining = f"about {format_duration(seconds)} left" if step < total_steps else "finished"
+    remaining = f"about {tqdm.format_interval(seconds)} left" if step < total_steps else "finished"
     return f"step {step:,} of {total_steps:,} ({step / total_steps:.0%}), {remaining}"
 
 

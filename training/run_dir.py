@@ -89,7 +89,7 @@ class RunDir:
         self.figures = self.path / "figures"  # the newest ones, for the report
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self.is_new = True
-        self.checkpoint: Path | None = None  # to go on from: of its own or, if it is new, of the run that it forks
+        self.checkpoint: Path | None = None  # to continue from: of its own or, if it is new, of the run that it forks
         self._next_save_s = math.inf  # by the monotonic clock
         self._writer = BackgroundWriter()
         self._memory = HostMemory()  # of the last snapshot
@@ -129,7 +129,7 @@ class RunDir:
             raise DivergedError(f"{error}; {self._describe_recovery()}") from error
 
     def load(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState) -> TrainState:
-        """Load the checkpoint that the run goes on from; return how far the run is, `start` if there is none.
+        """Load the checkpoint that the run continues from; return how far the run is, `start` if there is none.
 
         The files' hashes are checked once per node: that takes longer than reading them."""
         state = start
@@ -198,7 +198,7 @@ class RunDir:
         if changed := differences(self.config, known):
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
-                f" run= with init_from={self.config.run}, and init_keep=optimizer to go on at its step"
+                f" run= with init_from={self.config.run}, and init_keep=optimizer to continue at its step"
             )
 
     def _find_source(self) -> Path | None:
@@ -239,7 +239,7 @@ class RunDir:
         if not saved:
             return f"{advice}, in another run="
         fork = f"train.py run=ANOTHER init_keep=optimizer init_from={saved[-1]}"
-        return f"all checkpoints are finite: {advice}, and `{fork}` goes on from the newest"
+        return f"all checkpoints are finite: {advice}, and `{fork}` continues from it"
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""

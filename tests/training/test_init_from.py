@@ -62,7 +62,7 @@ def test_what_cannot_be_forked_is_one_sentence(tiny_run, new, tmp_path):
         ): r"needs a run or one of its checkpoints, and init_from=.*weights\.safetensors is none",
         (f"init_from={tiny_run}", "batch_size=2"): "was trained with 4 clips per step.*with its weights alone",
         (f"init_from={tiny_run}", "model.decoder_depth=1"): "step-00000006 does not fit .*: set model, task and",
-        (): "init_keep=optimizer goes on with another run: set init_from",
+        (): "init_keep=optimizer continues another run: set init_from",
     }.items():
         with pytest.raises(InputError, match=said) as raised:
             run(*new, "init_keep=optimizer", *overrides)
