@@ -33,7 +33,7 @@ from training.logger import SKIPPED, Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
 from training.parallelize import check_graphs, parallelize, reduce_gradients
-from training.profiling import StepProfiler
+from training.profiling import profile_steps
 from training.report import write_report
 from training.run_dir import RunDir
 from training.schedule import Schedule, seed_step
@@ -70,7 +70,7 @@ def train(config: TrainConfig) -> bool:
         with (
             ClipLoader(dataset, plan, dist.device, config.data, run.quarantine) as loader,
             Logger(run, config, dist, schedule, loader, state.step) as log,
-            StepProfiler(run.profile if config.profile and dist.is_main else None, dist.device) as profiler,
+            profile_steps(run.profile if config.profile and dist.is_main else None, dist.device) as profile_step,
         ):
             log.announce(startup_warnings(config, dataset))
             log.stragglers.watch(model)
@@ -79,10 +79,12 @@ def train(config: TrainConfig) -> bool:
             stop.defer, stopping = True, False
             for step in range(state.step, schedule.total_steps):
                 seed_step(config.seed, step, dist.rank)
-                request = dist.async_max(lambda: STOP if stop.is_set or run.has_failed else SAVE * run.is_save_due)
+                request = dist.async_max(
+                    lambda: STOP if stop.is_set or run.writer.has_failed else SAVE * run.is_save_due
+                )
                 scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
                 log.step(step + 1, scalars)
-                profiler.step()
+                profile_step()
                 requested = request()  # by any rank: a byte, reduced beside the step
                 stopping = requested == STOP
                 evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
@@ -95,7 +97,8 @@ def train(config: TrainConfig) -> bool:
                         if evaluating:
                             with stop.allow_interrupt():
                                 task.evaluate(step + 1, log)
-                    run.in_background(lambda: write_report(run.path, config, schedule.total_steps))
+                    if dist.is_main:
+                        run.writer.start(lambda: write_report(run.path, config, schedule.total_steps))
                 if stopping:
                     break
     if stopping and dist.is_main:

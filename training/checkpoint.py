@@ -161,7 +161,7 @@ def parse_step(name: str) -> int:
 
 
 def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:
-    """Raise InputError if a run whose steps are as `expected` cannot continue from a checkpoint, or its files changed."""
+    """Raise InputError where a run whose steps are as `expected` cannot resume from a checkpoint, or a file changed."""
     try:
         manifest = Manifest.parse((checkpoint / STATE_FILE).read_bytes())
         found = manifest.state

@@ -50,6 +50,7 @@ class BackgroundWriter:
 
     @property
     def has_failed(self) -> bool:
+        """Whether the newest job has; the next `wait` says why."""
         return self._last is not None and self._last.done() and self._last.exception() is not None
 
     def start(self, job: Callable[[], None]) -> None:
@@ -91,13 +92,8 @@ class RunDir:
         self.is_new = True
         self.checkpoint: Path | None = None  # to continue from: of its own or, if it is new, of the run that it forks
         self._next_save_s = math.inf  # by the monotonic clock
-        self._writer = BackgroundWriter()
+        self.writer = BackgroundWriter()
         self._memory = HostMemory()  # of the last snapshot
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a checkpoint could not be written; the next `save` says why."""
-        return self._writer.has_failed
 
     @property
     def is_save_due(self) -> bool:
@@ -120,7 +116,7 @@ class RunDir:
         with self._held:
             try:
                 if self.dist.is_main:
-                    self._writer.wait()
+                    self.writer.wait()
                     if self.remote is not None and self.checkpoints.exists():
                         self.remote.sync()
             except DivergedError as diverged:
@@ -155,18 +151,13 @@ class RunDir:
         """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
         if not self.dist.is_main:
             return
-        self._writer.wait()
+        self.writer.wait()
         self._next_save_s = time.monotonic() + 60 * self.config.checkpoint_minutes
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
         snapshot = take_snapshot(modules, optimizer, metadata, self._memory)
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
-        self._writer.start(lambda: self._write(state, snapshot, copied))
-
-    def in_background(self, job: Callable[[], None]) -> None:
-        """Do a job in the main rank when what is being written is there."""
-        if self.dist.is_main:
-            self._writer.start(job)
+        self.writer.start(lambda: self._write(state, snapshot, copied))
 
     def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -248,7 +248,7 @@ def test_an_upload_that_fails_is_tried_again_and_loses_nothing(node, trained, ca
         trained.load(run)
         Faulty.failing = OSError("503 slow down")
         trained.steps(run, 1)
-        run._writer.wait()
+        run.writer.wait()
         assert f"{run.path} keeps everything, and the next checkpoint tries again" in capsys.readouterr().err
         assert list_checkpoints(run.checkpoints)
         Faulty.failing = None
