@@ -92,7 +92,6 @@ def test_the_model_card_says_how_to_load_it(
     assert "| `steps` | 6 |" in card
     assert "| reconstruction_loss | " in card
     assert str(tiny_run.parent) not in card, "nothing of the machine that it was made on"
-    assert hub.models["user/name"]["curves.png"].startswith(b"\x89PNG")
     model = AdaMAE.from_pretrained(tiny_run)
     frames, height, width = model.config.num_frames, *model.config.frame_size
     image = torch.randint(0, 256, (1, 1, height, width, 3), dtype=torch.uint8)

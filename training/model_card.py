@@ -12,7 +12,7 @@ from model.weights.hub import TIMM_FILE
 from model.weights.loading import StateDict
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
-from training.report import LOSS_CHART, current_metrics, plot_curves, read_metrics
+from training.report import current_metrics, read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 # Options that say where something lies on the machine of the run.
@@ -24,9 +24,6 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
     config = weights.config
     height, width = config.frame_size
     run = run_of(find_file(source))
-    rows = read_metrics(run) if run else []
-    if figure := plot_curves(rows, [LOSS_CHART]):
-        figure.savefig(file.parent / "curves.png")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -48,8 +45,7 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
         recipe=describe_recipe(run_config(run)) if run else {},
-        has_curves=figure is not None,
-        results=current_metrics(rows),
+        results=current_metrics(read_metrics(run)) if run else {},
     )
     write_text(file.parent / "README.md", card)
 

@@ -26,20 +26,13 @@ MAX_POINTS = 300  # of a curve: each stands for the mean of its steps
 MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows of metrics.jsonl whose median is "current"
 BASELINE = 1.0  # the loss of predicting each patch's mean, with normalized targets
-LOSS_CHART = ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll")
-ACCURACY_CHART = tuple(f"evaluation/{name}" for name in ("knn_top1", "majority_top1", "top1", "top5", "mAP"))
-SINGLE = (
-    "accuracy",
-    "evaluation/rankme",
-    "clips_per_second",
-    "data_wait_fraction",
-    "lr",
-    "grad_norm",
-    "sampler_entropy",
+CHARTS = (
+    ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll"),
+    ("evaluation/knn_top1", "evaluation/majority_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP"),
+    *([name] for name in "accuracy evaluation/rankme clips_per_second data_wait_fraction lr grad_norm".split()),
+    ("sampler_entropy",),
 )
-CHARTS = (LOSS_CHART, ACCURACY_CHART, *((name,) for name in SINGLE))
-CURRENT = ("reconstruction_loss", "loss", "clips_per_second", "step_time_ms", "data_wait_fraction", "peak_memory_gib",
-           "skipped_updates")  # fmt: skip
+CURRENT = "reconstruction_loss loss clips_per_second step_time_ms data_wait_fraction peak_memory_gib skipped_updates"
 
 
 def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
@@ -52,7 +45,7 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         updated=time.strftime("%Y-%m-%d %H:%M"),
         progress=describe_progress(rows, total_steps),
         current=current_metrics(rows),
-        curves=draw_curves(rows),
+        curves=encode_png(draw_curves(rows)),
         images=[(printable(file.stem), encode_png(file.read_bytes())) for file in sorted(run.glob("figures/*.png"))],
         configuration=changed_keys(config),
         checkpoints=[printable(folder.name) for folder in sorted(run.glob("checkpoints/*")) if folder.is_dir()],
@@ -78,37 +71,25 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int) -> str:
 
 def current_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return values by name: medians of the newest rows, and the last evaluation."""
-    recent = {name: [row[name] for row in rows if name in row][-RECENT:] for name in CURRENT}
+    recent = {name: [row[name] for row in rows if name in row][-RECENT:] for name in CURRENT.split()}
     medians = {name: median(values) for name, values in recent.items() if values}
     evaluation = {name: row[name] for row in rows for name in row if name.startswith("evaluation/")}
     return {name: _format(value) for name, value in (medians | evaluation).items()}
 
 
-def draw_curves(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw all charts, as the data URI of an image; "" if nothing was logged."""
-    figure = plot_curves(rows, CHARTS)
-    if figure is None:
-        return ""
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return encode_png(image.getvalue())
-
-
-def plot_curves(rows: Sequence[dict[str, Any]], groups: Sequence[Sequence[str]]) -> Figure | None:
-    """Plot metrics over the steps, a chart for each group of names of which one was logged; None if none was."""
+def draw_curves(rows: Sequence[dict[str, Any]]) -> bytes:
+    """Plot metrics over the steps, a chart for each group of CHARTS of which one was logged; return the PNG."""
     charts = []
-    for group in groups:
+    for group in CHARTS:
         curves = {name: average_points([(row["step"], row[name]) for row in rows if name in row]) for name in group}
         if curves.get("reconstruction_loss"):
             del curves["loss"]  # of pre-training it is nearly the same
-        if any(curves.values()):
-            charts.append({name: points for name, points in curves.items() if points})
-    if not charts:
-        return None
-    columns = min(2, len(charts))
-    lines = -(-len(charts) // columns)
-    figure = Figure(figsize=(6 * columns, 2.7 * lines), layout="constrained")
-    for axes, curves in zip(figure.subplots(lines, columns, squeeze=False).flat, charts, strict=False):
+        charts.append({name: points for name, points in curves.items() if points})
+    charts = list(filter(None, charts))
+    lines = -(-len(charts) // 2)
+    figure, image = Figure(figsize=(12, 1 + 2.7 * lines), layout="constrained"), io.BytesIO()
+    for number, curves in enumerate(charts, start=1):
+        axes = figure.add_subplot(lines, 2, number)
         for name, points in curves.items():
             marker = "." if len(points) == 1 else ""
             axes.plot(*zip(*points, strict=True), marker=marker, label=f"{name}: last {_format(points[-1][1])}")
@@ -116,9 +97,8 @@ def plot_curves(rows: Sequence[dict[str, Any]], groups: Sequence[Sequence[str]])
             axes.axhline(BASELINE, color="gray", linestyle=":", label="1: predicting the mean of each patch")
         axes.set(xlabel="step")
         axes.legend(fontsize="small")
-    for axes in figure.axes[len(charts) :]:
-        axes.remove()
-    return figure
+    figure.savefig(image, format="png")
+    return image.getvalue()
 
 
 def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
