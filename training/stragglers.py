@@ -13,7 +13,7 @@ from training.distributed import Distributed, sum_over_ranks
 
 SLOW = 1.3  # times the median
 MATTERS = 0.05  # fraction of a step
-MIN_STEPS = 10  # in a row: the first ones load, compile and fill caches
+FIRST_STEPS = 10  # load, compile and fill caches
 CAUSES = {
     "forward_ms": "its forward pass takes {0:.3g} ms per step: is its device shared, hot, or another one?",
     "wait_ms": "it waits {0:.3g} ms per step for data: are its disk, network or CPU slower, or shared?",
@@ -24,9 +24,9 @@ class StragglerDetector:
     """Compares what a step takes in each rank but for waiting for others; does nothing if there is one rank."""
 
     def __init__(self, dist: Distributed) -> None:
-        self._dist = dist
+        self._dist, self._steps = dist, 0
         self._passes: list[tuple[Any, Any]] = []  # start and end of each forward pass; no end where it failed
-        self._slow: dict[tuple[str, int], int] = {}  # for how many steps in a row: by cause and rank
+        self._named: set[tuple[str, int]] = set()  # cause and rank
         self._hosts = dist.gather(socket.gethostname())
 
     def watch(self, model: nn.Module) -> None:
@@ -38,7 +38,7 @@ class StragglerDetector:
     def gather(
         self, means: Mapping[str, float], steps: int, seconds: float, wait_seconds: float
     ) -> tuple[dict[str, float], list[str]]:
-        """Average `means` over all ranks, and return a sentence on each rank that has now been slow for MIN_STEPS.
+        """Average `means` over all ranks; return a sentence on each rank that is found to be slow, once.
 
         steps: since the last call, in `seconds`, of which this rank has waited `wait_seconds` for data.
         """
@@ -49,8 +49,18 @@ class StragglerDetector:
         table[self._dist.rank] = torch.tensor([*means.values(), *own.values()])
         columns = sum_over_ranks(table.to(self._dist.device)).T.tolist()
         averaged = {name: statistics.fmean(column) for name, column in zip(means, columns, strict=False)}
-        by_rank = dict(zip(own, columns[len(means) :], strict=True))
-        return averaged, self._find_slow(by_rank, steps, 1000 * seconds / steps)
+        self._steps, notes = self._steps + steps, []
+        for name, values in zip(own, columns[len(means) :], strict=True):
+            median, worst = statistics.median_low(values), max(values)  # of two ranks, the median is the better one
+            rank = values.index(worst)
+            is_slow = worst - median > max((SLOW - 1) * median, MATTERS * 1000 * seconds / steps)
+            if is_slow and self._steps - steps >= FIRST_STEPS and (name, rank) not in self._named:
+                self._named.add((name, rank))
+                notes.append(
+                    f"note: rank {rank} on {self._hosts[rank]} slows down the others:"
+                    f" {CAUSES[name].format(worst)} (median of {len(values)} ranks: {median:.3g} ms)"
+                )
+        return averaged, notes
 
     def measure(self, steps: int, wait_seconds: float) -> dict[str, float]:
         """Return what a step has taken in this rank, by the names of CAUSES."""
@@ -58,21 +68,6 @@ class StragglerDetector:
         on_cuda = self._dist.device.type == "cuda"
         forward = sum(start.elapsed_time(end) if on_cuda else 1000 * (end - start) for start, end in finished)
         return {"forward_ms": forward / steps, "wait_ms": 1000 * wait_seconds / steps}
-
-    def _find_slow(self, by_rank: Mapping[str, list[float]], steps: int, step_ms: float) -> list[str]:
-        before, self._slow, sentences = self._slow, {}, []
-        for name, values in by_rank.items():
-            median, worst = statistics.median_low(values), max(values)  # of two ranks, the median is the better one
-            rank = values.index(worst)
-            if worst - median > max((SLOW - 1) * median, MATTERS * step_ms):
-                earlier = before.get((name, rank), 0)
-                self._slow[name, rank] = earlier + steps
-                if earlier < MIN_STEPS <= earlier + steps:
-                    sentences.append(
-                        f"note: rank {rank} on {self._hosts[rank]} slows down the others:"
-                        f" {CAUSES[name].format(worst)} (median of {len(values)} ranks: {median:.3g} ms)"
-                    )
-        return sentences
 
     def _now(self) -> Any:
         if self._dist.device.type != "cuda":
