@@ -3,7 +3,6 @@ progress and results of a run.
 """
 
 import base64
-import io
 import time
 from collections.abc import Sequence
 from math import isfinite
@@ -12,7 +11,6 @@ from statistics import fmean, median
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from common.atomic_io import write_text
@@ -25,7 +23,8 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_POINTS = 300  # of a curve: each stands for the mean of its steps
 MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows of metrics.jsonl whose median is "current"
-BASELINE = 1.0  # the loss of predicting each patch's mean, with normalized targets
+WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # Okabe and Ito's, for any color vision
 CHARTS = (
     ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll"),
     ("evaluation/knn_top1", "evaluation/majority_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP"),
@@ -45,8 +44,11 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         updated=time.strftime("%Y-%m-%d %H:%M"),
         progress=describe_progress(rows, total_steps),
         current=current_metrics(rows),
-        curves=encode_png(draw_curves(rows)),
-        images=[(printable(file.stem), encode_png(file.read_bytes())) for file in sorted(run.glob("figures/*.png"))],
+        charts=[chart for names in CHARTS if (chart := make_chart(names, rows)) is not None],
+        images=[
+            (printable(file.stem), "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode())
+            for file in sorted(run.glob("figures/*.png"))
+        ],
         configuration=changed_keys(config),
         checkpoints=[printable(folder.name) for folder in sorted(run.glob("checkpoints/*")) if folder.is_dir()],
         num_corrupt=len(corrupt),
@@ -55,6 +57,8 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
             for line in corrupt[:MAX_CORRUPT_VIDEOS]
         ],
         recent=RECENT,
+        width=WIDTH,
+        height=HEIGHT,
     )
     write_text(run / "report.html", html)
 
@@ -77,28 +81,33 @@ def current_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {name: _format(value) for name, value in (medians | evaluation).items()}
 
 
-def draw_curves(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Plot metrics over the steps, a chart for each group of CHARTS of which one was logged; return the PNG."""
-    charts = []
-    for group in CHARTS:
-        curves = {name: average_points([(row["step"], row[name]) for row in rows if name in row]) for name in group}
-        if curves.get("reconstruction_loss"):
-            del curves["loss"]  # of pre-training it is nearly the same
-        charts.append({name: points for name, points in curves.items() if points})
-    charts = list(filter(None, charts))
-    lines = -(-len(charts) // 2)
-    figure, image = Figure(figsize=(12, 1 + 2.7 * lines), layout="constrained"), io.BytesIO()
-    for number, curves in enumerate(charts, start=1):
-        axes = figure.add_subplot(lines, 2, number)
-        for name, points in curves.items():
-            marker = "." if len(points) == 1 else ""
-            axes.plot(*zip(*points, strict=True), marker=marker, label=f"{name}: last {_format(points[-1][1])}")
-        if "reconstruction_loss" in curves:
-            axes.axhline(BASELINE, color="gray", linestyle=":", label="1: predicting the mean of each patch")
-        axes.set(xlabel="step")
-        axes.legend(fontsize="small")
-    figure.savefig(image, format="png")
-    return image.getvalue()
+def make_chart(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what the page needs to draw curves over the steps; None if none of these metrics was logged."""
+    series = {name: average_points([(row["step"], row[name]) for row in rows if name in row]) for name in names}
+    if series.get("reconstruction_loss"):
+        del series["loss"]  # of pre-training it is nearly the same
+    series = {name: points for name, points in series.items() if points}
+    if not series:
+        return None
+    steps, values = zip(*(point for points in series.values() for point in points), strict=True)
+    (first, last), (low, high) = (min(steps), max(steps)), (min(values), max(values))
+
+    def locate(step: float, value: float) -> str:
+        x = (step - first) / max(last - first, 1) * WIDTH
+        y = (high - value) / max(high - low, 1e-12) * HEIGHT
+        return f"{x:.1f},{y:.1f}"
+
+    curves = [
+        {"name": name, "color": color, "last": _format(points[-1][1]), "points": [locate(*point) for point in points]}
+        for (name, points), color in zip(series.items(), COLORS, strict=False)
+    ]
+    return {
+        "curves": curves,
+        "low": _format(low),
+        "high": _format(high),
+        "first": f"{first:,.0f}",
+        "last": f"{last:,.0f}",
+    }
 
 
 def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -114,10 +123,6 @@ def read_metrics(run: Path) -> list[dict[str, float]]:
         {name: value for name, value in row.items() if isinstance(value, int | float) and isfinite(value)}
         for row in read_rows(run / "metrics.jsonl")
     ]
-
-
-def encode_png(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def _format(value: float) -> str:
