@@ -82,8 +82,8 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
-    theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
-    assert {**theirs, "checkpoint": results["checkpoint"]} == results
+    of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
 
 

@@ -128,13 +128,13 @@ def test_an_evaluation_that_was_stopped_is_made_at_resume(config, synthetic_shar
 
 
 def test_it_starts_from_the_pretrained_encoder(config, pretrained):
-    theirs = load_file(pretrained)
+    encoder = load_file(pretrained)
     model = make_task(config(f"init_from={pretrained}")).model
     for name, value in model.state_dict().items():
         if name.startswith(("tokenizer.", "encoder.")):
-            assert torch.equal(value, theirs[name]), name
+            assert torch.equal(value, encoder[name]), name
     scratch = make_task(config()).model
-    assert not torch.equal(scratch.tokenizer.projection.weight, theirs["tokenizer.projection.weight"])
+    assert not torch.equal(scratch.tokenizer.projection.weight, encoder["tokenizer.projection.weight"])
     assert scratch.head.weight.abs().max() <= 0.001 * (6 / (96 + 2)) ** 0.5
 
 

@@ -136,8 +136,8 @@ def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path
 
 def test_published_weights_give_what_they_know(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
-    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "theirs.pth")
-    config = load_config(labeled(new, tmp_path / "theirs.pth"))
+    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth")
+    config = load_config(labeled(new, tmp_path / "published.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
@@ -175,7 +175,7 @@ def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
 def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
     start = f"init_from={tiny_run}"
     config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=32", "model.mask_ratio=0.5"])
-    theirs = pretrained.config_of_run(tiny_run)
-    assert (config.model.dimensions, config.model.tubelet_size) == (theirs.dimensions, theirs.tubelet_size)
+    source = pretrained.config_of_run(tiny_run)
+    assert (config.model.dimensions, config.model.tubelet_size) == (source.dimensions, source.tubelet_size)
     assert (config.model.patch_size, config.model.image_size) == (16, 32), "what the command line says stays"
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err
