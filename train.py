@@ -79,9 +79,7 @@ def train(config: TrainConfig) -> bool:
             stop.defer, stopping = True, False
             for step in range(state.step, schedule.total_steps):
                 seed_step(config.seed, step, dist.rank)
-                request = dist.async_max(
-                    lambda: STOP if stop.is_set or run.writer.has_failed else SAVE * run.is_save_due
-                )
+                request = dist.async_max(lambda: STOP if stop.is_set or run.writer.failed else SAVE * run.is_save_due)
                 scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
                 log.step(step + 1, scalars)
                 profile_step()

@@ -49,7 +49,7 @@ class BackgroundWriter:
         self._last: Future[None] | None = None
 
     @property
-    def has_failed(self) -> bool:
+    def failed(self) -> bool:
         """Whether the newest job has; the next `wait` says why."""
         return self._last is not None and self._last.done() and self._last.exception() is not None
 

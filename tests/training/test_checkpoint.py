@@ -202,7 +202,7 @@ def test_a_save_that_fails_stops_the_run_and_leaves_the_older_checkpoint(small, 
     assert small.saved() == ["step-00000001"]
     small.run.__enter__()
     small.save(2)
-    while not small.run.writer.has_failed:  # which the loop asks at every step
+    while not small.run.writer.failed:  # which the loop asks at every step
         threading.Event().wait(0.01)
     with pytest.raises(InputError, match=said):
         small.save(3)
