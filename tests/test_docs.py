@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 TOP = ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING", "SECURITY")
 PAGES = [*(ROOT / f"{name}.md" for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
-METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme", "ranks")
+METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme")
 
 
 def list_code_blocks(page: Path, *languages: str) -> list[str]:

@@ -21,7 +21,6 @@ from training.config import TrainConfig
 from training.distributed import Distributed
 from training.evaluation import HeldOut
 from training.logger import Logger
-from training.motion import evaluate_motion
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
 from training.tasks.task import Task
@@ -38,9 +37,6 @@ class Pretraining(Task):
         self.target_digest = hash_teacher(config.model)
         self.metadata = pretrained.make_metadata(config.model)
         self.held_out = HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
-        if dataset is not None and config.evaluation.motion_videos:  # what cannot be read is said before the first step
-            shape = config.model.num_frames, config.model.image_size
-            next(read_clips([config.evaluation.motion_videos], *shape, config.data, limit=1))
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -68,11 +64,8 @@ class Pretraining(Task):
         return output.loss, scalars
 
     def evaluate(self, step: int, log: Logger) -> None:
-        metrics = {} if self.held_out is None else self.held_out.evaluate(self.model, self.dist)
-        if self.config.evaluation.motion_videos:
-            metrics |= evaluate_motion(self.model, self.config)
-        if metrics:
-            log.evaluation(step, metrics)
+        if self.held_out is not None:
+            log.evaluation(step, self.held_out.evaluate(self.model, self.dist))
 
     def plot(self, step: int, log: Logger) -> None:
         if self.plotted is None:
