@@ -59,7 +59,6 @@ class Account:
 
     at_peak: dict[str, int]  # alive at the peak of the step, by AT_PEAK
     flops: int
-    repeated_flops: int  # of these, the scores that attention computes again in its backward pass
     launches: int  # operators of forward and backward that launch at least one kernel
 
     @property
@@ -130,13 +129,7 @@ def account(
         with flops if with_flops and not in_another else nullcontext(), label_parts(model, live):
             step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
-    return Account(at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
-
-
-def repeated_flops(flops: FlopCounterMode) -> int:
-    """Return a fifth of attention's backward pass: the first of its five equal products repeats the scores."""
-    by_operator = flops.get_flop_counts()["Global"].items()
-    return sum(count for operator, count in by_operator if _is_attention_backward(str(operator))) // 5
+    return Account(at_peak, flops.get_total_flops(), launches)
 
 
 @contextmanager

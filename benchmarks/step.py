@@ -59,7 +59,7 @@ class PretrainingStep:
 def measure_config(
     config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
 ) -> tuple[Timing, Row]:
-    """Measure our own step, for a process of its own."""
+    """Measure a pre-training step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
     return measure_step(step, batch_size, repetitions, device)
 
@@ -80,10 +80,4 @@ def measure_step(
     time_calls(step, device, warmup=warmup - 1, repetitions=1)
     torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
     timing = time_calls(step, device, warmup=0, repetitions=repetitions)
-    free, total = torch.cuda.mem_get_info(device)
-    sizes = {
-        "measured_peak_gib": torch.cuda.max_memory_allocated(device),
-        "reserved_peak_gib": torch.cuda.max_memory_reserved(device),
-        "driver_used_gib": total - free,
-    }
-    return timing, {name: round(size / 2**30, 3) for name, size in sizes.items()}
+    return timing, {"measured_peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}

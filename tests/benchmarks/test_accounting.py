@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accounting import (
     CUBLAS_BYTES,
@@ -19,7 +18,6 @@ from benchmarks.accounting import (
     attention_workspace,
     column_sum_workspace,
     predict,
-    repeated_flops,
 )
 from benchmarks.harness import ROOT, noise_clip
 from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
@@ -86,14 +84,6 @@ def test_gradients_in_buckets_are_there_all_the_time() -> None:
     assert plain.peak_bytes < in_buckets.peak_bytes <= plain.peak_bytes + 1.2 * weights
 
 
-def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
-    q, k, v = (torch.randn(1, 2, 30, 16, requires_grad=True) for _ in range(3))
-    with FlopCounterMode(display=False) as flops:
-        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
-    assert repeated_flops(flops) == 2 * 2 * 30 * 30 * 16
-    assert flops.get_total_flops() == 7 * repeated_flops(flops)
-
-
 # GiB, FLOPs and launches of 16 clips on a GPU; the paper's memory is 14.4 GB, and 21.3 with 8 decoder blocks.
 @pytest.mark.parametrize(
     ("changes", "gib", "flops"),
@@ -126,4 +116,3 @@ def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     _, measured = measure_config(config, 16, 2, torch.device("cuda"))
     predicted = predict(config, 16).peak_bytes / 2**30
     assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.02)  # what kernels allocate is counted
-    assert measured["measured_peak_gib"] < measured["driver_used_gib"]

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,12 +76,12 @@ def test_steps_change_the_weights(make, config, monkeypatch) -> None:
 def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(steps, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
     monkeypatch.setattr(train_throughput, "race", lambda *_: pytest.fail("timed all the same"))
-    with pytest.raises(InputError, match="no results written, because a check failed: naive has our loss"):
+    with pytest.raises(InputError, match="no results written, because a check failed: naive has AdaMAE's loss"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypatch, tmp_path) -> None:
+def test_the_table_is_there_after_every_batch(monkeypatch, tmp_path) -> None:
     """A stage on a GPU may be given up in the middle."""
     monkeypatch.setattr(train_throughput, "check_losses", lambda *_: None)
     monkeypatch.setattr(train_throughput, "matmul_tflops", lambda *_: 1.0)
@@ -92,20 +91,17 @@ def test_the_table_is_there_after_every_batch_and_says_what_is_repeated(monkeypa
         if len(measured) == 3:
             raise KeyboardInterrupt
         measured.append((contender, batch_size))
-        return Timing([10.0]), {"measured_peak_gib": 2.0, "driver_used_gib": 3.0}
+        return Timing([10.0]), {"measured_peak_gib": 2.0}
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
-    # Under Triton's interpreter, attention is not predicted as on a GPU, and nothing would be repeated.
-    account = SimpleNamespace(flops=10**10, repeated_flops=10**9)
-    monkeypatch.setattr(train_throughput, "predict", lambda *_: account)
     small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
     with pytest.raises(KeyboardInterrupt):
         train_throughput.main([*small, "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
-    assert [(row["implementation"], row["batch_size"]) for row in rows] == [("naive AdaMAE", 1), ("ours", 1)]
-    ours = rows[1]
-    assert ours["driver_used_gib"] == 3
-    assert ours["mfu_once"] == pytest.approx(0.9 * ours["mfu"], abs=1e-3)
+    assert [(row["implementation"], row["batch_size"]) for row in rows] == [
+        ("published step, re-implemented", 1), ("this repository", 1),
+    ]  # fmt: skip
+    assert rows[1]["mfu"] > 0
     assert "mfu" not in rows[0]
 
 
