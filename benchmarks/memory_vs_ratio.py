@@ -55,7 +55,7 @@ STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×25
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
-    " allocates. `launches`: operators of its forward and backward passes.",
+    " allocates.",
     "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
     "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak at batch 16 was 1"
     " or 2 MiB higher.",
@@ -132,7 +132,6 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
     row["gflop_per_clip"] = round(own.flops / batch_size / 1e9, 1)
     row["recomputed_gflop_per_clip"] = round((account.flops - own.flops) / batch_size / 1e9, 1)
-    row["launches"] = account.launches
     return row
 
 

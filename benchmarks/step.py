@@ -4,15 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Timing, noise_clip, time_calls
 from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.weights import pretrained
 from pipeline.config import DataConfig
 from pipeline.loader import Batch
 from train import train_step
@@ -25,14 +22,6 @@ from training.tasks.pretraining import Pretraining
 
 def make_config(config: ModelConfig) -> TrainConfig:
     return TrainConfig(data=DataConfig(shards="none"), model=config)
-
-
-def write_random_teacher(config: ModelConfig, folder: Path) -> str:
-    """Write an encoder as large as the model's own, with random weights, which cost what a real teacher costs."""
-    file = folder / f"teacher_{config.size}.safetensors"
-    config = replace(config, target="pixels", teacher="", loss="mse")
-    pretrained.save(file, VideoEncoder(config).state_dict(), pretrained.make_metadata(config))
-    return str(file)
 
 
 class PretrainingStep:

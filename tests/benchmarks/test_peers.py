@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import train_throughput
-from benchmarks.harness import Timing, noise_clip
+from benchmarks.harness import Row, Timing, noise_clip
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
 from benchmarks.peers.token_path import normalized_clip
@@ -75,46 +75,36 @@ def test_steps_change_the_weights(make, config, monkeypatch) -> None:
 
 def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(steps, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
-    monkeypatch.setattr(train_throughput, "race", lambda *_: pytest.fail("timed all the same"))
+    monkeypatch.setattr(train_throughput, "in_fresh_process", lambda *_: pytest.fail("timed all the same"))
     with pytest.raises(InputError, match="no results written, because a check failed: naive has AdaMAE's loss"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_is_there_after_every_batch(monkeypatch, tmp_path) -> None:
+def test_a_race_that_ended_keeps_its_rows(monkeypatch, tmp_path) -> None:
     """A stage on a GPU may be given up in the middle."""
     monkeypatch.setattr(train_throughput, "check_losses", lambda *_: None)
     monkeypatch.setattr(train_throughput, "matmul_tflops", lambda *_: 1.0)
-    measured: list[tuple[str, int]] = []
+    measured: list[str] = []
 
-    def measure(_: object, contender: str, config: ModelConfig, batch_size: int, *__: int):
+    def measure(_: object, implementation: str, *__: object) -> tuple[Timing, Row]:
         if len(measured) == 3:
             raise KeyboardInterrupt
-        measured.append((contender, batch_size))
-        return Timing([10.0]), {"measured_peak_gib": 2.0}
+        measured.append(implementation)
+        return Timing([10.0 * len(measured)]), {"measured_peak_gib": 4.0 / len(measured)}
 
     monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
-    small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1", "--batch-size", "1", "2"]
+    small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1"]
     with pytest.raises(KeyboardInterrupt):
         train_throughput.main([*small, "--output", str(tmp_path)])
-    rows = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
-    assert [(row["implementation"], row["batch_size"]) for row in rows] == [
-        ("published step, re-implemented", 1), ("this repository", 1),
-    ]  # fmt: skip
-    assert rows[1]["mfu"] > 0
-    assert "mfu" not in rows[0]
+    published, eager = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
+    assert [published["implementation"], eager["implementation"]] == measured[:2]
+    assert (eager["speed_up"], eager["memory_ratio"]) == (0.5, 0.5)
+    assert eager["mfu"] > 0
+    assert "mfu" not in published
 
 
-def test_comparison_is_with_the_baseline_at_its_best() -> None:
-    row = {"implementation": "ours", "batch_size": 2, "clips_per_second": 8.0, "peak_memory_gib": 1.0}
-    rows = [
-        row,
-        {**row, "implementation": "naive", "clips_per_second": 2.0, "peak_memory_gib": 4.0},
-        {**row, "implementation": "naive", "clips_per_second": 4.0, "peak_memory_gib": 8.0, "batch_size": 4},
-    ]
-    train_throughput.compare(rows, "naive")
-    assert [row["speed_up"] for row in rows] == [2.0, 0.5, 1.0]
-    assert [row["memory_ratio"] for row in rows] == [0.25, 1.0, 1.0]
-    on_cpu = [{**row, "cpu_ms_per_clip": cpu_ms} for row, cpu_ms in zip(rows, (10.0, 40.0, 30.0), strict=True)]
-    train_throughput.compare(on_cpu, "naive")
-    assert [row["speed_up"] for row in on_cpu] == [3.0, 0.75, 1.0], "of CPU time"
+def test_on_a_cpu_the_speed_up_is_of_cpu_time() -> None:
+    row = {"clips_per_second": 8.0, "peak_memory_gib": 1.0, "cpu_ms_per_clip": 40.0}
+    train_throughput.compare(rows := [row, {**row, "cpu_ms_per_clip": 10.0}])
+    assert rows[1]["speed_up"] == 4
