@@ -27,10 +27,7 @@ from model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = (  # that numbers may depend on
-    *("torch", "triton", "timm", "transformers", "av", "nvidia-dali-cuda130", "webdataset"),
-    *("spdl", "torchcodec", "decord2", "decord"),
-)
+PACKAGES = "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcodec decord2 decord".split()
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]

@@ -1,14 +1,12 @@
 """Compare masking strategies: pre-train, probe and fine-tune every one with each seed.
 
-    python benchmarks/masking_study.py --preset cpu
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
 Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
 --shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training. Without --shards, synthetic labeled videos are generated whose class is defined by motion only
-(synthetic_videos.py --dataset motion). Re-running the command with the same --output resumes; further strategies,
-ratios or seeds are added to the tables, by several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
-`section.key=value` applies to all runs.
+pre-training. Re-running the command with the same --output resumes; further strategies, ratios or seeds are added to
+the tables, by several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies
+to all runs.
 
 A strategy is a masking, optionally with settings: `adaptive`, `adaptive:model.sampler_depth=2,steps=900`. With
 --label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos. Differences to
@@ -19,8 +17,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +35,6 @@ from train import train
 from training.config import parse
 
 SCRATCH, BASELINE = "scratch", "random"
-NUM_SYNTHETIC = 3200  # training videos, and a fifth as many for validation
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
 MEASURES = ("finetune_top1", "attentive_probe_top1")
 NOTES = [
@@ -77,7 +72,9 @@ def main() -> None:
 def run_study(options: argparse.Namespace) -> list[Row]:
     """Run what is missing in --output and write its tables; return the summary."""
     study = Study(options, options.output or results_folder(choose_device()) / "masking_study")
-    study.run()
+    for number, point in enumerate(study.points, start=1):
+        log(f"{point.name} ({number} of {len(study.points)})")
+        study.run_point(point)
     rows = [row for file in sorted(study.folder.glob("points/*/result.json")) for row in read_json(file)["rows"]]
     summary = summarize(rows)
     study.report.write(rows, "points")
@@ -89,19 +86,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__, "benchmarks/results/<gpu or cpu>/masking_study")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--shards", help="labeled training shards (default: synthetic ones)")
-    parser.add_argument("--validation", help="labeled validation shards")
+    parser.add_argument("--shards", required=True, help="labeled training shards")
+    parser.add_argument("--validation", required=True, help="labeled validation shards")
     parser.add_argument("--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}")
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--labels", type=at_least(1), help="labeled videos (default: the preset's, or all)")
+    parser.add_argument("--labels", type=at_least(1), help="labeled videos to learn from (default: all)")
     parser.add_argument("--label-sets", type=at_least(1), default=1, help="number of label sets for each model")
     options = parser.parse_args(arguments)
-    if bool(options.shards) != bool(options.validation):
-        raise InputError("give --shards and --validation together, or neither for synthetic videos")
-    if options.shards is None and "synthetic" not in PRESETS[options.preset]:
-        raise InputError(f"--preset {options.preset} has no synthetic videos: give --shards and --validation")
-    if options.label_sets > 1 and options.shards is not None and options.labels is None:
+    if options.label_sets > 1 and options.labels is None:
         raise InputError("--label-sets needs --labels: all labels of --shards are one set")
     return options
 
@@ -113,11 +106,6 @@ class Study:
         self.report = Report("masking_study", folder, choose_device(), NOTES)
         pairs = make_grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
-        self.shards, self.validation, self.num_labels = options.shards, options.validation, options.labels
-        self.is_synthetic = options.shards is None
-        if self.is_synthetic:
-            self.num_labels = self.num_labels or self.preset["synthetic_labels"]
-            self.shards, self.validation = (str(folder / "data" / name) for name in ("train", "validation"))
         for point in self.points:
             for task, label_set in self.stages(point):
                 parse(self.overrides(point, task, label_set))
@@ -133,22 +121,14 @@ class Study:
     def overrides(self, point: Point, task: str, label_set: int | None) -> list[str]:
         kinds = ["common", *(["labeled"] if label_set is not None else []), task]
         kinds += ["scratch"] if point.mask_ratio is None else []
-        given = [f"task={task}", f"data.shards={self.shards}"]
+        given = [f"task={task}", f"data.shards={self.options.shards}"]
         given += [override for kind in kinds for override in self.preset.get(kind, [])]
         given += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
         if label_set is None:
             return given
         # The validation shards only refuse classes that do not match before the run: evaluate.py evaluates.
-        labels = [f"data.subset={self.num_labels or 'null'}", f"data.subset_seed={label_set}"]
-        return [*given, *labels, f"evaluation.shards={self.validation}"]
-
-    def run(self) -> None:
-        """Run all points that have no result yet."""
-        if self.is_synthetic:
-            make_motion_shards(self.folder / "data", self.preset["synthetic"])
-        for number, point in enumerate(self.points, start=1):
-            log(f"{point.name} ({number} of {len(self.points)})")
-            self.run_point(point)
+        labels = [f"data.subset={self.options.labels or 'null'}", f"data.subset_seed={label_set}"]
+        return [*given, *labels, f"evaluation.shards={self.options.validation}"]
 
     def run_point(self, point: Point) -> None:
         """Train and evaluate a point, and write its result; refuse a result that was made with other settings."""
@@ -170,7 +150,7 @@ class Study:
             if label_set is not None:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
-                evaluate(parse_evaluation([str(newest), self.validation, *views, output]))
+                evaluate(parse_evaluation([str(newest), self.options.validation, *views, output]))
                 rows[label_set][f"{task}_top1"] = float(read_json(run / "evaluation/results.json")["top1"])
         write_json(runs / "result.json", {"settings": settings, "rows": rows})
 
@@ -182,17 +162,6 @@ def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
     pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
     return list(dict.fromkeys(pairs))
-
-
-def make_motion_shards(folder: Path, options: str) -> None:
-    """Make labeled shards of synthetic videos for training and for validation, as the preset's options say."""
-    for name, count, seed in (("train", NUM_SYNTHETIC, 0), ("validation", NUM_SYNTHETIC // 5, 1)):
-        videos, output = str(folder / f"{name}_videos"), str(folder / name)
-        if not (folder / name / "dataset.json").is_file():
-            counts = [f"--num-videos={count}", f"--seed={seed}"]
-            generate = ["synthetic_videos.py", videos, "--dataset=motion", *options.split(), *counts]
-            for script, *arguments in (generate, ["make_shards.py", videos, output, "--frame-stride", "1"]):
-                subprocess.run([sys.executable, str(ROOT / "shard_tools" / script), *arguments], check=True)
 
 
 def summarize(rows: Sequence[Row]) -> list[Row]:

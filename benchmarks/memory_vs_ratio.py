@@ -25,7 +25,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    parser.add_argument("--repetitions", type=at_least(1), default=20, help="timed steps per point (default 20)")
     options = parser.parse_args(arguments)
     options.batch_size = options.batch_size or (16 if options.config is None else None)
     if options.overrides and options.config is None:
@@ -39,9 +38,9 @@ if __name__ == "__main__":
 from dataclasses import replace
 
 from benchmarks.accounting import RESERVE_GPU, Account, predict
-from benchmarks.harness import ROOT, Report, Row, in_fresh_process, matmul_tflops, print_table
+from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
 from benchmarks.step import measure_config
-from common.devices import choose_device, choose_precision
+from common.devices import choose_device
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
@@ -60,8 +59,7 @@ NOTES = [
     "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak at batch 16 was 1"
     " or 2 MiB higher.",
     "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2: other code on other GPUs.",
-    "`mfu`: the step's own arithmetic, without what checkpointing recomputes (`recomputed_gflop_per_clip`), relative to"
-    " one large matrix product in the same run.",
+    "`gflop_per_clip` is without what checkpointing recomputes.",
     "On a CPU, GPU memory is predicted for bf16.",
 ]
 
@@ -72,9 +70,7 @@ def main(options: argparse.Namespace) -> None:
         return
     device = choose_device()
     on_gpu = device.type == "cuda"
-    precision = choose_precision(device, "bf16")
-    matmul = round(matmul_tflops(device, precision), 2)
-    report = Report("memory_vs_ratio", options.output, device, NOTES, precision=precision, matmul_tflops=matmul)
+    report = Report("memory_vs_ratio", options.output, device, NOTES)
     points = list_points(options.size)
     rows: list[Row] = []
     for config in progress_bar(points, unit="point", desc="predict"):
@@ -85,7 +81,7 @@ def main(options: argparse.Namespace) -> None:
         # Compiling takes as long as ten other points.
         cases = [(*point, False) for point in paper_first] + [(*paper_first[0], True)]
         for config, row, compiled in progress_bar(cases, unit="point", desc="measure"):
-            row.update(measure_on_gpu(config, row, options.repetitions, matmul, compiled))
+            row.update(measure_on_gpu(config, row, compiled))
             report.write(rows)
     shown = ("mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib", "measured_peak_gib")
     print_table([{name: row.get(name) for name in shown} for row in rows])
@@ -163,11 +159,10 @@ def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
     return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - ample.fixed_bytes) / per_clip))
 
 
-def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: float, compiled: bool) -> Row:
+def measure_on_gpu(config: ModelConfig, row: Row, compiled: bool) -> Row:
     device, batch_size = choose_device(), row["batch_size"]
-    timing, columns = in_fresh_process(measure_config, config, batch_size, repetitions, device, compiled)
+    timing, columns = in_fresh_process(measure_config, config, batch_size, 20, device, compiled)
     columns |= timing.columns(batch_size)
-    columns["mfu"] = round(row["gflop_per_clip"] * columns["clips_per_second"] / 1e3 / matmul, 3)
     if compiled:
         return {f"compiled_{name}": value for name, value in columns.items()}
     return columns | {"prediction_error": round(row["predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)}

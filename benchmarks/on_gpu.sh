@@ -38,7 +38,7 @@ stage() {
     decode-small) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
       --seconds 0.5 --encodes h264 --batch-size 4 ;;
     memory) run benchmarks/memory_vs_ratio.py --output "$out" ;;
-    memory-small) run benchmarks/memory_vs_ratio.py --output "$out" --size tiny --batch-size 2 --repetitions 1 ;;
+    memory-small) run benchmarks/memory_vs_ratio.py --output "$out" --size tiny --batch-size 2 ;;
     kernels) run benchmarks/kernel_speed.py --output "$out" ;;
     kernels-small) run benchmarks/kernel_speed.py --output "$out" --batch-size 1 --repetitions 1 --op gather_tokens ;;
     resume) run -m pytest -m gpu -p no:cacheprovider tests/training/test_numerics.py ;;

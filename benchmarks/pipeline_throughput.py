@@ -4,7 +4,7 @@
 
 VIDEOS is a folder. Shards are made with every encode (kept in --work), and each loader runs in a process of its own,
 over the original files and over the same re-encoded bytes as in the shards. SPDL, torchcodec and decord take part if
-they can be imported: `pip install -e .[peers]`, and FFmpeg's shared libraries for the first two (SPDL 0.8, torchcodec
+they are installed: `pip install -e .[peers]`, and FFmpeg's shared libraries for the first two (SPDL 0.8, torchcodec
 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package ffmpeg). They cut the very clips that this
 loader (`adamae`) cuts, and these are checked first. The bound is `decoding`: PyAV from packets to frames of the same
 clips, in as many threads, without anything else. Clips per CPU-second is the metric that other programs on the machine
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, find_version, in_fresh_process, measure_cases, print_table, require
-from benchmarks.peers.loaders import IMPORTS, NUM_FRAMES, PEERS, SIDE, CutClip, Source, plan_batches
+from benchmarks.peers.loaders import NUM_FRAMES, PEERS, SIDE, CutClip, Source, plan_batches
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from pipeline.config import DataConfig
@@ -114,7 +114,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def list_cases(options: argparse.Namespace, on_gpu: bool) -> list[Case]:
     """List the peers on the original files, then every loader on every encode."""
-    peers = [name for name in PEERS if name in options.loaders and can_import(name)]
+    peers = [name for name in PEERS if name in options.loaders and is_installed(name)]
     batch_size = options.batch_size or (64 if on_gpu else PEER_BATCH)
     cases = [Case(name, name, "original", threads=options.threads) for name in peers]
     for encode in options.encodes:
@@ -131,15 +131,8 @@ def list_cases(options: argparse.Namespace, on_gpu: bool) -> list[Case]:
     return cases
 
 
-def can_import(loader: str) -> bool:
-    """Whether a library is installed and finds its own libraries; say so on stderr if it does not find them."""
-    if not any(find_version(package) for package in (loader, f"{loader}2")):  # decord2 is imported as decord
-        return False
-    tried = subprocess.run([sys.executable, "-c", IMPORTS[loader]], capture_output=True, text=True)
-    if tried.returncode:
-        reason = tried.stderr.strip().splitlines()[-1]
-        print(f"skipping {loader}: it is installed, but cannot be imported ({reason})", file=sys.stderr)
-    return tried.returncode == 0
+def is_installed(peer: str) -> bool:
+    return any(find_version(package) for package in (peer, f"{peer}2"))  # decord2 is imported as decord
 
 
 def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> Path:

@@ -77,12 +77,6 @@ def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tens
 
 
 PEERS: dict[str, CutClip] = {"spdl": SpdlCutter(), "torchcodec": cut_with_torchcodec, "decord": cut_with_decord}
-# What loads a library's own libraries: importing SPDL and torchcodec does not yet.
-IMPORTS = {
-    "spdl": "from spdl.io.lib import _libspdl; _libspdl.make_demuxer",
-    "torchcodec": "import torchcodec.decoders",
-    "decord": "import decord",
-}
 
 
 def plan_batches(

@@ -9,7 +9,6 @@ from benchmarks import masking_study
 from benchmarks.harness import Row
 from benchmarks.masking_study import PRESETS, Point, Study, paired_gain, parse_arguments, run_study, summarize
 from common.errors import InputError
-from pipeline.shards.dataset import ShardDataset
 from training.config import parse
 
 TINY = [
@@ -82,10 +81,9 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--shards", "x"], "--validation together"),
-        (["--preset", "cpu_clips"], "has no synthetic videos"),
-        (["--strategies", "tube"], "give --ratios with --strategies that mask"),
-        (["--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
+        (["--shards", "x"], "the following arguments are required: --validation"),
+        ([*GIVEN, "--strategies", "tube"], "give --ratios with --strategies that mask"),
+        ([*GIVEN, "--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
         ([*GIVEN, "--label-sets", "2"], "--label-sets needs --labels"),
         (["--strategies", "adaptive:model.foo=1", "--ratios", ".9", *GIVEN], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", *GIVEN], "0.999"),
@@ -101,13 +99,3 @@ def test_a_strategy_names_settings(tmp_path: Path) -> None:
     study = Study(parse_arguments(given), tmp_path)
     config = parse(study.overrides(study.points[0], "pretrain", None))
     assert (config.steps, config.seed, config.model.masking, config.model.decoder_depth) == (7, 3, "random", 1)
-
-
-@pytest.mark.slow  # makes shards
-def test_a_study_without_shards_makes_synthetic_ones_once(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(masking_study, "NUM_SYNTHETIC", 5)
-    options = "--size 32 --num-frames 16 --codec npy --classes up"
-    masking_study.make_motion_shards(tmp_path, options)
-    assert [len(ShardDataset.open(tmp_path / name).samples) for name in ("train", "validation")] == [5, 1]
-    monkeypatch.setattr(masking_study, "ROOT", Path("/nowhere"))
-    masking_study.make_motion_shards(tmp_path, options)  # which runs no script again

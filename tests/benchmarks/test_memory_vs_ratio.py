@@ -37,7 +37,6 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     points = [TINY, replace(TINY, activation_checkpointing=True)]
     monkeypatch.setattr(memory_vs_ratio, "list_points", lambda size: points)
     monkeypatch.setattr(memory_vs_ratio, "is_default", lambda config: config == TINY)
-    monkeypatch.setattr(memory_vs_ratio, "matmul_tflops", lambda *_: 1.0)
     main(parse_arguments(["--batch-size", "2", "--output", str(tmp_path)]))
     plain, checkpointed = json.loads((tmp_path / "memory_vs_ratio.json").read_text())["rows"]
     at_peak = [size for name, size in plain.items() if name.startswith("at_peak_")]
