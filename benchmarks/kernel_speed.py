@@ -259,9 +259,9 @@ def check(case: Case, name: str) -> None:
     gradient = torch.randn_like(expected)
     found = torch.autograd.grad(got, case.kernel.inputs, gradient.to(got.dtype))
     wanted = torch.autograd.grad(expected, case.published.inputs, gradient)
-    for mine, other in zip(found, wanted, strict=True):
+    for gradient, other in zip(found, wanted, strict=True):
         scale = other.float().abs().max().item()
-        off = (mine.float() - other.float()).abs().max().item()
+        off = (gradient.float() - other.float()).abs().max().item()
         require(f"{name} has the published way's gradients", off <= 2e-2 * scale, f"off by {off} of {scale}")
 
 

@@ -321,7 +321,7 @@ def cpu_seconds() -> float:
 
 
 def list_family(process: str) -> list[str]:
-    """List a process, its children, and theirs."""
+    """List a process and all its descendants."""
     lists = Path(f"/proc/{process}/task").glob("*/children")  # of each thread; not every kernel has them
     children = [child for found in lists for child in found.read_text().split()]
     return [process, *(member for child in children for member in list_family(child))]

@@ -58,7 +58,7 @@ def test_a_red_check_stops_the_report() -> None:
 
 
 def test_results_state_rows_and_provenance(tmp_path: Path) -> None:
-    rows = [{"name": "ours", "ms": 1.5}, {"name": "theirs", "ms": 3.0, "remark": "a, b"}]
+    rows = [{"name": "eager", "ms": 1.5}, {"name": "compiled", "ms": 3.0, "remark": "a, b"}]
     Report("speed", tmp_path / "new", CPU, ["A note."], videos=3).write(rows)
     stored = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert stored["rows"] == rows

@@ -1,4 +1,4 @@
-"""The steps that ours is compared with: same loss as ours on the same weights, clips and masks, and they do learn."""
+"""The steps to compare with: AdaMAE's loss on the same weights, clips and masks, and they do learn."""
 
 import json
 from dataclasses import replace
@@ -21,8 +21,8 @@ TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)
 RANDOM = replace(TINY, masking="random")
 
 
-def drawn(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
-    """Our model, clips, the mask that it draws for them, and its loss."""
+def make_example(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
+    """Return a model, clips, the mask that it samples for them, and its loss."""
     torch.manual_seed(0)
     model = AdaMAE(config).eval()
     with torch.no_grad():
@@ -38,23 +38,23 @@ def drawn(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
     ("name", "config", "rtol"),
     [("naive", replace(TINY, sampling_loss_weight=1.0), 1e-5), ("hugging_face", RANDOM, 2e-5)],  # 1: as much as L_R
 )
-def test_the_loss_of_a_peer_is_ours(name: str, config: ModelConfig, rtol: float) -> None:
-    model, clip, mask, loss = drawn(config)
+def test_the_loss_of_a_peer_is_adamaes(name: str, config: ModelConfig, rtol: float) -> None:
+    model, clip, mask, loss = make_example(config)
     torch.testing.assert_close(getattr(steps, name)(model)(clip, mask), loss, rtol=rtol, atol=0)
 
 
-def test_the_naive_gradients_are_ours_where_the_published_code_and_the_paper_agree() -> None:
-    model, clip, mask, loss = drawn(replace(TINY, detach_sampler_input=False))
+def test_the_naive_gradients_are_adamaes_where_the_published_code_and_the_paper_agree() -> None:
+    model, clip, mask, loss = make_example(replace(TINY, detach_sampler_input=False))
     loss.backward()
     naive = NaiveAdaMAE(model).eval()
     naive(normalized_clip(clip), mask).backward()
-    theirs = dict(naive.named_parameters())
+    parameters = dict(naive.named_parameters())
     for name, parameter in model.named_parameters():
         if not name.startswith("tokenizer."):  # which lies there as a 3-D convolution
-            torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
+            torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_naive_step_hides_the_right_number_without_repetition() -> None:
+def test_the_naive_step_masks_the_right_number_without_repetition() -> None:
     naive = NaiveAdaMAE(AdaMAE(TINY))
     mask, _ = naive.token_sampler(torch.randn(3, TINY.num_tokens, 96))
     assert mask.sum(dim=1).tolist() == [TINY.num_tokens - TINY.num_visible] * 3
