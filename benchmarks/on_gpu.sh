@@ -15,7 +15,11 @@ ALL="step end_to_end decode memory kernels resume tests"
 SECONDS_A_STAGE=480
 videos=${VIDEOS:-$out/scratch/videos}
 
-run() { echo "$ python $*" && timeout --kill-after=10 $((deadline - SECONDS)) "${PYTHON:-python}" "$@"; }
+run() {
+  local left=$((deadline - SECONDS))
+  echo "$ python $*"
+  timeout --kill-after=10 $((left > 0 ? left : 1)) "${PYTHON:-python}" "$@"  # 0 would be no limit
+}
 
 make_videos() {
   [ -e "$videos" ] && return
