@@ -1,7 +1,9 @@
-"""Check README and docs: every command is accepted by its program, every link resolves, every metric is explained."""
+"""Check README and docs: commands are accepted by their programs, Python blocks run, links resolve, and metrics are
+explained; nowhere do words stand that do not say what is meant."""
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -9,11 +11,14 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonargparse
 import pytest
 
+from model.adamae import AdaMAE
+from model.config import ModelConfig
 from pipeline.loader import COUNTERS
 from training.config import parse
 
@@ -21,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 TOP = ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING", "SECURITY")
 PAGES = [*(ROOT / f"{name}.md" for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
-METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme", "ranks")
+METRICS = ("step", "lr", "loss", "grad_norm", "data_wait_fraction", "evaluation/knn_top1", "evaluation/rankme")
 
 
 def list_code_blocks(page: Path, *languages: str) -> list[str]:
@@ -30,10 +35,13 @@ def list_code_blocks(page: Path, *languages: str) -> list[str]:
 
 
 def list_commands() -> list[str]:
-    """Return the command lines of all pages, continued lines joined, each once."""
-    blocks = [block.replace("\\\n", " ") for page in PAGES for block in list_code_blocks(page, "", "sh", "bash")]
-    lines = [line for block in blocks for line in block.splitlines() if re.match(r"[a-z./]+ ", line)]
-    return list(dict.fromkeys(lines))
+    """Return the commands of all pages, in blocks and between backticks, continued lines joined, each once."""
+    commands = []
+    for page in PAGES:
+        blocks = [block.replace("\\\n", " ") for block in list_code_blocks(page, "", "sh", "bash")]
+        commands += [line for block in blocks for line in block.splitlines() if re.match(r"[a-z./]+ ", line)]
+        commands += re.findall(r"`((?:python|make) [^`]*)`", page.read_text(encoding="utf-8"))
+    return list(dict.fromkeys(commands))
 
 
 class ParsedError(BaseException):
@@ -53,7 +61,6 @@ def run_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             raise
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", list_commands())
 def test_every_command_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -71,7 +78,8 @@ def test_every_command_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch
             return
         for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser):
             monkeypatch.setattr(parser, "parse_args", _stop_after(parser.parse_args))
-        words = [word.replace("runs/mine/config.yaml", "configs/defaults.yaml") for word in words]
+        names = {"runs/mine/config.yaml": "configs/defaults.yaml", "FILE": "configs/own.yaml", "…": "x"}
+        words = [functools.reduce(lambda word, name: word.replace(name, names[name]), names, word) for word in words]
         with contextlib.suppress(ParsedError):
             run_program(words[start:], monkeypatch)
         if words[start] == "doctor.py":  # which passes these on to train.py's parser
@@ -110,9 +118,21 @@ def test_every_metric_is_explained() -> None:
         assert f"`{name}`" in text, name
 
 
-def test_the_python_api_works_as_documented() -> None:
-    _, own_loop = list_code_blocks(ROOT / "docs/weights.md", "python")
-    exec(compile(own_loop, "weights.md", "exec"), {})
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if list_code_blocks(page, "python")], ids=lambda page: page.name
+)
+def test_the_python_blocks_run(
+    page: Path, synthetic_shards: Path, write_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, where there are shards/mine and runs/mine."""
+    run = write_run(AdaMAE(ModelConfig("tiny")))
+    for folder, target in (("shards", synthetic_shards), ("runs", run)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine").symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in list_code_blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), names)
 
 
 @pytest.mark.slow  # it trains for a minute
