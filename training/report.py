@@ -14,10 +14,11 @@ from statistics import fmean, median
 from typing import Any
 
 import jinja2
+from tqdm import tqdm
 
 from common.atomic_io import write_text
 from common.errors import run_command
-from common.logging import format_duration, format_number, log, printable
+from common.logging import format_number, log, printable
 from model.weights.pretrained import run_config
 from pipeline.jsonl import JsonlFile
 from training.config import TrainConfig, changed_keys
@@ -91,7 +92,7 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int | None) -
     if total_steps is None:
         return f"step {step:,}"
     seconds = (total_steps - step) * median(row["step_time_ms"] for row in timed[-RECENT:]) / 1000
-    remaining = f"about {format_duration(seconds)} left" if step < total_steps else "finished"
+    remaining = f"about {tqdm.format_interval(seconds)} left" if step < total_steps else "finished"
     return f"step {step:,} of {total_steps:,} ({step / total_steps:.0%}), {remaining}"
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", ["train.py", "evaluate.py", "visualize.py", "extract_features.py"])
-def test_commands_import_ours_before_torch(command: str) -> None:
+def test_commands_import_common_before_torch(command: str) -> None:
     lines = [line for line in (ROOT / command).read_text().splitlines() if re.match(r"(import|from) \w", line)]
     torch = next(n for n, line in enumerate([*lines, "from torch"]) if re.match(r"(import|from) torch\b", line))
     assert any(line.startswith("from common.") for line in lines[:torch])

@@ -42,7 +42,7 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
 
 def test_it_says_what_was_run_and_where_it_stands(run: Path) -> None:
     text = (run / "report.html").read_text()
-    assert "step 1,000 of 2,000 (50%), about 8 min 20 s left" in text
+    assert "step 1,000 of 2,000 (50%), about 08:20 left" in text
     assert re.search(r'<td>data stall \(%\)</td><td class="number">25</td>', text)
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
     assert '<td>evaluation/knn_top1</td><td class="number">0.5</td>' in text
