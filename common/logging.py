@@ -1,7 +1,7 @@
 """Text for people. File names and other untrusted strings are escaped: control characters are shown, never obeyed.
 
 A file name may hold any byte but two. Printed raw, an escape sequence could clear or retitle the terminal, inject
-input, or start a line that looks like ours.
+input, or start a line that looks like one of this program.
 """
 
 import os

@@ -20,7 +20,6 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
 
 # 2. Pre-train; OUT/pretrain/report.html tracks progress.
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" model.mask_ratio=0.85 run="$OUT/pretrain"
-"$PYTHON" -m training.compare "$OUT/pretrain"
 "$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards/validation" --clips 2 --output "$OUT/figures"
 
 # 3. Fine-tune and evaluate.
