@@ -21,7 +21,7 @@ INSTEAD = {
     "no lead|leads? of": "no gain",
     "hidden tokens|tokens? hidden|shown tokens": "masked, visible tokens",
     "hiding the hard|dos(es|age)": "hard masking, dose-response",
-    "learnt|labelled|modelling|cancell(ed|ing)|travell(ed|ing)": "learned, labeled, ...",
+    "learnt|labelled|modelling|travell(ed|ing)": "learned, labeled, ...",
     "(colour|grey|behaviour|favour|neighbour|centre)[a-z]*": "color, gray, ...",
     "[a-z]+(al|or|im|it|ar)is(e|es|ed|ing)": "normalize, ...",
     "roll_call|patience(_s)?|settle_s|apart_s": "PEER_TIMEOUT_S, LEASE_TIMEOUT_S, ...",
