@@ -64,7 +64,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -78,9 +78,11 @@ from figures.clips import resize_and_crop
 from model.encoder import VideoEncoder
 from model.weights.pretrained import find_file, trained_rate
 from model.weights.weight_files import save_tensors
+from pipeline.config import DataConfig
 from pipeline.decoding.video import Video
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import FrameSize, view_crop
+from pipeline.planning.plan import frame_step
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
@@ -98,21 +100,6 @@ from training.remote_run import local_run
 PREFETCHED = 4  # batches that are decoded ahead
 Shown = tuple[float, UInt8[np.ndarray, "H W C"]]  # seconds from the first frame, and the frame as the model takes it
 T = TypeVar("T")
-
-
-class Rate(NamedTuple):
-    """How many frames are sampled: every so many source frames, or so many a second."""
-
-    frame_stride: int | None = None
-    fps: float | None = None
-
-    def step(self, source: str, fps: Fraction, stored_stride: int = 1) -> Fraction:
-        """Return the distance of sampled frames in those of a video of `fps`, of which every n-th was stored."""
-        step = fps / Fraction(self.fps) if self.fps else Fraction(self.frame_stride or 1, stored_stride)
-        if step < 1:
-            few = f"{printable(source)} has {float(fps):g} frames a second"
-            log(f"{few}: some are repeated for --fps {self.fps:g}", sys.stderr)
-        return step.limit_denominator(100_000)
 
 
 @dataclass
@@ -156,16 +143,17 @@ def main(options: argparse.Namespace) -> int:
     model = local_run(options.model)
     encoder = VideoEncoder.from_pretrained(model, **changes).to(device)
     length, size = encoder.config.num_frames, FrameSize.of(encoder.config.image_size)
-    given = {name: getattr(options, name) for name in Rate._fields if getattr(options, name)}
-    rate = Rate(**(given or trained_rate(model)))
+    given = {"frame_stride": options.frame_stride, "fps": options.fps}
+    data = DataConfig(**(given if any(given.values()) else trained_rate(model)))
     stride = options.stride or length
-    settings = {"model": str(find_file(model).resolve()), **rate._asdict(), "stride": stride}
+    settings = {"model": str(find_file(model).resolve()), "stride": stride}
+    settings |= {name: getattr(data, name) for name in given}
     if options.keep != 1:
         settings["keep"] = options.keep
         encode(encoder, np.zeros((1, length, *size, encoder.config.in_channels), np.uint8), options)  # raises early
 
     first, step = options.part
-    listed = list(islice(list_videos(options.input, size, rate), first, None, step))  # raises if there are none
+    listed = list(islice(list_videos(options.input, size, data), first, None, step))  # raises if there are none
     write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
     videos = [video for video in listed if not find_output(options, video).exists()]
     windows = (window for video in videos for window in cut_windows(video, length, stride))
@@ -196,57 +184,56 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
         raise InputError(f"{output} has features made with another {other}: choose another OUT, or remove it")
 
 
-def list_videos(place: str, size: FrameSize, rate: Rate) -> Iterator[Features]:
+def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
     if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
-        yield from list_samples(ShardDataset.open(place), size, rate)
+        yield from list_samples(ShardDataset.open(place), size, data)
         return
     for item in read_inputs(place):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
         key = make_key(item.source, str(item.segment or "")) if is_outside else item.name
-        yield Features(key, item.source, ", ".join(item.labels or ()), partial(read_item, item, size, rate))
+        yield Features(key, item.source, ", ".join(item.labels or ()), partial(read_item, item, size, data))
 
 
-def list_samples(dataset: ShardDataset, size: FrameSize, rate: Rate) -> Iterator[Features]:
+def list_samples(dataset: ShardDataset, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     for stored in dataset.info.frame_strides:
-        if rate.frame_stride and rate.frame_stride % stored:
+        if data.frame_stride and data.frame_stride % stored:
             raise InputError(
-                f"{dataset.folder} stores one frame of every {stored}, and the frame stride is {rate.frame_stride}:"
+                f"{dataset.folder} stores one frame of every {stored}, and the frame stride is {data.frame_stride}:"
                 f" give a multiple of {stored} as --frame-stride, or --fps"
             )
-    reader = Reader(dataset)
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(dataset.info.classes[int(label)] for label in sample.labels or ())
-        yield Features(sample.key, sample.source, label, partial(read_sample, dataset, reader, index, size, rate))
+        yield Features(sample.key, sample.source, label, partial(read_sample, dataset, index, size, data))
 
 
-def read_sample(dataset: ShardDataset, reader: Reader, index: int, size: FrameSize, rate: Rate) -> Iterator[Shown]:
+def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
     sample = dataset.samples[index]
     fps = Fraction(sample.fps).limit_denominator(100_000)
-    step, data = rate.step(sample.source, fps, sample.frame_stride), reader.read(index)
-    if arrays.is_array(data):
-        yield from read_array(data, step, size)
+    step, content = find_step(sample.source, fps, data, sample.frame_stride), Reader(dataset).read(index)
+    if arrays.is_array(content):
+        yield from read_array(content, step, size)
         return
-    with Video(data, sample.num_frames) as video:
+    with Video(content, sample.num_frames) as video:
         frames = subsample(video.frames(number_frames(step, sample.num_frames)), step)
         scaler = make_scaler(sample.width, sample.height, size)
         for count, frame in enumerate(frames):
             yield float(count * step / fps), scaler(frame)
 
 
-def read_item(item: Item, size: FrameSize, rate: Rate) -> Iterator[Shown]:
+def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
     """Stream a video file, its frames numbered and timed as make_shards.py does."""
     if item.problem:
         raise UnusableError(item.problem)
     with local_copy(item.location) as path:
         if arrays.is_array(path):
-            yield from read_array(path, rate.step(item.source, Fraction(arrays.FPS)), size)
+            yield from read_array(path, find_step(item.source, Fraction(arrays.FPS), data), size)
             return
         with open_source(path) as (container, stream):
             timing = read_timing(container, stream)
             require_complete(path, container, stream, timing.num_packets)
-        step, segment = rate.step(item.source, timing.rate), item.segment or Segment(0, math.inf)
+        step, segment = find_step(item.source, timing.rate, data), item.segment or Segment(0, math.inf)
         with open_source(path) as (container, stream):
             frames = subsample(assign_ticks(read_frames(container, stream), timing), step)
             first = next(frames)
@@ -265,6 +252,14 @@ def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator
     frames = arrays.map_frames(array)
     for number in number_frames(step, len(frames)):
         yield number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
+
+
+def find_step(source: str, fps: Fraction, data: DataConfig, stored_stride: int = 1) -> Fraction:
+    """Return the distance of sampled frames in those of a video of `fps`, of which every n-th was stored."""
+    if (step := frame_step(float(fps), stored_stride, data)) < 1:
+        few = f"{printable(source)} has {float(fps):g} frames a second"
+        log(f"{few}: some are repeated for --fps {data.fps:g}", sys.stderr)
+    return Fraction(step).limit_denominator(100_000)
 
 
 def number_frames(step: Fraction, num_frames: int) -> list[int]:
