@@ -25,8 +25,6 @@ def option(default: T, *, free: bool = False, **limits: float) -> T:
 
     `free`: it changes how a run is executed, not its result, so a resumed run may change it.
     """
-    if unknown := limits.keys() - LIMITS.keys():
-        raise TypeError(f"there are no limits {unknown}")
     metadata = {"limits": limits, "free": free}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,13 +76,19 @@ def explain_missing_gpu() -> str:
 
 
 def check_capability(index: int) -> None:
-    """Raise InputError where a GPU is older than the kernels here need."""
-    capability = torch.cuda.get_device_capability(index)
-    if capability < MIN_CAPABILITY:
-        needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
+    """Raise InputError where a GPU is older than the kernels here need, or newer than what PyTorch was built for."""
+    major, minor = torch.cuda.get_device_capability(index)
+    # Programs run on GPUs of their generation from theirs on (sm_…), portable code on all from its own on (compute_…).
+    built_for = (arch.rstrip("af").split("_") for arch in torch.cuda.get_arch_list())
+    is_known = any(
+        int(number) <= 10 * major + minor and (kind == "compute" or int(number) // 10 == major)
+        for kind, number in built_for
+    )
+    if (major, minor) < MIN_CAPABILITY or not is_known:
         raise InputError(
-            f"GPU {index}, {torch.cuda.get_device_name(index)}, has compute capability {found}: the kernels here need"
-            f" {needed} or more; use another GPU, or set device to cpu"
+            f"GPU {index}, {torch.cuda.get_device_name(index)}, has compute capability {major}.{minor}: the kernels"
+            f" here need {'.'.join(map(str, MIN_CAPABILITY))} or more, and PyTorch {torch.__version__} is built for"
+            f" {', '.join(torch.cuda.get_arch_list())}; use another GPU or PyTorch, or set device to cpu"
         )
 
 
@@ -128,9 +135,8 @@ def get_device_name(device: torch.device) -> str:
     """Return the model name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return models[0] if models else platform.machine()
 
 
 @contextmanager

@@ -19,7 +19,6 @@ LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130"} | {name: name for name in ("js
 GPU_ERRORS = {
     "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
     "busy or unavailable": "another process has this GPU for itself; choose another one with CUDA_VISIBLE_DEVICES",
-    "no kernel image": "PyTorch is not built for this GPU; install one that is, use another GPU, or set device to cpu",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (

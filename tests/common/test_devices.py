@@ -6,7 +6,7 @@ import platform
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,13 +36,14 @@ FULL = (
 
 @pytest.fixture
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that has PyTorch find GPUs of a compute capability."""
+    """Return a function that has PyTorch find GPUs of a compute capability, and be built for some."""
 
-    def pretend(count: int, capability: tuple[int, int] = (9, 0)) -> None:
+    def pretend(count: int, capability: tuple[int, int] = (9, 0), built_for: Sequence[str] = ("sm_90",)) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [*built_for])
 
     return pretend
 
@@ -88,12 +89,15 @@ def test_a_driver_that_is_too_old_is_named_and_no_run_starts_on_the_cpu_instead(
         choose_device(kind)
 
 
-def test_a_gpu_that_is_too_old_is_refused(pretend_gpus: Callable[..., None]) -> None:
-    pretend_gpus(4, capability=(8, 0))
-    assert choose_device(index=3) == torch.device("cuda", 3)
-    pretend_gpus(4, capability=(7, 5))
-    with pytest.raises(InputError, match=r"GPU 3, Tesla T4, has compute capability 7\.5: the kernels here need 8\.0"):
-        choose_device(index=3)
+def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., None]) -> None:
+    for capability, built_for in (((8, 9), ["sm_80", "sm_90"]), ((9, 0), ["sm_90a"]), ((12, 1), ["compute_120"])):
+        pretend_gpus(4, capability, built_for)
+        assert choose_device(index=3) == torch.device("cuda", 3)
+    for capability, built_for in (((7, 5), ["sm_75", "sm_80"]), ((12, 0), ["sm_90", "sm_100"])):
+        pretend_gpus(4, capability, built_for)
+        said = f"GPU 3, Tesla T4, has compute capability {'.'.join(map(str, capability))}: .* {', '.join(built_for)};"
+        with pytest.raises(InputError, match=said):
+            choose_device(index=3)
 
 
 def test_full_memory_is_one_sentence_with_advice() -> None:
