@@ -202,11 +202,9 @@ def measure_decoder(
             yield f"not available: {error}"
             return
         run.loader_speeds[decoder, count] = speed
-        bad = loader.counters["bad_clips"]
-        yield (
-            f"{speed:.3g} clips/s of {sizes.num_frames} × {'×'.join(map(str, FrameSize.of(sizes.image_size)))},"
-            f" {count} per decoded video{f', {bad:.0f} clips cannot be decoded' if bad else ''}"
-        )
+        size = "×".join(map(str, (sizes.num_frames, *FrameSize.of(sizes.image_size))))
+        bad = f", {loader.counters['bad_clips']:.0f} clips cannot be decoded" if loader.counters["bad_clips"] else ""
+        yield f"{speed:.3g} clips/s of {size}, {data.workers} decode workers, {count} per decoded video{bad}"
 
 
 def measure_step(run: PlannedRun) -> Iterator[str]:

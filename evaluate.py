@@ -15,7 +15,7 @@ from pathlib import Path
 from common.errors import InputError, parse_early, require_positive, run_command
 
 OVERRIDES = (
-    *("data.frame_stride", "data.fps", "data.sampling", "data.decoder", "data.num_threads", "data.prefetch"),
+    *("data.frame_stride", "data.fps", "data.sampling", "data.decoder", "data.num_workers", "data.prefetch"),
     *("data.prefetch_mib", "data.cache_dir", "data.cache_gib", "data.decode_timeout_s", "device", "precision"),
 )
 

@@ -131,7 +131,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
     plan = TrainingPlan(
         dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
         batch_size=config.batch_size, global_batch=config.clips_per_step(dist.world_size),
-        together=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
+        batch_multiple=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
     )  # fmt: skip
     check_channels(dataset.channels, config.model.in_channels, config.model.motion_channel)
     check_graphs(config.compile, dist.device.type, plan.passes)

@@ -23,9 +23,10 @@ from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import Report, Row, copy_gb_per_second, noise_clip, print_table, require, time_calls
 from common.devices import choose_device
 from common.errors import InputError, run_command
+from kernels.clip_tables import color_matrix, frame_bytes
 from kernels.crop_resize import crop_resize
 from kernels.crop_resize import num_bytes as crop_resize_bytes
-from kernels.decoded_clips import DecodedClips, color_matrix, frame_bytes
+from kernels.decoded_clips import DecodedClips
 from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
 
@@ -109,7 +110,7 @@ def crop_resize_case(inputs: Inputs) -> Case:
     stored, box = (256, 448), (96, 0, 256, 256)
     shape = batch, inputs.config.num_frames, frame_bytes(*stored, 1)
     frames = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-    matrix = color_matrix("smpte170m", False, 8).to(device)
+    matrix = torch.from_numpy(color_matrix("smpte170m", False, 8)).to(device)
     clips = DecodedClips(
         frames.flatten(),
         torch.arange(0, frames.numel(), shape[2], device=device).view(shape[:2]),

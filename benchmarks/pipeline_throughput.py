@@ -316,7 +316,7 @@ def open_batches(
     if case.loader == "ours":
         config = DataConfig(
             frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-            num_threads=case.threads, prefetch=case.prefetch or DataConfig.prefetch, dali_threads=case.dali_threads,
+            num_workers=case.threads, prefetch=case.prefetch or DataConfig.prefetch, dali_threads=case.dali_threads,
         )  # fmt: skip
         with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), loader, []

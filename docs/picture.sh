@@ -15,6 +15,6 @@ printf 'path,start,end\n%s,4,5.28\n' "$film" >"$OUT/shown.csv"
 "$PYTHON" shard_tools/make_shards.py "$OUT/train.csv" "$OUT/film" --unlabeled --frame-stride 2
 "$PYTHON" shard_tools/make_shards.py "$OUT/shown.csv" "$OUT/shown" --unlabeled --frame-stride 2
 "$PYTHON" train.py --config configs/demo.yaml data.shards="$OUT/film" "model.image_size=[128,224]" \
-  model.patch_size=16 model.num_frames=8 data.frame_stride=4 model.decoder_share=0.5 data.num_threads=1 \
+  model.patch_size=16 model.num_frames=8 data.frame_stride=4 model.decoder_share=0.5 data.num_workers=1 \
   steps=400 global_batch=8 batch_size=8 optimizer.base_lr=6.4e-2 run="$OUT/run"
 "$PYTHON" visualize.py "$OUT/run" "$OUT/shown" --output "$OUT/figures"

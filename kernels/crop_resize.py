@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoded_clips import DecodedClips, check_clips, frame_bytes
+from kernels.clip_tables import frame_bytes
+from kernels.decoded_clips import DecodedClips, check_clips
 from kernels.launch import check, runs_triton, triton_op, wrap_triton
 
 ROWS, COLUMNS = 16, 32  # of a program's tile: a warp writes 32 neighbors, a thread's four rows share horizontal weights

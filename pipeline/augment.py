@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from common.devices import to_device
+from pipeline.decoding.decode_worker import LoadedClip
 from pipeline.planning.augmentations import EraseBox
 from pipeline.planning.plan import PlanRow
 
@@ -23,12 +24,10 @@ NOISE_MEAN, NOISE_STD = 116, 58  # ImageNet's, in gray levels
 Frames = UInt8[Tensor, "T C H W"]
 
 
-def augment(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
+def augment(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow | LoadedClip]) -> UInt8[Tensor, "B T H W C"]:
     """Apply each clip's operations in order, then fill its erased box with noise of ImageNet's statistics."""
-    height, width = clips.shape[2:4]
-    warps = [
-        AFFINE[name](strength, height, width) for row in rows for name, strength in row.augment_ops if name in AFFINE
-    ]
+    aspect = clips.shape[2] / clips.shape[3]
+    warps = [AFFINE[name](strength, aspect) for row in rows for name, strength in row.augment_ops if name in AFFINE]
     matrices = iter(to_device([number for matrix in warps for number in matrix], clips.device).split(6))
     augmented = []
     for clip, row in zip(clips, rows, strict=True):
@@ -53,17 +52,10 @@ def erase(frames: Frames, box: EraseBox, seed: int) -> Frames:
 
 
 def warp(frames: Frames, matrix: Float[Tensor, "6"]) -> Frames:
-    """Sample each pixel bilinearly where the affine matrix, in pixels from the center, points to."""
-    height, width = frames.shape[-2:]
-    base = matrix.new_ones(height, width, 3)
-    base[..., 0].copy_(torch.linspace((1 - width) / 2, (width - 1) / 2, width, device=frames.device))
-    base[..., 1].copy_(torch.linspace((1 - height) / 2, (height - 1) / 2, height, device=frames.device)[:, None])
-    scaled = matrix.view(1, 2, 3).transpose(1, 2).clone()  # grid_sample's coordinates run from -1 to 1
-    for axis, side in enumerate((width, height)):
-        scaled[..., axis].div_(scaled.new_full((), side / 2))  # dividing by a Python number, a GPU would multiply
-    grid = base.view(1, height * width, 3).bmm(scaled).view(1, height, width, 2)
+    """Sample each pixel bilinearly where the affine matrix, in halves of the sides from the center, points to."""
     images = frames.flatten(0, 1)[None].float()
     inside = torch.ones_like(images[:, :1])
+    grid = torch.nn.functional.affine_grid(matrix.view(1, 2, 3), list(inside.shape), align_corners=False)
     sampled = torch.nn.functional.grid_sample(torch.cat((images, inside), 1), grid, align_corners=False)
     images, inside = sampled[:, :-1], sampled[:, -1:]
     return images.sub_(GRAY).mul_(inside).add_(GRAY).round_().to(torch.uint8).view(frames.shape)
@@ -90,9 +82,9 @@ def solarize_add(frames: Frames, strength: float) -> Frames:
     return torch.where(frames < 128, lighter, frames)
 
 
-def rotation(strength: float, height: int, width: int) -> tuple[float, ...]:
+def rotation(strength: float, aspect: float) -> tuple[float, ...]:
     angle = math.radians(30 * strength)
-    return math.cos(angle), math.sin(angle), 0, -math.sin(angle), math.cos(angle), 0
+    return math.cos(angle), math.sin(angle) * aspect, 0, -math.sin(angle) / aspect, math.cos(angle), 0
 
 
 def blend_factor(strength: float) -> float:
@@ -111,10 +103,11 @@ OPERATIONS: dict[str, Callable[[Frames, float], Frames]] = {
     "brightness": lambda frames, strength: F.adjust_brightness(frames, blend_factor(strength)),
     "sharpness": sharpen,
 }
-AFFINE: dict[str, Callable[[float, int, int], tuple[float, ...]]] = {
+# By strength and height over width.
+AFFINE: dict[str, Callable[[float, float], tuple[float, ...]]] = {
     "rotate": rotation,
-    "shear_x": lambda strength, height, width: (1, 0.3 * strength, 0, 0, 1, 0),
-    "shear_y": lambda strength, height, width: (1, 0, 0, 0.3 * strength, 1, 0),
-    "translate_x": lambda strength, height, width: (1, 0, -0.45 * strength * width, 0, 1, 0),
-    "translate_y": lambda strength, height, width: (1, 0, 0, 0, 1, -0.45 * strength * height),
+    "shear_x": lambda strength, aspect: (1, 0.3 * strength * aspect, 0, 0, 1, 0),
+    "shear_y": lambda strength, aspect: (1, 0, 0, 0.3 * strength / aspect, 1, 0),
+    "translate_x": lambda strength, aspect: (1, 0, -0.9 * strength, 0, 1, 0),
+    "translate_y": lambda strength, aspect: (1, 0, 0, 0, 1, -0.9 * strength),
 }

@@ -59,16 +59,16 @@ class DataConfig:
     dali_share: float | None = option(None, at_least=0, at_most=1, free=True)
     """fraction of the suitable clips that DALI decodes, PyAV the rest; doctor.py recommends one; null: 1 if
     data.decoder is dali, otherwise 0"""
-    # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more threads than cores;
+    # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more workers than cores;
     # the third batch is for DALI, which decodes one while the next is read.
-    num_threads: int | None = option(None, at_least=1, free=True)
-    """decoding threads, each with a process that decodes; null: this rank's share of the cores"""
+    num_workers: int | None = option(None, at_least=1, free=True)
+    """decode workers, which are processes; null: this rank's share of the cores"""
     dali_threads: int | None = option(None, at_least=1, free=True)
-    """DALI's own threads; null: 8 on a GPU, num_threads on a CPU"""
+    """DALI's own threads; null: 8 on a GPU, num_workers on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
-    """batches that are read, decoded or ready, beyond the one in use and, on a GPU, two that wait for it"""
+    """batches that are read, decoded or ready, beyond the one in use"""
     prefetch_mib: int = option(2048, at_least=1, free=True)
-    """limit on decoded frames in memory; one batch is always let through"""
+    """limit on decoded batches in memory; one is always let through"""
     cache_dir: str = option("", free=True)
     """cache folder for shards in object storage or on slow disks (file://…); "": the user's, ~/.cache/adamae"""
     cache_gib: float = option(50.0, above=0, free=True)
@@ -96,8 +96,8 @@ class DataConfig:
                 raise InputError(f"data.weights is {self.weights}: must be one number above 0 for each of data.shards")
 
     @property
-    def threads(self) -> int:
-        """Decoding threads of this process: as asked, or the cores it may use shared among the node's processes."""
-        if self.num_threads is not None:
-            return self.num_threads
+    def workers(self) -> int:
+        """Decode workers of this process: as asked, or the cores it may use shared among the node's processes."""
+        if self.num_workers is not None:
+            return self.num_workers
         return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -21,7 +21,7 @@ class JsonlFile:
         text = self.path.read_text(encoding="utf-8", errors="replace")  # a bad byte costs its line, not the run
         if text and not text.endswith("\n"):
             self._append("\n")
-        found = []
+        found: list[Any] = []
         for line in text.splitlines():
             with suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
@@ -32,9 +32,6 @@ class JsonlFile:
 
     def _append(self, line: str) -> None:
         """Write once in append mode, so that lines of several processes do not mix."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode())
+            os.fsync(file.fileno())

@@ -1,45 +1,51 @@
 """Batches of clips on the device, prepared in the background.
 
-A batch passes through these stages; while one is used for training, up to `data.prefetch` others are in the making:
-
-1. plan: which video, frames, crop and flip each clip is (pipeline/planning)
-2. threads read each video for DALI, or have a process decode its frames into host memory (HostLoader); beside a GPU
-   without DALI, the plan and these threads have a process of their own (LoaderProcess)
-3. DALI decodes its part of the batch on the device (Dali)
-4. host memory is copied to the device on a stream of its own, where a GPU crops and scales the frames (HostClips); on a
-   CPU, and where frames are unusual, this belongs to 2
-5. both parts are joined
-6. augmentation, if any, on the device
+1. The plan says what every clip is; it is a pure function, so whoever has it needs only the number of a batch.
+2. Decode workers (decoding/decode_worker.py) have the dataset and the plan. They are sent chunks: a few videos of a
+   batch. They read, decode, replace bad videos, and write clips, or the planes of which a GPU makes clips, into the
+   batch's block of shared memory (clip_memory.py).
+3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces workers that die.
+4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step (upload.py).
+5. Videos that are DALI's, if it is asked for, are only read by the workers; DALI decodes them on the device.
+6. Augmentation, if any, happens on the device.
 """
 
 import atexit
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from common.devices import add_device_index, to_device
+from common.errors import InputError
 from common.logging import log_note
+from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import GPU_THREADS, Dali, shorten
-from pipeline.decoding.policy import DecoderPolicy
-from pipeline.host_loader import HostBatch, HostLoader
-from pipeline.loader_process import LoaderProcess
-from pipeline.planning.plan import ClipPlan, PlanRow
+from pipeline.decoding.dali import GPU_THREADS, Dali, choose_policy, shorten
+from pipeline.decoding.decode_worker import Chunk, ChunkResult, EncodedVideo, LoadedClip, WorkerSetup
+from pipeline.planning.plan import ClipPlan
+from pipeline.quarantine import Quarantine
 from pipeline.shards.dataset import ShardDataset
+from pipeline.upload import upload
+from pipeline.worker_pool import WorkerDeath, WorkerPool
 
 COUNTERS = (
     *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
     *("bad_clips", "fallback_clips", "timeouts", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )
+VIDEOS_PER_CHUNK = 4  # at most: each chunk costs this process two messages, .05 ms
+MAX_DALI_FAILURES = 3  # in a row, with videos that PyAV decodes: building another graph takes long
 
 
 @dataclass  # not frozen: Lightning copies batches field by field
@@ -52,6 +58,34 @@ class Batch:
     positions: list[int]  # in the plan
     is_last: bool = True  # of this rank's batches of an optimizer step
     fields: dict[str, list[Any]] = field(default_factory=dict)  # those of data.fields, None where a video has none
+
+
+@dataclass
+class PendingBatch:
+    """A batch whose chunks are being made, or are all there."""
+
+    number: int
+    num_clips: int
+    block_number: int
+    block: UInt8[np.ndarray, " bytes"]  # of shared memory
+    results: dict[int, ChunkResult] = field(default_factory=dict)  # by their first clip
+    is_fed: bool = False  # whether DALI has its part
+    clips: UInt8[Tensor, "B T H W C"] | None = None  # on the device, perhaps still in flight
+    uploaded: torch.cuda.Event | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return sum(result.chunk.num_clips for result in self.results.values()) == self.num_clips
+
+    @property
+    def chunks(self) -> list[ChunkResult]:
+        """What has been made, in order."""
+        return [self.results[first] for first in sorted(self.results)]
+
+    @property
+    def encoded(self) -> dict[int, EncodedVideo]:
+        """Videos that DALI decodes, by their first clip."""
+        return {first: video for result in self.chunks for first, video in result.encoded.items()}
 
 
 class ClipLoader(AbstractContextManager["ClipLoader"]):
@@ -67,37 +101,41 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         """
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
-        on_gpu = device.type == "cuda"
         self._dataset, self._plan, self.config = dataset, plan, config
-        self._policy = DecoderPolicy(dataset, device, config)
-        stream = torch.cuda.Stream(device) if on_gpu else None
-        self._host: HostLoader | LoaderProcess
-        if on_gpu and not self._policy.dali_share:
-            self._host = LoaderProcess(dataset, plan, config, quarantine, stream)
-        else:
-            self._host = HostLoader(dataset, plan, self._policy, config, quarantine, stream)
-        self._host.takes_frames = on_gpu
-        dali_threads = config.dali_threads or (GPU_THREADS if on_gpu else config.threads)
+        self._policy = choose_policy(dataset, device, config)
+        on_gpu = device.type == "cuda"
+        self._upload_stream = torch.cuda.Stream(device) if on_gpu else None
+        self._upload_planes = on_gpu  # rather than clips
+        self._memory: ClipMemory | None = None
+        self._pool: WorkerPool | None = None
+        self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
+        dali_threads = config.dali_threads or (GPU_THREADS if on_gpu else config.workers)
         self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
-        self._gave_up_dali = False
+        self._use_dali, self._dali_failures = True, 0
+        self._numbers: Iterator[int] = count()  # of batches
+        self._pending: deque[PendingBatch] = deque()
+        self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []  # blocks that are being copied
         self._counts: Counter[str] = Counter()
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
-        atexit.register(self.close)  # threads must not be inside FFmpeg or DALI when the interpreter exits
+        atexit.register(self.close)  # DALI must not be at work when the interpreter exits
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all processes and threads."""
+        """End all workers."""
         atexit.unregister(self.close)
-        self._host.close()
+        self._end_workers()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         self._dali.close()
 
     @property
     def counters(self) -> dict[str, float]:
-        """Sums since the start, of this process and those that work for it."""
-        return {name: float(self._counts[name] + self._host.counts[name]) for name in COUNTERS}
+        """Sums since the start, of this process and what has come from its workers; seconds are summed over these."""
+        return {name: float(self._counts[name]) for name in COUNTERS}
 
     def microbatches(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches of an optimizer step. Steps in a row are read from the same prefetched stream."""
@@ -110,122 +148,214 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def batches(self, first: int) -> Iterator[Batch]:
         """Yield the plan's batches from number `first` on, endlessly if the plan is endless. One iterator at a time.
 
-        Clips may lie in DALI's memory: use them on the stream that is current when the next batch is asked for, or copy
-        them. Raise InputError if too many videos cannot be decoded.
+        Raise InputError if too many videos cannot be decoded.
         """
-        self._dali.reset()  # an earlier iterator may have left batches in it
-        self._dali.release()
-        self._host.start(first)
-        while True:
+        pool, memory = self._start(first)
+        self._top_up(pool, memory)
+        while self._pending:
             started = time.perf_counter()
-            self._counts["batches_ready"] += sum(batch.is_ready for batch in self._host.pending)
-            self._start_transfers()
-            if (current := self._host.take()) is None:
-                return
-            clips = self._finish(current)
-            self._host.top_up()
-            self._start_transfers()
-            batch = self._make_batch(current.rows, clips)
+            self._collect(pool, wait=False)
+            self._counts["batches_ready"] += sum(batch.is_loaded for batch in self._pending)
+            batch = self._make_batch(self._finish_first(pool, memory.layout))
+            self._top_up(pool, memory)
+            self._prepare_next(pool, memory.layout)
             self._counts.update(wait_seconds=time.perf_counter() - started)  # type: ignore[call-overload]
             yield batch
-            self._dali.release()
+            del batch  # or its block would stay in use one batch longer
 
-    def _start_transfers(self) -> None:
-        """Feed DALI with what has been read, in order, and start the upload of the next batch, so that both happen
-        during the training step."""
-        for place, batch in enumerate(self._host.pending):
-            if (is_ready := batch.is_ready) and not place and batch.host.copy is None and batch.host.is_allocated:
-                batch.host.upload()
-            if not is_ready and not batch.is_read:
+    def _start(self, first: int) -> tuple[WorkerPool, ClipMemory]:
+        """Begin with batch number `first`. Workers that are at work for an earlier iterator are replaced."""
+        if self._pending:
+            self._end_workers()
+        self._dali.reset()
+        self._numbers = count(first)
+        if self._memory is None:
+            layout = BlockLayout.choose(self._dataset, self._plan, self._upload_planes)
+            self._memory = ClipMemory(layout)
+        if self._pool is None:
+            setup = WorkerSetup(
+                self._dataset, self._plan, self.config, self._policy, self._memory.layout, self._upload_planes,
+                ends_with_thread=threading.current_thread() is threading.main_thread(),
+            )  # fmt: skip
+            self._pool = WorkerPool(setup, self.config.workers, self._memory.fileno(), self.config.decode_timeout_s)
+        return self._pool, self._memory
+
+    def _end_workers(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        self._pending.clear()
+        if self._upload_stream is not None:
+            self._upload_stream.synchronize()
+        self._in_upload.clear()
+
+    def _top_up(self, pool: WorkerPool, memory: ClipMemory) -> None:
+        """Keep `data.prefetch` batches in the making, fewer if they are large."""
+        most = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // memory.layout.block_bytes)
+        while len(self._pending) < max(1, most):
+            number = next(self._numbers)
+            if not (num_clips := len(self._plan.positions(number))):
                 return
+            batch = PendingBatch(number, num_clips, *memory.acquire(pin=self._upload_stream is not None))
+            self._pending.append(batch)
+            pool.send(self._cut_chunks(batch))
+
+    def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
+        """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
+        crops = self._plan.crops_per_decode
+        num_videos = batch.num_clips // crops * self.config.prefetch // (2 * self.config.workers)
+        size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
+        for first in range(0, batch.num_clips, size):
+            num_clips = min(size, batch.num_clips - first)
+            yield Chunk(batch.number, first, num_clips, batch.block_number, use_dali=self._use_dali)
+
+    def _collect(self, pool: WorkerPool, wait: bool) -> None:
+        """Take what workers have made; `wait`: until there is something."""
+        for result in pool.collect(wait):
+            if isinstance(result, WorkerDeath):
+                self._replace_video(pool, result)
+                continue
+            (batch,) = [batch for batch in self._pending if batch.number == result.chunk.batch]
+            batch.results[result.chunk.first] = result
+            self._counts.update(result.counts)
+            for fault in result.faults:
+                self._counts["bad_clips"] += fault.num_clips
+                self._quarantine.add(*fault)
+
+    def _replace_video(self, pool: WorkerPool, death: WorkerDeath) -> None:
+        """Have a video at which workers die replaced as the plan says."""
+        chunk = death.chunk
+        planned = self._plan.row(self._plan.positions(chunk.batch)[chunk.first])
+        row = self._plan.replacement(planned, chunk.attempt) if chunk.attempt else planned
+        assert row is not None
+        if self._plan.replacement(planned, chunk.attempt + 1) is None:
+            raise InputError(f"{self._dataset.where(row.sample)} cannot be decoded: {death.reason}")
+        self._counts.update(timeouts=death.timed_out, bad_clips=chunk.num_clips)
+        self._quarantine.add(row.sample, death.reason, chunk.num_clips)
+        pool.send([chunk._replace(attempt=chunk.attempt + 1, is_suspect=False)], first=True)
+
+    def _finish_first(self, pool: WorkerPool, layout: BlockLayout) -> PendingBatch:
+        """Wait for the first batch, and put it on the device."""
+        batch = self._pending[0]
+        self._wait_until_loaded(pool, batch)
+        if batch.encoded and self._use_dali:
             try:
                 self._feed_dali(batch)
-            except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
-                self._reset_dali()
+                self._decode_with_dali(batch, layout)
+            except (RuntimeError, TimeoutError) as error:
+                self._recover_from_dali(pool, batch, error)
+        elif batch.encoded:  # DALI was given up meanwhile
+            self._redo_with_pyav(pool, batch)
+        self._upload(batch, layout)
+        self._quarantine.delivered(batch.num_clips)
+        return self._pending.popleft()
+
+    def _wait_until_loaded(self, pool: WorkerPool, batch: PendingBatch) -> None:
+        while not batch.is_loaded:
+            self._collect(pool, wait=True)
+
+    def _prepare_next(self, pool: WorkerPool, layout: BlockLayout) -> None:
+        """Start the upload of the next batch, and feed DALI with what has been read, in order, so that both happen
+        during the training step."""
+        self._collect(pool, wait=False)
+        for batch in self._pending:
+            if not batch.is_loaded:
                 return
+            if batch.encoded and self._use_dali:
+                try:
+                    self._feed_dali(batch)
+                except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
+                    self._reset_dali()
+                    return
+            elif batch is self._pending[0]:
+                self._upload(batch, layout)
 
-    def _feed_dali(self, batch: HostBatch) -> None:
-        """Give DALI its videos of a batch, once. Raise RuntimeError if it refuses them."""
-        if self._gave_up_dali or batch.is_fed or not (jobs := batch.dali_jobs):
+    def _upload(self, batch: PendingBatch, layout: BlockLayout) -> None:
+        """Queue a batch's way to the device, once; on a CPU, clips stay where they are."""
+        if batch.clips is not None:
             return
-        self._dali.feed([(job.for_dali, job.rows) for job in jobs if job.for_dali])
-        batch.is_fed = True
+        if not self._upload_planes:
+            clips = torch.from_numpy(batch.block[: batch.num_clips * layout.clip_bytes])
+            batch.clips = clips.view(batch.num_clips, *layout.clip_shape)
+            return
+        with torch.cuda.stream(self._upload_stream):
+            batch.clips = upload(batch.block, layout, batch.chunks, self._device)
+        if self._upload_stream is not None:
+            batch.uploaded = self._upload_stream.record_event()
+            self._in_upload = [(event, block) for event, block in self._in_upload if not event.query()]
+            self._in_upload.append((batch.uploaded, batch.block))
 
-    def _reset_dali(self) -> None:
-        """After an error: what is in flight is fed again to a new graph."""
-        self._dali.reset()
-        for batch in self._host.pending:
-            batch.is_fed = False
+    def _await_upload(self, batch: PendingBatch) -> UInt8[Tensor, "B T H W C"]:
+        """Return a batch's clips for use on the current stream, which waits for them; the host does not."""
+        assert batch.clips is not None
+        if batch.uploaded is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(batch.uploaded)
+            batch.clips.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
+        return batch.clips
 
-    def _finish(self, batch: HostBatch) -> UInt8[Tensor, "B T H W C"]:
-        """Put a batch on the device."""
-        from_dali = None
-        dali_jobs = batch.dali_jobs
-        if dali_jobs and self._gave_up_dali:
-            self._redo_with_pyav(batch)
-        elif dali_jobs:
-            try:
-                from_dali = self._take_from_dali(batch)
-            except RuntimeError as error:
-                self._recover_from_dali(batch, error)
-        if from_dali is not None and len(dali_jobs) == len(batch.jobs):
-            return from_dali
-        clips = batch.host.on_device()
-        if from_dali is not None:
-            places = [job.first + view for job in dali_jobs for view in range(len(job.rows))]
-            for place, clip in zip(places, from_dali, strict=True):
-                clips[place].copy_(clip)  # an indexed assignment of all goes byte by byte on a CPU: 9 times as long
-        return clips
+    def _feed_dali(self, batch: PendingBatch) -> None:
+        """Give DALI its videos of a batch, once. Raise RuntimeError if it refuses them."""
+        if not batch.is_fed:
+            videos = batch.encoded.values()
+            self._dali.feed([(video.read(batch.block), video.numbers, video.rows) for video in videos])
+            batch.is_fed = True
 
-    def _take_from_dali(self, batch: HostBatch) -> UInt8[Tensor, "B T H W C"]:
-        """Return DALI's part of a batch. Raise RuntimeError if a video of it cannot be decoded, or DALI hangs."""
-        self._feed_dali(batch)
-        jobs = batch.dali_jobs
-        rows = [row for job in jobs for row in job.rows]
-        try:
-            clips = self._dali.take(rows)
-        except TimeoutError as error:
-            self._counts["timeouts"] += 1
-            names = ", ".join(self._dataset.where(job.rows[0].sample) for job in jobs)
-            raise RuntimeError(f"no answer for {self.config.decode_timeout_s:g} s to one of {names}") from error
-        # DALI starts at the first frame of what it is given and never seeks.
-        frames = sum(max(job.for_dali.numbers) + 1 for job in jobs if job.for_dali)
-        self._counts.update(dali_clips=len(rows), frames_decoded=frames)
-        return clips
+    def _decode_with_dali(self, batch: PendingBatch, layout: BlockLayout) -> None:
+        """Put a batch on the device with what DALI decodes of it.
 
-    def _recover_from_dali(self, batch: HostBatch, error: RuntimeError) -> None:
-        """Decode DALI's part of a failed batch with PyAV, which finds and replaces a corrupt video: DALI names none.
-
-        PyAV also decodes these videos whenever they come again, beginning with the first batch that is not yet read.
+        Raise RuntimeError if a video cannot be decoded, TimeoutError if DALI hangs.
         """
+        indices = [first + i for first, video in batch.encoded.items() for i in range(len(video.rows))]
+        decoded = self._dali.take([row for video in batch.encoded.values() for row in video.rows])
+        self._upload(batch, layout)  # after DALI has read what lies in its clips' place
+        self._dali.copy_clips(decoded, self._await_upload(batch), indices)
+        # DALI starts at the first frame of what it is given and never seeks.
+        num_decoded = sum(max(video.numbers) + 1 for video in batch.encoded.values())
+        self._counts.update(dali_clips=len(indices), frames_decoded=num_decoded)
+        self._dali_failures = 0
+
+    def _recover_from_dali(self, pool: WorkerPool, batch: PendingBatch, error: Exception) -> None:
+        """Have workers decode DALI's part of a failed batch; they find and replace a corrupt video: DALI names none."""
         self._reset_dali()
-        failed = batch.dali_jobs
-        self._counts["fallback_clips"] += sum(len(job.rows) for job in failed)
-        self._policy.ban_from_dali([job.rows[0].sample for job in failed], batch.number + self.config.prefetch)
-        if self._dali.count_failure(self._redo_with_pyav(batch)):
-            self._gave_up_dali = True
-            self._policy.ban_from_dali([None], batch.number)
+        num_bad, hung = self._counts["bad_clips"], isinstance(error, TimeoutError)
+        self._counts.update(fallback_clips=sum(len(video.rows) for video in batch.encoded.values()), timeouts=hung)
+        self._redo_with_pyav(pool, batch)
+        self._dali_failures = 0 if self._counts["bad_clips"] > num_bad else self._dali_failures + 1
+        if hung or self._dali_failures >= MAX_DALI_FAILURES:  # what hangs keeps its memory
+            self._use_dali = False
             log_note(
-                f"DALI has failed repeatedly, most recently with '{shorten(error)}': PyAV decodes everything from now"
-                f" on, on {self.config.threads} CPU threads"
+                f"DALI has failed {'' if hung else 'repeatedly, most recently '}with '{shorten(error)}': PyAV decodes"
+                f" everything from now on, in {self.config.workers} processes"
             )
 
-    def _redo_with_pyav(self, batch: HostBatch) -> bool:
-        assert isinstance(self._host, HostLoader)  # with DALI, it is
-        return self._host.redo_with_pyav(batch)
+    def _redo_with_pyav(self, pool: WorkerPool, batch: PendingBatch) -> None:
+        chunks = [result.chunk for result in batch.chunks if result.encoded]
+        for chunk in chunks:
+            del batch.results[chunk.first]
+        batch.clips = batch.uploaded = None
+        pool.send([chunk._replace(use_dali=False) for chunk in chunks], first=True)
+        self._wait_until_loaded(pool, batch)
 
-    def _make_batch(self, rows: Sequence[PlanRow], clips: UInt8[Tensor, "B T H W C"]) -> Batch:
-        if any(row.augment_ops or row.erase_box for row in rows):
+    def _reset_dali(self) -> None:
+        """After an error: what is in flight is fed again, to a new graph."""
+        self._dali.reset()
+        for batch in self._pending:
+            batch.is_fed = False
+
+    def _make_batch(self, batch: PendingBatch) -> Batch:
+        clips = self._await_upload(batch)
+        loaded: list[LoadedClip] = [clip for result in batch.chunks for clip in result.clips]
+        if any(clip.augment_ops or clip.erase_box for clip in loaded):
             from pipeline.augment import augment  # torchvision takes a second to import; only fine-tuning needs it
 
-            clips = augment(clips, rows)
-        samples = [self._dataset.samples[row.sample] for row in rows]
+            clips = augment(clips, loaded)
         if self._dataset.info.multi_label:
-            labels = to_device(self._dataset.mark_classes(row.sample for row in rows), self._device)
-        else:
-            labels = to_device([-1 if sample.label is None else sample.label for sample in samples], self._device)
-        self._counts.update(clips=len(rows), frames_delivered=len(rows) * self._plan.num_frames)
+            labels = to_device(self._dataset.mark_classes(clip.labels for clip in loaded), self._device)
+        else:  # no label, or several ones in other samples of a mix: none
+            labels = to_device([clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device)
+        self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
         return Batch(
-            clips, labels, [sample.key for sample in samples], [row.position for row in rows],
-            fields={name: [sample.fields.get(name) for sample in samples] for name in self.config.fields},
+            clips, labels, [clip.key for clip in loaded], [clip.position for clip in loaded],
+            fields={name: [clip.fields[i] for clip in loaded] for i, name in enumerate(self.config.fields)},
         )  # fmt: skip

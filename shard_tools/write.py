@@ -34,7 +34,7 @@ from pipeline.shards.format import (
     sample_line,
 )
 from pipeline.shards.gops import index_gops
-from pipeline.shards.index import RowWriter, Tables
+from pipeline.shards.index import RowWriter
 
 PLACE = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
@@ -143,15 +143,13 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
-    new = replace(
+    return replace(
         maker.describe(info),
         num_samples=maker.num_samples,
         shards=shards,
         tables={name: table.finish() for name, table in tables.items()},
-        content="",
         schema_version=SCHEMA_VERSION,
     )
-    return replace(new, content=Tables.open(new, folder, lambda table: folder / table.file).content)
 
 
 def write_description(folder: Path, info: DatasetInfo) -> None:
@@ -192,6 +190,6 @@ class _TableFile:
 
     def _write_header(self) -> None:
         """Write NumPy's header, which has room for any number of rows."""
-        if self._name in TABLES:
-            header = {"descr": np.lib.format.dtype_to_descr(TABLES[self._name]), "fortran_order": False}
+        if (dtype := TABLES[self._name]) is not None:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
             np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._num_rows,)})

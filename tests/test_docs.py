@@ -174,7 +174,7 @@ def test_the_tutorial_script(synthetic_videos: Path, tmp_path: Path, monkeypatch
             monkeypatch.setattr(sys, "argv", command)
             exec(compile(code.read_text(), "first_hour", "exec"), {})
         else:
-            fast = {"doctor.py": ["--seconds", "0.05"], "train.py": ["data.num_threads=1"]}
+            fast = {"doctor.py": ["--seconds", "0.05"], "train.py": ["data.num_workers=1"]}
             run_program([*command, *fast.get(command[0], ())], monkeypatch)
     assert (out / "pretrain/report.html").is_file()
     assert len(list((out / "figures").glob("*.png"))) == 1  # of 16 videos, this one is held out

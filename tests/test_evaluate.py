@@ -118,7 +118,7 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
 
 def test_probabilities_are_averaged_over_all_views_of_each_video_also_by_two_ranks(synthetic_shards, monkeypatch):
     dataset = ShardDataset.open(synthetic_shards)
-    data = DataConfig(str(synthetic_shards), frame_stride=2, num_threads=1)
+    data = DataConfig(str(synthetic_shards), frame_stride=2, num_workers=1)
     model = VideoClassifier(SHAPE, 2)
     with torch.no_grad():
         model.head.weight.mul_(1000)

@@ -130,7 +130,9 @@ def predict(
         )
     mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
     if multi_label:
-        return Predictions(mean, torch.from_numpy(dataset.mark_classes(range(len(dataset.samples)))))
+        return Predictions(
+            mean, torch.from_numpy(dataset.mark_classes(sample.labels or () for sample in dataset.samples))
+        )
     return Predictions(mean, torch.from_numpy(dataset.column("label").astype(np.int64)))
 
 

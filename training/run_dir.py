@@ -22,8 +22,8 @@ from torch import nn
 from common.atomic_io import write_text
 from common.errors import InputError
 from common.logging import log
+from common.threads import run_in_thread
 from model.weights.pretrained import run_config
-from pipeline.pool import run_in_thread
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
     HostMemory,

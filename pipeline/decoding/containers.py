@@ -21,24 +21,16 @@ from pipeline.shards.arrays import CONTAINER
 EXTENSIONS = {
     "mov": ("mp4", "mov", "m4v", "3gp"),
     "matroska": ("mkv", "webm"),
-    "avi": ("avi",),
     "mpegts": ("ts", "mts", "m2ts"),
     "mpeg": ("mpg", "mpeg", "vob"),
     "mpegvideo": ("mpg", "mpeg", "m1v", "m2v"),
     "asf": ("wmv", "asf"),
-    "flv": ("flv",),
     "ogg": ("ogv", "ogg"),
-    "gif": ("gif",),
     "h264": ("h264", "264"),
     "hevc": ("hevc", "265"),
-    "m4v": ("m4v",),
     "mjpeg": ("mjpeg", "mjpg"),
-    "ivf": ("ivf",),
-    "obu": ("obu",),
-    "dv": ("dv",),
-    "mxf": ("mxf",),
-    "nut": ("nut",),
     "yuv4mpegpipe": ("y4m",),
+    **{name: (name,) for name in ("avi", "flv", "gif", "m4v", "ivf", "obu", "dv", "mxf", "nut")},
 }
 DEMUXERS = ",".join(EXTENSIONS)  # none of them opens other files
 # Other names of the same formats, and videos that no demuxer above reads, which are refused with a reason.

@@ -8,34 +8,20 @@ without, of one thread; 4.4 to 4.7 of eight).
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import lru_cache
 
 import av
 import av.error
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from pipeline.decoding.containers import MAX_PIXELS
+from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.video import Video, reduce_unwanted
-from pipeline.shards.gops import VideoSlice, read_boxes, read_fragments
+from pipeline.shards.gops import VideoSlice, read_fragments
 
-# Boxes of ISO/IEC 14496-12 and -15 with others in them, and the bytes of each before these.
-NESTED = {b"trak": 8, b"mdia": 8, b"minf": 8, b"stbl": 8, b"stsd": 16, b"avc1": 86, b"hvc1": 86, b"hev1": 86}
-NESTED |= {b"av01": 86, b"vp09": 86, b"mp4v": 86}
 IDENTITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # the matrix of an upright picture
-MATRIX_AT = {b"mvhd": 36, b"tkhd": 40}  # in version 0 of these boxes, behind their header
-CODECS = {b"avcC": "h264", b"hvcC": "hevc", b"av1C": "libdav1d", b"vpcC": "vp9"}
-# What may stand in the header of a video that one track's packets and a codec's parameters describe wholly.
-EXPECTED = {*NESTED, *MATRIX_AT, *CODECS, b"esds", b"mdhd", b"hdlr", b"vmhd", b"dinf", b"stts", b"stsc", b"stsz"}
-EXPECTED |= {b"stco", b"pasp", b"btrt", b"mvex", b"udta"}
-OBJECT_TYPES = {0x20: "mpeg4", 0x6C: "mjpeg"}  # of ISO/IEC 14496-1, table 5
-
-
-class Stream(NamedTuple):
-    """What a decoder is told before the first packet."""
-
-    decoder: str
-    extradata: bytes
+NUM_MATRICES = 2  # of a movie and of its track
+UNTOLD = (b"edts", b"colr")  # boxes of what no packet says: hidden frames, other colors
 
 
 class SliceDecoder:
@@ -66,7 +52,7 @@ class SliceDecoder:
         fragments = list(read_fragments(data))
         if sum(fragment.num_frames for fragment in fragments) != self._video.num_frames:
             raise ValueError("other frames than the group table says")
-        decoder = open_decoder(read_stream(data))
+        decoder = open_decoder(*read_header(bytes(data[: fragments[0].start])))
         first = 0
         for fragment in fragments:
             if fragment.packets is None:
@@ -97,55 +83,27 @@ class SliceDecoder:
                 yield frame.pts, frame
 
 
-def open_decoder(stream: Stream) -> VideoCodecContext:
-    decoder = av.CodecContext.create(stream.decoder, "r")
+def open_decoder(name: str, extradata: bytes | None) -> VideoCodecContext:
+    decoder = av.CodecContext.create(name, "r")
     assert isinstance(decoder, VideoCodecContext)
-    if stream.extradata:
-        decoder.extradata = stream.extradata
+    if extradata:
+        decoder.extradata = extradata
     decoder.thread_count = 1  # clips are decoded in parallel, one per thread
     decoder.options = {"max_pixels": str(MAX_PIXELS)}
     return decoder
 
 
-def read_stream(data: memoryview) -> Stream:
-    """Read the header of an MP4. Raise ValueError or struct.error if it says more than a decoder can be told: several
-    tracks, an edit list, a rotation, colors."""
-    found: dict[bytes, memoryview] = {}
-    (moov,) = [(start + 8, end) for kind, start, end in read_boxes(data, 0, len(data)) if kind == b"moov"]
-    nested = [moov]
-    while nested:
-        for kind, start, end in read_boxes(data, *nested.pop()):
-            if kind in found or kind not in EXPECTED:
-                raise ValueError("several tracks or an unusual box")
-            found[kind] = data[start + 8 : end]
-            if kind in NESTED:
-                nested.append((start + NESTED[kind], end))
-    if any(found[kind][0] or found[kind][at : at + 36] != IDENTITY for kind, at in MATRIX_AT.items() if kind in found):
-        raise ValueError("not upright")
-    if b"esds" in found:
-        return _read_descriptors(bytes(found[b"esds"]))
-    (config,) = found.keys() & CODECS.keys()
-    return Stream(CODECS[config], b"" if config == b"vpcC" else bytes(found[config]))
+@lru_cache(maxsize=256)  # videos of one size, encoded alike, have the same header; opening it takes .2 ms
+def read_header(header: bytes) -> tuple[str, bytes | None]:
+    """Return the decoder and its extradata for an MP4 that begins with these bytes, up to its first fragment.
 
-
-def _read_descriptors(box: bytes) -> Stream:
-    """Read the elementary stream descriptor of ISO/IEC 14496-1, 7.2.6."""
-    decoder, extradata, place = "", b"", 4
-    while place < len(box):
-        tag, length, place = box[place], 0, place + 1
-        while True:  # seven bits of the length a byte
-            length, more, place = length << 7 | box[place] & 0x7F, box[place] & 0x80, place + 1
-            if not more:
-                break
-        if tag == 3:  # ES_Descriptor: an id and flags, then others
-            if box[place + 2]:
-                raise ValueError("an unusual descriptor")
-            length = 3
-        elif tag == 4:  # DecoderConfigDescriptor: 13 bytes, then others
-            decoder, length = OBJECT_TYPES.get(box[place], ""), 13
-        elif tag == 5:
-            extradata = box[place : place + length]
-        place += length
-    if not decoder:
-        raise ValueError("an unusual codec")
-    return Stream(decoder, extradata)
+    Raise ValueError or FFmpegError if it says more than a decoder can be told: several tracks, an edit list, a
+    rotation, colors.
+    """
+    if header.count(IDENTITY) != NUM_MATRICES or any(box in header for box in UNTOLD):
+        raise ValueError("not upright, or with an unusual box")
+    with open_video(header) as container:
+        stream = main_stream(container)
+        if stream is None or len(container.streams) > 1:
+            raise ValueError("several tracks or none")
+        return stream.codec_context.codec.name, stream.codec_context.extradata

@@ -8,14 +8,15 @@ import numpy as np
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
+from pipeline.clip_memory import MAX_GROWTH
 from pipeline.decoding.colors import describe, find_matrix, find_siting, is_full_range
 from pipeline.decoding.video import count_turns
 from pipeline.planning.crops import Crop, FrameSize
 
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
-MAX_GROWTH = 4  # planes of so many times the bytes of their clips are scaled before they are uploaded
 
-Allocate = Callable[[int], tuple[int, UInt8[np.ndarray, " bytes"]]]  # an address in a batch's memory, and what is there
+# Where in a block of memory so many bytes begin, and the bytes; None if there are not so many.
+Allocate = Callable[[int], tuple[int, UInt8[np.ndarray, " bytes"]] | None]
 
 
 class Layout(NamedTuple):
@@ -32,7 +33,7 @@ class Layout(NamedTuple):
 
 
 class PlanarFrames(NamedTuple):
-    """A window of the frames of a video, in the memory of a batch, laid out as kernels.crop_resize takes them."""
+    """A window of the frames of a video, in the block of a batch, laid out as kernels.crop_resize takes them."""
 
     offsets: list[int]  # of each frame of a clip
     window: Crop
@@ -59,7 +60,8 @@ def copy_frames(
     stored: tuple[int, int],
     allocate: Allocate,
 ) -> PlanarFrames | None:
-    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike.
+    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike, or if
+    there is no room.
 
     stored: width and height that the frames must have.
     """
@@ -73,7 +75,9 @@ def copy_frames(
             shapes = [(rows, columns * layout.sample_bytes) for rows, columns in plane_shapes(window)]
             ends = list(accumulate(rows * width for rows, width in shapes))
             length = ends[-1]
-            start, memory = allocate(len(places) * length)
+            if (room := allocate(len(places) * length)) is None:
+                return None
+            start, memory = room
             planes = np.split(memory.reshape(len(places), length), ends[:-1], axis=1)
             targets = [plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)]
         elif describe(frame) != known:

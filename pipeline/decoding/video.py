@@ -17,6 +17,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
+from av.video.plane import VideoPlane
 from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
@@ -49,14 +50,15 @@ class Index(NamedTuple):
     pts: list[int]
     keyframes: list[Keyframe]
 
-    def keyframe_before(self, number: int) -> int:
-        """Return the index of the last keyframe presented no later than frame `number`, -1 if there is none."""
-        return bisect_right(self.keyframes, self.pts[number], key=lambda keyframe: keyframe.pts) - 1
+    def find_keyframe(self, number: int) -> Keyframe | None:
+        """Return the last keyframe presented no later than frame `number`."""
+        earlier = bisect_right(self.keyframes, self.pts[number], key=lambda keyframe: keyframe.pts)
+        return self.keyframes[earlier - 1] if earlier else None
 
-    def first_of_gop(self, number: int) -> int:
+    def find_gop_start(self, number: int) -> int:
         """Return the frame from which on frame `number` can be decoded."""
-        place = self.keyframe_before(number)
-        return bisect_left(self.pts, self.keyframes[place].pts) if place >= 0 else 0
+        keyframe = self.find_keyframe(number)
+        return bisect_left(self.pts, keyframe.pts) if keyframe else 0
 
 
 class Video:
@@ -70,21 +72,22 @@ class Video:
         try:
             self._open()
         except (av.error.FFmpegError, ValueError) as error:
-            raise VideoError(f"cannot be opened: {_reason(error)}") from error
+            raise VideoError(f"cannot be opened: {_explain(error)}") from error
 
     def _open(self) -> None:
         # In fragmented MP4, FFmpeg would decode frames to guess the frame rate: 7 ms instead of 2.7.
         self._container = open_video(self._source, fpsprobesize="0")
-        stream = main_stream(self._container)
+        self._unfinished: Any = None
+        stream, problem = main_stream(self._container), ""
         if stream is None or stream.codec_context is None:
+            problem = "no video stream" + (" of a known codec" if stream else "")
+        elif stream.width * stream.height > MAX_PIXELS:
+            problem = f"frames of {stream.width}x{stream.height} pixels are too large"
+        if stream is None or problem:
             self._container.close()
-            raise VideoError("cannot be opened: no video stream" + (" of a known codec" if stream else ""))
-        if stream.width * stream.height > MAX_PIXELS:
-            self._container.close()
-            raise VideoError(f"cannot be opened: frames of {stream.width}x{stream.height} pixels are too large")
+            raise VideoError(f"cannot be opened: {problem}")
         self._stream = stream
         self._stream.codec_context.thread_count = 1  # clips are decoded in parallel, one per thread
-        self._unfinished: Any = None
 
     def __enter__(self) -> "Video":
         return self
@@ -118,7 +121,7 @@ class Video:
                 if len(given) == len(wanted):
                     return
         except (av.error.FFmpegError, ValueError) as error:
-            raise VideoError(_reason(error)) from error
+            raise VideoError(_explain(error)) from error
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
 
     def shows_every_packet(self) -> bool:
@@ -151,16 +154,15 @@ class Video:
         run: list[int] = []
         for number in numbers:
             # A seek costs nothing measurable, a frame .3 ms.
-            if run and index.first_of_gop(number) > run[-1] + 1:
+            if run and index.find_gop_start(number) > run[-1] + 1:
                 yield from self._decode_run(index, run)
                 run = []
             run.append(number)
         yield from self._decode_run(index, run)
 
     def _decode_run(self, index: Index, run: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        nearest = index.keyframe_before(run[0])
-        packets = self._packets_from(index.keyframes[nearest]) if nearest >= 0 else None
-        if packets is None:
+        keyframe = index.find_keyframe(run[0])
+        if keyframe is None or (packets := self._packets_from(keyframe)) is None:
             return
         numbers = {index.pts[number]: number for number in run}
         to_send = len(numbers)
@@ -247,6 +249,11 @@ def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
     return frame.to_ndarray(format="rgb24", interpolation=EXACT_COLORS)
 
 
+def view_plane(plane: VideoPlane, shape: tuple[int, ...]) -> UInt8[np.ndarray, "rows bytes"]:
+    """Return the first rows and columns of a plane of bytes, in place."""
+    return np.ndarray(shape, np.uint8, memoryview(plane), 0, (plane.line_size, 1))
+
+
 def times_tell_frames(stream: VideoStream, times: Sequence[int | None]) -> bool:
     """Return whether packets with these times, in the order in which they are stored, become frames with the same.
 
@@ -265,5 +272,5 @@ def count_turns(frame: VideoFrame) -> int:
     return frame.rotation % 360 // 90 if frame.rotation % 90 == 0 else 0
 
 
-def _reason(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from pipeline.decoding.colors import describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
-from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns
+from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns, view_plane
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -114,8 +114,8 @@ class Scaler:
         steps = [
             declare_colors(find_matrix(frame)),
             *UPRIGHT[turns],
-            *crop_filters(frame.format, box, (width, height), siting),
-            self._scaling(frame.format, box, siting),
+            *crop_filters(frame.format, box, siting),
+            ("scale", self._scaling_options(frame.format, box, siting)),
             ("buffersink", "pixel_formats=gbrp"),
         ]
         # The graph passes frames through one by one and never looks at their timestamps.
@@ -124,15 +124,13 @@ class Scaler:
         graph.link_nodes(*filters).configure()
         return graph
 
-    def _scaling(self, form: VideoFormat, box: Crop, siting: str) -> tuple[str, str]:
-        flags = "bilinear+full_chroma_int"
-        if (box.height, box.width) == self._size:
-            flags += "+accurate_rnd"  # FFmpeg's unscaled path gives pixels a neighbor's color
-        options = f"{self._size.width}:{self._size.height}:flags={flags}"
-        if form.name not in EIGHT_BIT_420:
-            return "scale", f"{options}:in_chroma_loc={siting}"
+    def _scaling_options(self, form: VideoFormat, box: Crop, siting: str) -> str:
+        # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
+        exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
         across, down = CHROMA_PLACES[siting]
-        return "scale", f"{options}:in_h_chr_pos={across}:in_v_chr_pos={down}"
+        is_placed = form.name in EIGHT_BIT_420
+        place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
+        return f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"
 
 
 def declare_colors(matrix: str) -> tuple[str, str]:
@@ -143,31 +141,19 @@ def declare_colors(matrix: str) -> tuple[str, str]:
 def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]) -> None:
     """Write a frame of planes (gbrp) to `image` as RGB."""
     for plane, channel in zip(planar.planes, (1, 2, 0), strict=True):
-        values = np.ndarray(image.shape[:2], np.uint8, memoryview(plane), 0, (plane.line_size, 1))
+        values = view_plane(plane, image.shape[:2])
         image[..., channel] = values[:, ::-1] if flip else values
 
 
-def crop_filters(form: VideoFormat, box: Crop, size: tuple[int, int], siting: str) -> list[tuple[str, str]]:
-    """Return the filters that crop `box` out of upright frames of `size`.
+def crop_filters(form: VideoFormat, box: Crop, siting: str) -> list[tuple[str, str]]:
+    """Return the filters that crop `box` out of upright frames.
 
-    FFmpeg's crop expects boxes of whole chroma samples, which are four pixels wide in 4:1:1 and 4:1:0: whole ones are
-    cropped first and converted to 4:4:4 before the rest is cropped. Bayer patterns and formats below 8 bits, which
-    FFmpeg expands in several ways, become RGB first.
+    FFmpeg's crop expects boxes of whole chroma samples, which are four pixels wide in 4:1:1 and 4:1:0: these become
+    4:4:4 first. Bayer patterns and formats below 8 bits, which FFmpeg expands in several ways, become RGB.
     """
+    crop = "crop", f"{box.width}:{box.height}:{box.x}:{box.y}:exact=1"
     if form.is_bayer or any(component.bits < 8 for component in form.components):
-        return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), _crop(box)]
-    step = max(64 // form.chroma_width(64), 64 // form.chroma_height(64))
-    (left, right), (top, bottom) = (
-        (start // step * step, min(-(-(start + length) // step) * step, end))
-        for start, length, end in zip(box[:2], box[2:], size, strict=True)
-    )
-    whole = Crop(left, top, right - left, bottom - top)
-    if whole == box:
-        return [_crop(box)]
-    scale = "scale", f"flags=bilinear:in_chroma_loc={siting}"
-    rest = box._replace(x=box.x - left, y=box.y - top)
-    return [_crop(whole), scale, ("format", "yuv444p|yuv444p16le"), _crop(rest)]
-
-
-def _crop(box: Crop) -> tuple[str, str]:
-    return "crop", f"{box.width}:{box.height}:{box.x}:{box.y}:exact=1"
+        return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), crop]
+    if min(form.chroma_width(64), form.chroma_height(64)) >= 32:
+        return [crop]
+    return [("scale", f"flags=bilinear:in_chroma_loc={siting}"), ("format", "yuv444p|yuv444p16le"), crop]

@@ -4,9 +4,10 @@ Every row of a plan is a pure function of (seed, position). Training clips form 
 …; epochs follow each other without padding or dropping. Step s holds positions s · global_batch + 0, 1, …, which ranks
 and their forward passes share (split_step): every world size sees the same steps, and a resume needs nothing but s.
 
-What is not in the plan: the noise that fills an erased box is a function of the position alone (pipeline/augment.py);
-mixup, CutMix, dropout, stochastic depth and the masks are seeded by (seed, step, rank), so they are repeated exactly by
-a resume with the same number of processes only.
+What is not in the plan: masks are functions of the seed and the clip's position (kernels/noise.py), as is, of the
+position alone, the noise that fills an erased box (pipeline/augment.py); mixup and CutMix are seeded by (seed, position
+of the micro-batch). Dropout and stochastic depth are seeded by (seed, step, rank), so they are repeated exactly by a
+resume with the same number of processes only.
 """
 
 import math
@@ -42,34 +43,40 @@ class PlanRow(NamedTuple):  # which is pickled three times as fast as a dataclas
 
 
 class ClipPlan(Protocol):
-    """What the loader and the reader need of a plan. `views` neighboring rows share one decode.
+    """What the loader needs of a plan. `crops_per_decode` neighboring rows share one decode.
 
     Pickled, a plan is what it was made of.
     """
 
-    _made_of: tuple[tuple[object, ...], dict[str, object]] = (), {}
+    _init_args: tuple[tuple[object, ...], dict[str, object]] = (), {}
 
     def __new__(cls, *arguments: object, **options: object) -> "ClipPlan":
         plan = super().__new__(cls)
-        plan._made_of = arguments, options
+        plan._init_args = arguments, options
         return plan
 
     def __reduce__(self) -> tuple[Callable[..., "ClipPlan"], tuple[object, ...]]:
-        arguments, options = self._made_of
+        arguments, options = self._init_args
         return partial(type(self), **options), arguments
 
     num_frames: int
     frame_size: FrameSize
     batch_size: int  # the most rows of a batch
-    views: int
+    crops_per_decode: int
     passes: int  # batches of this rank per step
 
-    def batch(self, index: int) -> list[PlanRow]:
-        """List the clips of this process's batch `index`; none when the plan has ended."""
+    def positions(self, batch: int) -> Sequence[int]:
+        """List the positions of this process's clips in a batch, in order; none when the plan has ended."""
 
-    def samples(self, index: int) -> list[int]:
-        """List the samples of a batch, one per decode: a look ahead, cheap where batches are not."""
-        return [row.sample for row in self.batch(index)[:: self.views]]
+    def row(self, position: int) -> PlanRow:
+        """Decide on a clip."""
+
+    def batch(self, index: int) -> list[PlanRow]:
+        return [self.row(position) for position in self.positions(index)]
+
+    def samples(self, batch: int) -> list[int]:
+        """List the samples of a batch, one per decode: a look ahead, cheap where rows are not."""
+        return [self.row(position).sample for position in self.positions(batch)[:: self.crops_per_decode]]
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
         """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
@@ -89,59 +96,60 @@ class TrainingPlan(ClipPlan):
         seed: int,
         batch_size: int,
         global_batch: int | None = None,
-        together: int = 1,
+        batch_multiple: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """Prepare the plan of one rank; nothing is laid out in advance.
 
         batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
-        together: the number of clips in a batch is a multiple of it. Raises InputError if batches cannot hold whole
-        groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
+        batch_multiple: the number of clips in a batch is a multiple of it. Raises InputError if batches cannot hold
+        whole groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
         """
         if config.rand_augment and dataset.channels != 3:
             raise InputError(f"data.rand_augment changes colors, and these clips have {dataset.channels} channels")
-        self.num_frames, self.frame_size, self.views = num_frames, FrameSize.of(image_size), config.repeats
+        self.num_frames, self.frame_size, self.crops_per_decode = num_frames, FrameSize.of(image_size), config.repeats
         self.global_batch = global_batch or batch_size * world_size
-        together = math.lcm(together, config.repeats)
-        if batch_size < together:
+        batch_multiple = math.lcm(batch_multiple, config.repeats)
+        if batch_size < batch_multiple:
             raise InputError(
-                f"batch_size is {batch_size}: give at least {together}, as so many clips stay in one batch"
+                f"batch_size is {batch_size}: give at least {batch_multiple}, as so many clips stay in one batch"
             )
-        self._passes = split_step(self.global_batch, batch_size, together, world_size, rank)
+        self._passes = split_step(self.global_batch, batch_size, batch_multiple, world_size, rank)
         self.passes = len(self._passes)
         self.batch_size = max(map(len, self._passes))
         self._dataset, self._config, self._seed = dataset, config, seed
         check_strides(dataset, config)
-        step_size = self.global_batch // self.views
+        step_size = self.global_batch // self.crops_per_decode
         share_of_node = step_size // config.canonical_nodes or 1
-        served = {clip // self.views // share_of_node for clips in self._passes for clip in clips}
+        served = {clip // self.crops_per_decode // share_of_node for clips in self._passes for clip in clips}
         self._order = SampleOrder(dataset, config, seed, step_size, len(served))
 
     @property
     def clips_per_epoch(self) -> int:
-        return self._order.epoch_size * self.views
+        return self._order.epoch_size * self.crops_per_decode
 
-    def batch(self, index: int) -> list[PlanRow]:
-        step, number = divmod(index, self.passes)
-        return [self.row(step * self.global_batch + place) for place in self._passes[number]]
+    def positions(self, batch: int) -> range:
+        step, number = divmod(batch, self.passes)
+        first = step * self.global_batch
+        return range(first + self._passes[number].start, first + self._passes[number].stop)
 
-    def samples(self, index: int) -> list[int]:
-        step, number = divmod(index, self.passes)
-        places = self._passes[number][:: self.views]
-        return [self._order.sample((step * self.global_batch + place) // self.views) for place in places]
+    def samples(self, batch: int) -> list[int]:
+        crops = self.crops_per_decode
+        return [self._order.sample(position // crops) for position in self.positions(batch)[::crops]]
 
     def row(self, position: int) -> PlanRow:
-        return self._make_row(position, self._order.sample(position // self.views), attempt=0)
+        return self._make_row(position, self._order.sample(position // self.crops_per_decode), attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
-        draw = row.position // self.views
-        fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (draw, attempt, 0), 1)[0]
-        return self._make_row(row.position, self._order.replacement(draw, fraction, attempt), attempt)
+        decode = row.position // self.crops_per_decode
+        fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (decode, attempt, 0), 1)[0]
+        return self._make_row(row.position, self._order.replacement(decode, fraction, attempt), attempt)
 
     def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
-        when = rng.uniforms(self._seed, Purpose.FRAMES, (position // self.views, attempt, 0), self.num_frames)
+        decode = position // self.crops_per_decode
+        when = rng.uniforms(self._seed, Purpose.FRAMES, (decode, attempt, 0), self.num_frames)
         where = rng.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
         sides = video.width, video.height
         if config.crop == "multiscale":
@@ -188,7 +196,7 @@ class EvaluationPlan(ClipPlan):
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
         self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
-        self.batch_size, self.views, self.passes = batch_size, num_spatial, 1
+        self.batch_size, self.crops_per_decode, self.passes = batch_size, num_spatial, 1
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         check_strides(dataset, config)
@@ -196,45 +204,45 @@ class EvaluationPlan(ClipPlan):
 
     def __len__(self) -> int:
         """Clips of all ranks together."""
-        return len(self._chosen) * self._num_temporal * self.views
+        return len(self._chosen) * self._num_temporal * self.crops_per_decode
 
-    def batch(self, index: int) -> list[PlanRow]:
-        first = (index * self._world_size + self._rank) * self.batch_size
-        return [self.row(position) for position in range(first, min(first + self.batch_size, len(self)))]
+    def positions(self, batch: int) -> range:
+        first = (batch * self._world_size + self._rank) * self.batch_size
+        return range(first, min(first + self.batch_size, len(self)))
 
     def row(self, position: int) -> PlanRow:
-        rest, spatial = divmod(position, self.views)
+        rest, spatial = divmod(position, self.crops_per_decode)
         place, temporal = divmod(rest, self._num_temporal)
         sample = int(self._chosen[place])
         video = self._dataset.samples[sample]
         last = self._num_temporal - (self._config.sampling == "strided")
         share = temporal / last if self._num_temporal > 1 else 0.5
         frames = choose_frames(video, self._config, [share] * self.num_frames)
-        crop = crops.view_crop(video.width, video.height, spatial, self.views, self.frame_size)
+        crop = crops.view_crop(video.width, video.height, spatial, self.crops_per_decode, self.frame_size)
         return PlanRow(position, sample, frames, crop, flip=False)
 
 
-def split_step(clips: int, most: int, together: int, world_size: int, rank: int) -> list[range]:
+def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int) -> list[range]:
     """List the clips of a step, from 0, that a rank takes in each of its forward passes: `most` at most in one.
 
-    All passes of all ranks hold the same number of groups of `together` clips or one less, so that no more than two
+    All passes of all ranks hold the same number of groups of `multiple` clips or one less, so that no more than two
     shapes are compiled; ranks, too, differ by one group at most. The first passes of all ranks come first, and together
     the passes are the step, in its order. Raises InputError if a rank would have nothing to do.
     """
-    groups, odd = divmod(clips, together)
+    groups, odd = divmod(clips, multiple)
     if odd:
-        raise InputError(f"global_batch is {clips}: give a multiple of {together}, as so many clips stay in one batch")
+        raise InputError(f"global_batch is {clips}: give a multiple of {multiple}, as so many clips stay in one batch")
     if groups < world_size:
         raise InputError(
-            f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {together} clips: start"
+            f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {multiple} clips: start"
             " fewer processes, or raise global_batch"
         )
-    rounds = -(-groups // (world_size * (most // together)))
+    rounds = -(-groups // (world_size * (most // multiple)))
     size, larger = divmod(groups, world_size * rounds)
     smaller = world_size * rounds - larger  # passes, which come first: an empty one is the first of its rank
     starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]
     mine = [
-        range(starts[number] * together, starts[number + 1] * together)
+        range(starts[number] * multiple, starts[number + 1] * multiple)
         for number in range(rank, len(starts) - 1, world_size)
     ]
     return [part for part in mine if part]

@@ -1,18 +1,18 @@
 """Choose the video at each place of the endless training stream.
 
-Shards follow each other in random order, anew in every epoch, and the samples of every `shuffle_shards` of them, a
-window, are shuffled together. Nothing is laid out before it is reached (13 ms for the order of 390,000 shards at the
+Shards follow each other in random order, another one in every epoch, and the samples of every `shuffle_shards` of them,
+a window, are shuffled together. Nothing is laid out before it is reached (13 ms for the order of 390,000 shards at the
 beginning of an epoch, 1 ms for a window of 4,096 samples).
 
 Canonical nodes, as in mosaicml/streaming: the shards are divided once per run into groups of equally many samples, and
-the places of a step into as many equal parts, each filled from one group. A node that serves some of the groups reads
-their shards alone, epoch after epoch, whatever the number of nodes; only at the cuts, two groups share a shard.
+the places of a step into as many equal parts, each filled from one group. A node that serves some groups reads their
+shards alone in every epoch, whatever the number of nodes; only at the cuts, two groups share a shard.
 
 Mixes: in each block of each epoch of the mix, a dataset has a fixed number of places, in random order, which it fills
 from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
 
-Class balance: the places of a window are shared anew among its samples, by the size of their class in the dataset.
-Shards are read as without it, and of 100 million samples no more labels are looked at than a window's.
+Class balance: the places of a window are shared among its samples by the size of their class in the dataset: of 100
+million samples no more labels are looked at than a window's.
 """
 
 from collections import Counter
@@ -44,6 +44,11 @@ class _Spans(NamedTuple):
     shards: Int[np.ndarray, " spans"]
     first: Int[np.ndarray, " spans"]  # index of the first sample among those of the dataset that take part
     counts: Int[np.ndarray, " spans"]
+
+    @classmethod
+    def make(cls, shards: Int[np.ndarray, " shards"], counts: Int[np.ndarray, " shards"]) -> "_Spans":
+        shards, counts = shards[counts > 0], counts[counts > 0]
+        return cls(shards, np.cumsum(counts) - counts, counts)
 
 
 class SampleOrder:
@@ -208,13 +213,13 @@ def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[S
         if num_parts > 1:
             raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
         samples = choose_subset(dataset, config)
-        return [(samples, _make_spans(*np.unique(dataset.shard_of[samples], return_counts=True)))]
+        return [(samples, _Spans.make(*np.unique(dataset.shard_of[samples], return_counts=True)))]
     ends = np.searchsorted(dataset.part_of, np.arange(num_parts), side="right").tolist()
     found: list[tuple[Samples, _Spans]] = []
     for start, end in zip([0, *ends], ends, strict=False):
         of_part = counts[start:end]
         samples = range(int(firsts[start]), int(firsts[start] + of_part.sum()))
-        found.append((samples, _make_spans(np.arange(start, end), of_part)))
+        found.append((samples, _Spans.make(np.arange(start, end), of_part)))
     return found
 
 
@@ -238,11 +243,6 @@ def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[
         weights = {label: count**-config.class_balance for label, count in counts.items() if count}
         found.append(weights | {UNLABELED: min(weights.values(), default=1.0)})
     return found
-
-
-def _make_spans(shards: Int[np.ndarray, " shards"], counts: Int[np.ndarray, " shards"]) -> _Spans:
-    shards, counts = shards[counts > 0], counts[counts > 0]
-    return _Spans(shards, np.cumsum(counts) - counts, counts)
 
 
 def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:

@@ -9,7 +9,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -28,9 +27,7 @@ from common.errors import InputError
 from common.logging import log
 from pipeline.reading.storage import ObjectStore
 
-PARTIAL = re.compile(r"\.(\d+)\.partial$")  # an unfinished download takes the room of the whole file
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-FULL_S = 60.0  # for so long after it was full, no room is looked for
 
 
 def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path:
@@ -41,22 +38,22 @@ def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))  # unlike Path.home, it accepts users without one
     folder = (xdg if xdg.is_absolute() else home / ".cache") / name
-    with suppress(OSError):  # containers run as users who have no home, or may not write to it
+    try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return _make_private(folder, option)
-    return _make_private(Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}", option)
-
-
-def _make_private(folder: Path, option: str) -> Path:
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:  # no directory, which is refused below
+        pass
+    except OSError:  # containers run as users who have no home, or may not write to it
+        folder = Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}"
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     state = folder.lstat()
-    if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
-        return folder
-    raise InputError(
-        f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or name"
-        f" a directory of your own with {option}"
-    )
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise InputError(
+            f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or"
+            f" name a directory of your own with {option}"
+        )
+    return folder
 
 
 class ShardCache:
@@ -71,7 +68,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
         self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
-        self._full_until = 0.0
+        self.is_full = not self._max_bytes  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
     @property
@@ -79,11 +76,6 @@ class ShardCache:
         """Sums since the start: `download_seconds` of all threads, `cache_hits` and `streamed` reads of clips."""
         with self._lock:
             return Counter(self._counts)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether shards are read from the store because there is no room."""
-        return not self._max_bytes or time.monotonic() < self._full_until
 
     def count(self, **amounts: float) -> None:
         """Add to the counts."""
@@ -127,30 +119,22 @@ class ShardCache:
             return None
         path = self.path(url, sha256)
         self._lease(path.parent)
-        if path.exists():
-            return path
-        if self.is_full:
-            return None
+        if path.exists() or self.is_full:
+            return path if path.exists() else None
         with locked(path, stop):
-            if path.exists():
-                return path
-            if not self._reserve(path, size):
-                self._stop_filling(f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
-                return None
             try:
-                self._download(url, path, size, sha256, stop)
+                if not path.exists():
+                    self._reserve(path, size)
+                    self._download(url, path, size, sha256, stop)
+                return path
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
-                self._stop_filling(str(error.strerror))
+                if not self.is_full:
+                    self.is_full = True
+                    log(f"cache {self._folder} is full ({error.strerror}): shards are read in the store", sys.stderr)
                 return None
-            return path
-
-    def _stop_filling(self, reason: str) -> None:
-        if not self._full_until:
-            log(f"cache {self._folder} is full ({reason}): other shards are read from object storage", sys.stderr)
-        self._full_until = time.monotonic() + FULL_S
 
     @cached_property
     def _folder(self) -> Path:
@@ -164,11 +148,14 @@ class ShardCache:
                 self._leases[folder] = _open_lock(folder / ".in_use")
                 fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
 
-    def _reserve(self, path: Path, size: int) -> bool:
-        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open."""
+    def _reserve(self, path: Path, size: int) -> None:
+        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open.
+
+        Raises OSError (ENOSPC) if there is none.
+        """
         unfinished = _partial(path, size)
         if unfinished.exists():  # of a process that was killed
-            return True
+            return
         with locked(self._folder / "all"):
             sizes = self._list_sizes()
             room = self._max_bytes - sum(sizes.values()) - size
@@ -176,20 +163,19 @@ class ShardCache:
                 if room < 0 and not self._is_in_use(copy.parent):
                     copy.unlink(missing_ok=True)
                     room += copy_size
-            if room >= 0:
-                unfinished.touch()
-            return room >= 0
+            if room < 0:
+                raise OSError(errno.ENOSPC, f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
+            unfinished.touch()
 
     def _list_sizes(self) -> dict[Path, int]:
-        """Bytes of all shards here and on their way."""
+        """Bytes of all shards here and on their way: an unfinished download takes the room of the whole file."""
         sizes = {}
-        for folder in self._folder.iterdir():
-            for entry in os.scandir(folder) if folder.is_dir() else ():
-                if entry.name.endswith(".tar"):
-                    with suppress(FileNotFoundError):
-                        sizes[Path(entry.path)] = entry.stat().st_size
-                elif match := PARTIAL.search(entry.name):
-                    sizes[Path(entry.path)] = int(match[1])
+        for path in self._folder.glob("*/*"):
+            with suppress(FileNotFoundError):
+                if path.suffix == ".tar":
+                    sizes[path] = path.stat().st_size
+                elif path.suffix == ".partial":
+                    sizes[path] = int(path.suffixes[-2][1:])
         return sizes
 
     def _is_in_use(self, folder: Path) -> bool:

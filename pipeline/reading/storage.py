@@ -12,7 +12,7 @@ import fsspec
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from pipeline.pool import run_in_thread
+from common.threads import run_in_thread
 
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
@@ -41,32 +41,23 @@ class ObjectStore:
 
     def sizes(self, under: str = "") -> dict[str, int]:
         """List the bytes of all files by their names, relative to the URL."""
+        self._fs.invalidate_cache()
         start = f"{self._root}/{under}".rstrip("/")
-
-        def find() -> dict[str, int]:
-            self._fs.invalidate_cache()
-            found = self._fs.find(start, detail=True)
-            return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
-
-        return self._retry("listed", find)
+        found = self._retry("listed", lambda: self._fs.find(start, detail=True))
+        return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
 
     def size(self, name: str) -> int:
         """Ask for the bytes of a file as they are now."""
-
-        def ask() -> int:
-            self._fs.invalidate_cache()
-            return int(self._fs.size(f"{self._root}/{name}"))
-
-        return self._retry("read", ask, name)
+        self._fs.invalidate_cache()
+        return int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if there is none."""
 
         def read() -> bytes | None:
-            try:
-                return self._fs.cat_file(f"{self._root}/{name}")
-            except FileNotFoundError:
-                return None
+            with suppress(FileNotFoundError):
+                return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+            return None
 
         return self._retry("read", lambda: call_with_timeout(read, self._timeout), name)
 

@@ -8,7 +8,6 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from tokenize import TokenError
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +23,6 @@ MOST_HEADER_BYTES = 10_000  # that NumPy parses without being told that it may
 MOST_CHANNELS = 12
 MOST_FRAME_BYTES = 8192 * 4352 * MOST_CHANNELS  # as many pixels as a video's picture may have
 FPS = 25.0  # taken for granted: an array does not say
-# What NumPy's parser of damaged headers raises.
-MALFORMED = (
-    ValueError, KeyError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError, OverflowError, TokenError,
-)  # fmt: skip
 Buffer = bytes | memoryview
 Source = Buffer | Path
 
@@ -60,7 +55,7 @@ def read_shape(data: Buffer) -> Shape:
         version = npy.read_magic(file)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, by_column, dtype = read(file, max_header_size=MOST_HEADER_BYTES)
-    except MALFORMED as error:
+    except Exception as error:  # NumPy's parser of damaged headers raises a dozen kinds
         raise VideoError("it has no header of a NumPy array that can be read") from error
     if dtype != np.uint8 or len(shape) != 4 or by_column:
         order = ", its first axis the fastest" if by_column else ""

@@ -21,9 +21,9 @@ from pipeline.shards.arrays import count_channels
 from pipeline.shards.format import (
     DATASET_FILE,
     DatasetInfo,
-    Lazy,
+    LazySequence,
     Sample,
-    Sides,
+    SizeRange,
     TableInfo,
     parse_dataset_info,
     read_dataset_info,
@@ -36,7 +36,7 @@ LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in 
 T = TypeVar("T")
 
 
-class ShardOf:
+class ShardLookup:
     """The shard of every sample, found when it is asked for: `[i]` for a number or an array of such."""
 
     def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
@@ -51,10 +51,10 @@ class ShardOf:
 class ShardDataset:
     """Samples of all shards in tar order; sample i is in shard `shard_of[i]`, shard s in dataset `part_of[s]`."""
 
-    folder: Path  # of the first dataset
+    folder: str  # or URL of the first dataset, for messages
     info: DatasetInfo  # of all together; shards carry their own names
     samples: Sequence[Sample]
-    shard_of: ShardOf
+    shard_of: ShardLookup
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
     holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
@@ -81,45 +81,47 @@ class ShardDataset:
             config = shards
             shards = config.shards
         config = config or DataConfig()
-        opened = shards, config
         max_gib = config.cache_gib if config.subset is None else 0.0  # few videos a shard: whole ones cost more
         cache = ShardCache(Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s)
-        places = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
-        if not places or not all(places):
+        folders = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
+        if not folders or not all(folders):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
-        parts = [_open_tables(place, cache) for place in places]
+        parts = [_open_tables(folder, cache) for folder in folders]
         infos = [part.info for part in parts]
         classes = infos[0].classes  # their order is the user's own: ids must not change
         if len(parts) > 1:
             classes = sorted({name for info in infos for name in info.classes})
         for part in parts:
-            part.labels = None if part.info.classes == classes else tuple(map(classes.index, part.info.classes))
+            part.mix_labels = None if part.info.classes == classes else tuple(map(classes.index, part.info.classes))
         starts = np.cumsum([0, *map(len, parts)])
         first_of_shard = [part.first_of_shard + start for part, start in zip(parts, starts, strict=False)]
         part_of = np.repeat(np.arange(len(parts)), [len(info.shards) for info in infos])
         info = _merge_infos(infos, classes)
         return cls(
-            folder=parts[0].folder,
+            folder=folders[0],
             info=info,
-            samples=_concatenate([Lazy(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
-            shard_of=ShardOf(np.concatenate(first_of_shard), int(starts[-1])),
-            shards=Lazy(len(part_of), lambda shard: _join(places[part_of[shard]], info.shards[shard].name)),
+            samples=_concatenate([LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
+            shard_of=ShardLookup(np.concatenate(first_of_shard), int(starts[-1])),
+            shards=LazySequence(len(part_of), lambda shard: join_url(folders[part_of[shard]], info.shards[shard].name)),
             part_of=part_of,
             holds_copies=any(info.encode.get("encode") == "copy" for info in infos),
-            is_remote=any(map(is_remote, places)),
+            is_remote=any(map(is_remote, folders)),
             cache=cache,
             parts=parts,
-            gops=_concatenate([Lazy(len(part), part.gops) for part in parts]),
-            opened=opened,
+            gops=_concatenate([LazySequence(len(part), part.gops) for part in parts]),
+            opened=(shards, config),
         )
 
     @property
     def digest(self) -> str:
         """Hash which videos there are, in which order, with which classes, labels, frames and sides.
 
-        Datasets of the same digest give the same clips. It is computed from the tables as they are now.
+        Datasets of the same digest give the same clips. Opening has compared the tables with their hashes.
         """
-        described = [[part.content, part.info.classes] for part in self.parts]
+        described = [
+            [info.classes, *(info.tables[name].sha256 for name in ("shards", "samples", *["names"] * info.multi_label))]
+            for info in (part.info for part in self.parts)
+        ]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
     @property
@@ -132,11 +134,11 @@ class ShardDataset:
         mix."""
         return np.concatenate([part.column(name, slice(most)) for part in self.parts])
 
-    def mark_classes(self, samples: Iterable[int]) -> UInt8[np.ndarray, "samples classes"]:
+    def mark_classes(self, labels: Iterable[Sequence[int]]) -> UInt8[np.ndarray, "samples classes"]:
         """Mark the classes of each sample with ones."""
-        labels = [self.samples[sample].labels or () for sample in samples]
-        marks = np.zeros((len(labels), len(self.info.classes)), np.uint8)
-        for row, classes in zip(marks, labels, strict=True):
+        samples = list(labels)
+        marks = np.zeros((len(samples), len(self.info.classes)), np.uint8)
+        for row, classes in zip(marks, samples, strict=True):
             row[list(classes)] = 1
         return marks
 
@@ -154,25 +156,25 @@ class ShardDataset:
         return f"{self.shards[int(self.shard_of[sample])]}:{video.offset}:{video.key}"
 
 
-def _join(place: str, name: str) -> str:
-    return f"{place.rstrip('/')}/{name}"
+def join_url(folder: str, name: str) -> str:
+    """Join a folder or URL and a file's name."""
+    return f"{folder.rstrip('/')}/{name}"
 
 
-def _open_tables(place: str, cache: ShardCache) -> Tables:
+def _open_tables(folder: str, cache: ShardCache) -> Tables:
     """Open the tables of a dataset, or the copies of them that are cached."""
 
     def locate(table: TableInfo) -> Path:
-        if is_remote(place):
-            return cache.fetch_table(_join(place, table.file), table.sha256, table.num_bytes)
-        return Path(place) / table.file
+        url = join_url(folder, table.file)
+        return cache.fetch_table(url, table.sha256, table.num_bytes) if is_remote(folder) else Path(url)
 
-    if is_remote(place):
-        url = _join(place, DATASET_FILE)
-        folder, info = cache.path(url, "").parent, parse_dataset_info(cache.read(url), url, locate)
+    if is_remote(folder):
+        url = join_url(folder, DATASET_FILE)
+        info = parse_dataset_info(cache.read(url), url, locate)
     else:
-        folder, info = Path(place), read_dataset_info(Path(place), locate)
+        info = read_dataset_info(Path(folder), locate)
     if not info.num_samples:
-        raise InputError(f"{place} holds no video: see its rejected.jsonl")
+        raise InputError(f"{folder} holds no video: see its rejected.jsonl")
     return Tables.open(info, folder, locate)
 
 
@@ -184,11 +186,11 @@ def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
         part = bisect_right(ends, index)
         return parts[part][index - (ends[part - 1] if part else 0)]
 
-    return parts[0] if len(parts) == 1 else Lazy(ends[-1], item)
+    return parts[0] if len(parts) == 1 else LazySequence(ends[-1], item)
 
 
 def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
-    codecs: dict[str, Sides] = {}
+    codecs: dict[str, SizeRange] = {}
     for info in infos:
         for name, sides in info.codecs.items():
             codecs[name] = codecs[name].merge(sides) if name in codecs else sides

@@ -15,18 +15,18 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from common.atomic_io import hash_file
 from common.errors import InputError
-from pipeline.shards.arrays import MALFORMED
 from pipeline.shards.gops import GOP
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
 SKIPPED_FILE = "skipped.jsonl"  # what the last run did not take for videos
 CARD_FILE = "README.md"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
-# by the size in blocks and looks them up by the size shown: where these differ, it makes one anew for every clip, or
-# takes that of another size.
+# by the size in blocks and looks them up by the size shown: where these differ, it makes one for every clip, or takes
+# that of another size.
 SIDE_STEP = 16
 MAX_SIDE = 32768  # pixels; AV1, which goes farthest of the codecs, ends at twice that
 
@@ -42,8 +42,7 @@ SHARD = np.dtype(
 )
 SAMPLE = np.dtype(
     [
-        ("shard", "<u4"),  # row in the table of shards
-        ("label", "<i4"),  # index into DatasetInfo.classes; -1: unlabeled; -2: none or several, see the table of names
+        ("label", "<i4"),  # index into DatasetInfo.classes; -1: unlabeled; -2: none or several, which names list
         ("offset", "<u8"),  # of the video in the tar
         ("size", "<u8"),  # bytes of the video
         ("first_gop", "<u8"),  # row in the GOP table
@@ -59,7 +58,9 @@ SAMPLE = np.dtype(
         ("sha256", "V32"),  # of the video
     ]
 )
-TABLES = {"shards": SHARD, "samples": SAMPLE, "gops": GOP}  # besides names
+TABLES = {"shards": SHARD, "samples": SAMPLE, "gops": GOP, "names": None}  # None: lines
+HASHED_TABLES, HASHED_BYTES = ("samples", "names"), 2**28  # so large a table is hashed when it is opened, in .2 s
+REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
 
 UNLABELED, MULTI_LABEL = -1, -2  # in the column `label`
 
@@ -121,7 +122,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
-class Sides:
+class SizeRange:
     """Of all videos of a codec, in pixels."""
 
     num_samples: Annotated[int, Meta(ge=1)]
@@ -130,9 +131,12 @@ class Sides:
     min_height: Side
     max_height: Side
 
-    def merge(self, other: "Sides") -> "Sides":
+    def contain(self, width: int, height: int) -> bool:
+        return self.min_width <= width <= self.max_width and self.min_height <= height <= self.max_height
+
+    def merge(self, other: "SizeRange") -> "SizeRange":
         """Combine those of two sets of videos."""
-        return Sides(
+        return SizeRange(
             self.num_samples + other.num_samples,
             min(self.min_width, other.min_width),
             max(self.max_width, other.max_width),
@@ -174,25 +178,24 @@ class DatasetInfo:
     num_rejected: Bytes = 0
     report: Report = field(default_factory=Report)
     # What nobody needs to look at every sample for:
-    codecs: dict[Word, Sides] = field(default_factory=dict)
+    codecs: dict[Word, SizeRange] = field(default_factory=dict)
     containers: list[Word] = field(default_factory=list)
     frame_strides: list[Stride] = field(default_factory=list)
     num_unlabeled: Bytes = 0
     multi_label: bool = False  # whether any sample has other than one label
     tables: dict[str, TableInfo] = field(default_factory=dict)
-    content: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # index.Tables.content when they were made
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """All but the shards, which have a table."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "shards"}
-        return dict(msgspec.to_builtins(values))
+        values: dict[str, Any] = msgspec.to_builtins(replace(self, shards=[]))
+        return {name: value for name, value in values.items() if name != "shards"}
 
 
 T = TypeVar("T")
 
 
-class Lazy(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence whose items are made when they are asked for."""
 
     def __init__(self, length: int, item: Callable[[int], T]) -> None:
@@ -212,7 +215,7 @@ Locate = Callable[[TableInfo], Path]
 
 
 def is_described(folder: Path) -> bool:
-    """Whether a folder holds a description, be it a link that leads nowhere: then it is not to be made anew."""
+    """Tell whether a folder holds a description, be it a link that leads nowhere: it is not to be overwritten."""
     return os.path.lexists(folder / DATASET_FILE)
 
 
@@ -239,22 +242,22 @@ def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
                 " again"
             )
         raw.pop("sha256", None)
-        unknown = raw.keys() - {entry.name for entry in fields(DatasetInfo)}
-        if unknown:
+        if unknown := raw.keys() - {entry.name for entry in fields(DatasetInfo)}:
             raise ValueError(f"unknown field {min(unknown)}")
         info: DatasetInfo = msgspec.convert({**raw, "shards": []}, DatasetInfo)
-        if info.tables.keys() != {*TABLES, "names"}:
+        if info.tables.keys() != TABLES.keys():
             raise ValueError(f"its tables are {', '.join(info.tables) or 'missing'}")
         if info.num_samples and not (info.codecs and info.containers and info.frame_strides):
             raise ValueError("it names no codecs, containers or frame_strides")
-        return replace(info, shards=_shards(read_table("shards", info, locate)))
+        return replace(info, shards=_read_shards(open_table("shards", info, locate)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
 
 
-def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
-    def shard(number: int) -> ShardInfo:
+def _read_shards(rows: np.ndarray) -> Sequence[ShardInfo]:
+    @lru_cache(maxsize=4096)  # they are asked for with every clip
+    def read_shard(number: int) -> ShardInfo:
         name, _, *numbers, sha256, samples_sha256 = rows[number].item()
         values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), samples_sha256.hex())
         try:
@@ -262,23 +265,30 @@ def _shards(rows: np.ndarray) -> Sequence[ShardInfo]:
         except ValueError as error:
             raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
 
-    return Lazy(len(rows), lru_cache(maxsize=4096)(shard))  # they are asked for with every clip
+    return LazySequence(len(rows), read_shard)
 
 
-def read_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
-    """Map a table of a dataset into memory; raises InputError if it is not the one that dataset.json describes."""
+def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
+    """Map a table of a dataset into memory: rows, or bytes of lines.
+
+    Raises InputError if it is not the one that dataset.json describes. Larger ones than HASHED_BYTES are hashed by
+    check_shards alone, as are shards and groups, whose bytes are checked when they are read.
+    """
     table, path = info.tables[name], locate(info.tables[name])
     try:
         if path.stat().st_size != table.num_bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes and should have {table.num_bytes}")
-        rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
-        if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
-            raise ValueError("it is not the table that the description promises")
-    except (OSError, *MALFORMED) as error:
+        if name in HASHED_TABLES and table.num_bytes <= HASHED_BYTES and hash_file(path) != table.sha256:
+            raise ValueError("it has changed since it was written")
+        if TABLES[name] is None:
+            rows = np.memmap(path, np.uint8, "r")
+        else:
+            rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
+            if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
+                raise ValueError("it is not the table that the description promises")
+    except Exception as error:  # NumPy's parser of damaged headers raises a dozen kinds
         reason = getattr(error, "strerror", None) or error
-        advice = f"write it again with `python shard_tools/check_shards.py --rewrite-tables {path.parent}`"
-        if name == "shards":  # what the others are made of
-            advice = "put it back, or make the shards again"
+        advice = "put it back, or make the shards again" if name == "shards" else REWRITE.format(path.parent)
         raise InputError(f"{path} cannot be used ({reason}): {advice}") from error
     return np.asarray(rows)  # a view: np.memmap makes an object of every row
 

@@ -31,8 +31,8 @@ Buffer = bytes | memoryview
 
 # From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
 NOT_A_KEY_FRAME = 0x10000
-BASE, DEFAULT_SIZE, DEFAULT_FLAGS, FROM_MOOF = 0x1, 0x10, 0x20, 0x20000
-TFHD = {BASE: "Q", 0x2: "I", 0x8: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
+DEFAULT_SIZE, DEFAULT_FLAGS = 0x10, 0x20
+TFHD = {0x1: "Q", 0x2: "I", 0x8: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
 DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
 TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
 SIZE, FLAGS, COMPOSITION_OFFSET = 0x200, 0x400, 0x800
@@ -158,23 +158,16 @@ def _read_track(data: Buffer, moof: int, start: int, end: int, mdat_end: int) ->
     bits, count = struct.unpack_from(">II", data, run)
     fields, place = _read_fields(data, run + 8, bits, TRUN)
     columns = [bit for bit in OF_EACH_FRAME if bits & bit]
-    frames = np.frombuffer(data, ">u4", count * len(columns), place).reshape(count, len(columns))
-    of_first = int(frames[0, columns.index(FLAGS)]) if count and FLAGS in columns else None
-    flags = fields.get(FIRST_FLAGS, defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME) if of_first is None else of_first)
-    if flags & NOT_A_KEY_FRAME or not count:
-        raise ValueError("a fragment does not begin with a key frame")
     first = moof + fields.get(DATA_OFFSET, 0)
-    size = defaults.get(DEFAULT_SIZE, 0)
-    is_plain = DATA_OFFSET in fields and header_bits & FROM_MOOF and not header_bits & BASE
-    if (
-        not is_plain
-        or COMPOSITION_OFFSET in columns
-        or (SIZE not in columns and (not size or first + count * size != mdat_end))
-    ):
-        return Fragment(moof, count, None)
-    sizes = frames[:, columns.index(SIZE)].tolist() if SIZE in columns else [size] * count
+    if not 0 < count <= mdat_end - first:
+        raise ValueError("a fragment without frames, or with fewer bytes than frames")
+    frames = np.frombuffer(data, ">u4", count * len(columns), place).reshape(count, len(columns))
+    flags = int(frames[0, columns.index(FLAGS)]) if FLAGS in columns else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    if fields.get(FIRST_FLAGS, flags) & NOT_A_KEY_FRAME:
+        raise ValueError("a fragment does not begin with a key frame")
+    sizes = frames[:, columns.index(SIZE)].tolist() if SIZE in columns else [defaults.get(DEFAULT_SIZE, 0)] * count
     ends = [*accumulate(sizes, initial=first)]
-    fits = ends[-1] == mdat_end and min(sizes) > 0
+    fits = ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in columns
     return Fragment(moof, count, tuple(slice(*pair) for pair in pairwise(ends)) if fits else None)
 
 

@@ -12,7 +12,7 @@ from common.errors import InputError
 from training.config import parse
 
 TINY = [
-    "model.num_frames=4", "model.image_size=32", "batch_size=4", "steps=2", "data.num_threads=1", "log_every=1",
+    "model.num_frames=4", "model.image_size=32", "batch_size=4", "steps=2", "data.num_workers=1", "log_every=1",
     "optimizer.warmup_ratio=0", "device=cpu",
 ]  # fmt: skip
 GIVEN = ["--shards", "here", "--validation", "there"]

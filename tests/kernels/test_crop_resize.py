@@ -10,13 +10,19 @@ from av.video.frame import VideoFrame
 from torch.nn.functional import interpolate
 
 from common.errors import InputError
+from kernels import clip_tables
+from kernels.clip_tables import LUMA_WEIGHTS
 from kernels.crop_resize import crop_resize
-from kernels.decoded_clips import LUMA_WEIGHTS, DecodedClips, color_matrix
+from kernels.decoded_clips import DecodedClips
 from tests.kernels.test_ops import plain
 
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5), "top left": (0.0, 0.0), "bottom": (0.5, 1.0)}
 IDENTITY = torch.eye(3, 4)
 GRAY_LEVEL = 1  # of images that are both rounded
+
+
+def color_matrix(colorspace, full_range, bits):
+    return torch.from_numpy(clip_tables.color_matrix(colorspace, full_range, bits))
 
 
 def plane_shapes(height, width):

@@ -122,7 +122,7 @@ def test_a_run_with_an_oracle_and_a_probe_of_it(tmp_path: Path) -> None:
     given = [
         "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
         "model.motion_channel=true", "data.frame_stride=2", "data.crop=random_resized", "batch_size=4", "steps=2",
-        "precision=fp32", "device=cpu", "data.num_threads=1", "evaluation.every=2", f"evaluation.shards={shards}",
+        "precision=fp32", "device=cpu", "data.num_workers=1", "evaluation.every=2", f"evaluation.shards={shards}",
     ]  # fmt: skip
     run = tmp_path / "run"
     train(parse([*given, f"data.shards={shards}", "model.masking=oracle", f"run={run}"]))

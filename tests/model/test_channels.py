@@ -134,7 +134,7 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
     settings = [
         "model.size=tiny", "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4",
         "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75", "data.frame_stride=2", "batch_size=4",
-        "steps=2", "device=cpu", "precision=fp32", "data.num_threads=1", "evaluation.every=2",
+        "steps=2", "device=cpu", "precision=fp32", "data.num_workers=1", "evaluation.every=2",
         f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}",
     ]  # fmt: skip
     rgb = AdaMAE(parse(settings).model)

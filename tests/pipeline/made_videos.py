@@ -74,14 +74,19 @@ def encode(
     options: dict[str, str] | None = None,
     first: int = 0,
     pattern: bool = False,
+    rotation: int = 0,
+    **muxing: str,
 ) -> bytes:
-    """Frame k is `drawn` of `first` + k."""
+    """Frame k is `drawn` of `first` + k; a player turns it counter-clockwise by `rotation` degrees."""
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as output:
+    with av.open(file, "w", format=container, options=muxing) as output:
+        output.metadata["title"] = "TITLE"
         stream = output.add_stream(codec, rate=Fraction(8))
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else pix_fmt
         stream.options = options or {}
+        if rotation:
+            stream.set_display_rotation(rotation)
         open_encoder(stream.codec_context)
         for number in range(first, first + num_frames):
             image = drawn(number, width, height, pattern)

@@ -11,6 +11,7 @@ from made_videos import encode
 
 from common.errors import InputError
 from pipeline.config import DataConfig
+from pipeline.decoding.array_source import scale_frames
 from pipeline.decoding.sources import decode_frames, find_source
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
@@ -49,7 +50,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batches(shards: Path | list[Path], **settings: object) -> tuple[TrainingPlan, torch.Tensor]:
-    config = DataConfig(str(shards), frame_stride=2, num_threads=1, decoder="pyav", **settings)  # type: ignore[arg-type]
+    config = DataConfig(str(shards), frame_stride=2, num_workers=1, decoder="pyav", **settings)  # type: ignore[arg-type]
     dataset = ShardDataset.open(config)
     plan = TrainingPlan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
@@ -108,6 +109,18 @@ def test_pictures_are_cut_as_those_of_a_video_without_loss(channels: int, tmp_pa
         find_source(data).cut_views(VideoSlice(data, row.frames, T), sample, [row], clips)
         found.append(clips[..., :channels].astype(int))
     assert np.abs(found[0] - found[1]).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5, 12])
+@pytest.mark.parametrize("size", [(16, 16), (24, 50), (224, 224)])
+def test_each_channel_is_scaled_by_itself_and_exactly(channels: int, size: tuple[int, int]) -> None:
+    """Even noise, within rounding; where the filter reaches beyond the edge, FFmpeg repeats the pixels there."""
+    frames = np.random.default_rng(0).integers(0, 256, (3, 40, 56, channels), np.uint8)
+    clip = np.empty((3, *size, channels), np.uint8)
+    scale_frames(frames, clip)
+    pictures = torch.from_numpy(frames).permute(0, 3, 1, 2).double()
+    expected = torch.nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True).permute(0, 2, 3, 1)
+    assert (torch.from_numpy(clip) - expected)[:, 1:-1, 1:-1].abs().max() < 0.75
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What may be opened as a video, how large its frames may be, and which of its streams is used."""
 
-import ast
 import io
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -80,15 +80,8 @@ def test_a_frame_of_gigabytes_is_not_decoded(tmp_path: Path) -> None:
             count_frames(source)
     with open_source(path) as (container, stream), pytest.raises(UnusableError, match="frame 0 cannot be decoded"):
         next(read_frames(container, stream))
-    path.write_bytes(png_in_mov(1200))
-    assert decode_frames(path, [1]).shape == (1, 1200, 1200, 3)
-
-
-def test_the_largest_cameras_pictures_are_decoded(tmp_path: Path) -> None:
-    path = tmp_path / "vr.mov"
-    path.write_bytes(png_in_mov(7680))
-    with open_source(path) as (container, stream):
-        assert next(read_frames(container, stream)).width == 7680
+    path.write_bytes(png_in_mov(7680))  # of the largest cameras
+    assert decode_frames(path, [1]).shape == (1, 7680, 7680, 3)
 
 
 @pytest.mark.parametrize("kind", [{}, {"container": "mpegts"}, {"codec": "mpeg4", "container": "avi"}])
@@ -154,28 +147,18 @@ def test_a_cover_is_no_video() -> None:
 
 
 def test_tags_need_not_be_utf8() -> None:
-    file = io.BytesIO()
-    with av.open(io.BytesIO(encode(3))) as source, av.open(file, "w", format="mp4") as output:
-        output.metadata["title"] = "TITLE"
-        stream = output.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = stream
-                output.mux(packet)
-    assert len(decode_frames(file.getvalue().replace(b"TITLE", b"\xff\xfeT\xe9\xff"), [0, 2])) == 2
+    data = encode(3)
+    assert b"TITLE" in data
+    assert len(decode_frames(data.replace(b"TITLE", b"\xff\xfeT\xe9\xff"), [0, 2])) == 2
 
 
 def test_only_one_module_opens_videos() -> None:
-    found = []
+    found = set()
     for path in ROOT.rglob("*.py"):
         parts, text = path.relative_to(ROOT).parts, path.read_text(encoding="utf-8")
-        if parts[0] in ("tests", "build") or any(part.startswith(".") for part in parts) or "open" not in text:
+        if parts[0] in ("tests", "build") or any(part.startswith(".") for part in parts):
             continue
-        for node in ast.walk(ast.parse(text)):
-            imports_open = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "av"
-            if imports_open and any(name.name == "open" for name in node.names):
-                found.append(parts)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("av.open", "av.container.open"):
-                writes = any(isinstance(value, ast.Constant) and value.value == "w" for value in node.args)
-                found += [] if writes else [parts]
-    assert set(found) == {("pipeline", "decoding", "containers.py")}
+        calls = re.findall(r"(?:\bav|container)\.open\((.*)", text)
+        if any('"w"' not in call for call in calls) or re.search(r"from av\S* import .*\bopen\b", text):
+            found.add(parts)
+    assert found == {("pipeline", "decoding", "containers.py")}

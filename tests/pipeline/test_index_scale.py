@@ -10,13 +10,13 @@ import pytest
 from pipeline.config import DataConfig
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import SAMPLE, SHARD, DatasetInfo, Sides, TableInfo
+from pipeline.shards.format import SAMPLE, SHARD, DatasetInfo, SizeRange, TableInfo
 from pipeline.shards.gops import GOP
 from shard_tools.write import write_description
 
-PER_SHARD, VIDEO_BYTES, NAME_BYTES = 250, 100_000, 32
+PER_SHARD, VIDEO_BYTES, NAME_BYTES = 250, 100_000, 48
 NUM_CLIPS = 100_000_000
-CHOSEN = np.random.default_rng(0).integers(0, NUM_CLIPS, 256)  # whose rows are written
+CHOSEN = np.random.default_rng(0).integers(0, NUM_CLIPS - 1, 256)  # whose rows are written
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scale")
     samples = np.lib.format.open_memmap(folder / "samples.npy", "w+", SAMPLE, (NUM_CLIPS,))
     for column, values in {
-        "shard": CHOSEN // PER_SHARD, "label": CHOSEN % 400, "size": VIDEO_BYTES, "offset": 1536, "fps": 7.5,
-        "num_frames": 75, "frame_stride": 4, "width": 342, "height": 256, "name": CHOSEN * NAME_BYTES,
+        "label": CHOSEN % 400, "size": VIDEO_BYTES, "offset": 1536, "fps": 7.5,
+        "num_frames": 75, "frame_stride": 4, "width": 342, "height": 256,
     }.items():  # fmt: skip
         samples[column][CHOSEN] = values
+    for row in (CHOSEN, CHOSEN + 1):
+        samples["name"][row] = row * NAME_BYTES
     names = np.memmap(folder / "names.jsonl", np.uint8, "w+", shape=(NUM_CLIPS, NAME_BYTES))
     for number in CHOSEN.tolist():
-        names[number] = np.frombuffer(f'["video_{number:09d}", "x.mp4"]'.ljust(NAME_BYTES - 1).encode() + b"\n", "u1")
+        line = f'["video_{number:09d}","x.mp4",[{number % 400}],"",0,{{}}]'
+        names[number] = np.frombuffer(line.ljust(NAME_BYTES - 1).encode() + b"\n", np.uint8)
     shards = np.zeros(NUM_CLIPS // PER_SHARD, SHARD)
     shards["first_sample"] = np.arange(len(shards)) * PER_SHARD
     shards["name"] = [f"shard-{number:06d}.tar" for number in range(len(shards))]
@@ -42,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path,) = folder.glob(f"{name}.*")
         tables[name] = TableInfo(path.name, num_rows, path.stat().st_size, "0" * 64)
     about: dict[str, Any] = {
-        "codecs": {"h264": Sides(NUM_CLIPS, 342, 342, 256, 256)}, "containers": ["mp4"],
-        "frame_strides": [4], "tables": tables, "content": "0" * 64,
+        "codecs": {"h264": SizeRange(NUM_CLIPS, 342, 342, 256, 256)}, "containers": ["mp4"],
+        "frame_strides": [4], "tables": tables,
     }  # fmt: skip
     info = DatasetInfo(
         NUM_CLIPS, NUM_CLIPS * 75, NUM_CLIPS * VIDEO_BYTES, [f"c{n}" for n in range(400)], {}, [], **about

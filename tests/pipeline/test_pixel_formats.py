@@ -127,6 +127,14 @@ def test_scaling_is_bilinear(case: str) -> None:
     assert np.abs(found - expected)[1:-1, 1:-1].max() < 1.2  # both are rounded
 
 
+def test_a_stream_may_change_its_size() -> None:
+    whole = VideoFrame.from_ndarray(RAMP.round().astype(np.uint8), format="rgb24").reformat(format="yuv420p")
+    scaler = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, SIDE, (WIDTH, HEIGHT))
+    images = [scaler(frame).astype(int) for frame in (whole, whole.reformat(WIDTH // 2, HEIGHT // 2), whole)]
+    assert np.abs(images[0] - images[1])[1:-1, 1:-1].max() <= 2
+    assert np.array_equal(images[0], images[2])
+
+
 @pytest.mark.parametrize("name", ["rgb555be", "bgr565be", "rgb565le", "rgb444be", "bgr8"])
 def test_whole_frames_of_few_bits_have_their_colors_too(name: str) -> None:
     frame = frame_in(name)

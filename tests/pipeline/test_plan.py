@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, split_step, strided_frames
-from pipeline.shards.dataset import ShardDataset, ShardOf
-from pipeline.shards.format import DatasetInfo, Lazy, Sample, ShardInfo
+from pipeline.shards.dataset import ShardDataset, ShardLookup
+from pipeline.shards.format import DatasetInfo, LazySequence, Sample, ShardInfo
 from pipeline.shards.index import RowWriter, Tables
-
-
-class NamelessTables(Tables):
-    _names = b""
 
 
 def make_table(
@@ -44,15 +40,16 @@ def make_table(
     ]  # fmt: skip
     shards = [ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)]
     writer, ends = RowWriter(), np.cumsum(counts)
-    rows = [writer.make_rows(samples[end - count : end])[0] for end, count in zip(ends, counts, strict=True)]
+    made = [writer.make_rows(samples[end - count : end]) for end, count in zip(ends, counts, strict=True)]
     info = writer.describe(
         DatasetInfo(len(samples), 0, 0, [f"class {label}" for label in sorted({*labels})], {}, shards)
     )
-    part = NamelessTables(info, ends - counts, np.concatenate(rows), lambda table: Path(table.file), Path("made"))
-    shard_of, names = ShardOf(ends - counts, len(samples)), [shard.name for shard in shards]
+    part = Tables(info, ends - counts, np.concatenate([rows for rows, _, _ in made]), lambda table: Path(table.file))
+    part._names = np.frombuffer(b"".join(names for _, _, names in made), np.uint8)
+    shard_of, names = ShardLookup(ends - counts, len(samples)), [shard.name for shard in shards]
     part_of = np.array(parts or [0] * len(counts))
-    found = Lazy(len(samples), part.sample)
-    return ShardDataset(Path("made"), info, found, shard_of, names, part_of, parts=[part])
+    found = LazySequence(len(samples), part.sample)
+    return ShardDataset("made", info, found, shard_of, names, part_of, parts=[part])
 
 
 def make_plan(dataset: ShardDataset, config: DataConfig | None = None, **others: int) -> TrainingPlan:
@@ -61,7 +58,7 @@ def make_plan(dataset: ShardDataset, config: DataConfig | None = None, **others:
 
 
 def stream(plans: list[TrainingPlan], batches: range) -> list[PlanRow]:
-    """The global order that the ranks of one run see together."""
+    """The global order that the ranks of one run see batch_multiple."""
     return [row for index in batches for plan in plans for row in plan.batch(index)]
 
 
@@ -90,19 +87,22 @@ def test_every_world_size_sees_the_same_global_order(
 
 
 @given(
-    groups=st.integers(1, 300), together=st.sampled_from([1, 2, 3]), most=st.integers(1, 40), world=st.integers(1, 100)
+    groups=st.integers(1, 300),
+    multiple=st.sampled_from([1, 2, 3]),
+    most=st.integers(1, 40),
+    world=st.integers(1, 100),
 )
 @settings(max_examples=300, deadline=None)
-def test_step_is_split_evenly_at_any_number_of_processes(groups: int, together: int, most: int, world: int) -> None:
-    clips, most, world = groups * together, most * together, min(world, groups)
-    split = [split_step(clips, most, together, world, rank) for rank in range(world)]
+def test_step_is_split_evenly_at_any_number_of_processes(groups: int, multiple: int, most: int, world: int) -> None:
+    clips, most, world = groups * multiple, most * multiple, min(world, groups)
+    split = [split_step(clips, most, multiple, world, rank) for rank in range(world)]
     assert sorted(clip for mine in split for part in mine for clip in part) == list(range(clips))
     shares = [sum(map(len, mine)) for mine in split]
-    assert max(shares) - min(shares) in (0, together)
+    assert max(shares) - min(shares) in (0, multiple)
     sizes = {len(part) for mine in split for part in mine}
     assert max(sizes) <= most
-    assert max(sizes) - min(sizes) in (0, together)
-    assert all(size and size % together == 0 for size in sizes)
+    assert max(sizes) - min(sizes) in (0, multiple)
+    assert all(size and size % multiple == 0 for size in sizes)
     assert max(map(len, split)) == -(-max(shares) // most)  # no more passes than are needed
 
 
@@ -110,11 +110,11 @@ def test_step_too_small_for_its_processes_is_refused() -> None:
     with pytest.raises(InputError, match="global_batch is 4, and each of 5 processes takes a multiple of 1"):
         make_plan(make_table([9]), global_batch=4, world_size=5)
     with pytest.raises(InputError, match="global_batch is 6, and each of 4 processes takes a multiple of 2"):
-        make_plan(make_table([9]), global_batch=6, world_size=4, together=2)
+        make_plan(make_table([9]), global_batch=6, world_size=4, batch_multiple=2)
     with pytest.raises(InputError, match="global_batch is 7: give a multiple of 2"):
-        make_plan(make_table([9]), global_batch=7, together=2)
+        make_plan(make_table([9]), global_batch=7, batch_multiple=2)
     with pytest.raises(InputError, match="batch_size is 1: give at least 2"):
-        make_plan(make_table([9]), batch_size=1, together=2)
+        make_plan(make_table([9]), batch_size=1, batch_multiple=2)
 
 
 def test_every_place_of_the_order_is_equally_likely() -> None:

@@ -4,49 +4,40 @@ import io
 from itertools import islice
 
 import av
+import numpy as np
 import pytest
 import torch
-from loading import check_frames, plan_of
+from loading import check_frames, make_batch, make_chunk, make_setup, plan_of
 from made_videos import encode, write_shards
 from test_video import rotated
 
 from pipeline.config import DataConfig
-from pipeline.decoding import upload
+from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking
 from pipeline.decoding.planes import find_window, is_worth_uploading
-from pipeline.decoding.sources import find_source
-from pipeline.decoding.upload import HostClips
-from pipeline.decoding.video_source import VideoSource
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.video_error import VideoError
 
 WIDTH, HEIGHT, SIZE = 64, 48, FrameSize(32, 32)
 NUMBERS = (3, 9, 9, 12)
 
 
-def make_rows(*crops: Crop, flip: bool = False) -> list[PlanRow]:
-    return [PlanRow(place, 0, NUMBERS, crop, flip) for place, crop in enumerate(crops)]
+def make_rows(*crops: Crop, flip: bool = False, frames: tuple[int, ...] = NUMBERS) -> list[PlanRow]:
+    return [PlanRow(position, 0, frames, crop, flip) for position, crop in enumerate(crops)]
 
 
 def make_sample(width: int = WIDTH, height: int = HEIGHT) -> Sample:
     return Sample("v", "mp4", "h264", 16, 8.0, 1, width, height, None, "", "")
 
 
-def make_on_device(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Tensor:
-    host = HostClips((len(rows), len(NUMBERS), *SIZE, 3), None, takes_frames=True)
+def make_clips(data: bytes, rows: list[PlanRow], sample: Sample, upload_planes: bool) -> torch.Tensor:
     video = VideoSlice(data, NUMBERS, sample.num_frames)
-    frames = find_source(data).copy_planes(video, sample, rows, SIZE, host.allocate)
-    assert frames is not None
-    host.add_frames(0, rows, frames)
-    return host.on_device()
-
-
-def make_on_cpu(data: bytes, rows: list[PlanRow], sample: Sample) -> torch.Tensor:
-    clips = torch.empty(len(rows), len(NUMBERS), *SIZE, 3, dtype=torch.uint8)
-    VideoSource().cut_views(VideoSlice(data, NUMBERS, sample.num_frames), sample, rows, clips.numpy())
+    clips, num_images = make_batch([(video, sample, rows)], SIZE, upload_planes)
+    assert (num_images == 0) == upload_planes
     return clips
 
 
@@ -65,8 +56,8 @@ def test_the_device_makes_what_ffmpeg_makes(kind: str, flip: bool) -> None:
     """Clips of one window, which share its frames; off the border, beyond which FFmpeg looks."""
     sample = make_sample(63, 47) if kind == "odd sides" else make_sample()
     rows = make_rows(*CROPS, flip=flip)
-    clips = make_on_device(USUAL[kind], rows, sample)
-    off = (clips.int() - make_on_cpu(USUAL[kind], rows, sample).int()).abs()[:, :, 2:-2, 2:-2]
+    clips = make_clips(USUAL[kind], rows, sample, upload_planes=True)
+    off = (clips.int() - make_clips(USUAL[kind], rows, sample, upload_planes=False).int()).abs()[:, :, 2:-2, 2:-2]
     assert off.float().mean() < 0.3
     assert off.max() <= 1
 
@@ -97,9 +88,11 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_what_the_kernel_does_not_define_is_left_to_ffmpeg(kind: str) -> None:
-    video = VideoSlice(UNUSUAL[kind], (0,) if kind == "rotated" else NUMBERS, 1 if kind == "rotated" else 16)
-    host = HostClips((1, 4, *SIZE, 3), None, takes_frames=True)
-    assert VideoSource().copy_planes(video, make_sample(), make_rows(CROPS[0]), SIZE, host.allocate) is None
+    numbers, num_frames = ((0,), 1) if kind == "rotated" else (NUMBERS, 16)
+    video, rows = VideoSlice(UNUSUAL[kind], numbers, num_frames), make_rows(CROPS[0], frames=numbers)
+    clips, num_images = make_batch([(video, make_sample(), rows)], SIZE, upload_planes=True)
+    assert num_images == 1
+    assert torch.equal(clips, make_batch([(video, make_sample(), rows)], SIZE, upload_planes=False)[0])
 
 
 def test_frames_much_larger_than_their_clips_are_scaled_before_the_upload() -> None:
@@ -117,20 +110,40 @@ def test_a_window_holds_all_crops_and_whole_chroma_samples(crops: list[Crop], wi
     assert find_window(crops, 63, 47) == window
 
 
-def test_any_number_of_chunks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames larger than a chunk have one of their own."""
-    rows = make_rows(*CROPS[:2])
-    expected = make_on_device(USUAL["h264"], rows, make_sample())
-    for size in (16, 1000, 20_000):
-        monkeypatch.setattr(upload, "CHUNK_BYTES", size)
-        host = HostClips((4, len(NUMBERS), *SIZE, 3), None, takes_frames=True)
-        for first in (2, 0):
-            frames = VideoSource().copy_planes(
-                VideoSlice(USUAL["h264"], NUMBERS, 16), make_sample(), rows, SIZE, host.allocate
-            )
-            assert frames is not None
-            host.add_frames(first, rows, frames)
-        assert torch.equal(host.on_device(), torch.cat([expected, expected]))
+def test_chunks_and_kinds_are_joined_in_order() -> None:
+    sample, rows = make_sample(), make_rows(*CROPS[:2])
+    usual = VideoSlice(USUAL["h264"], NUMBERS, 16), sample, rows
+    unusual = VideoSlice(UNUSUAL["4:4:4"], NUMBERS, 16), sample, rows
+    of_one = {kind: make_batch([video], SIZE, True)[0] for kind, video in (("usual", usual), ("unusual", unusual))}
+    for chunks in ([1, 1, 1, 1], [2, 2], [4], [3, 1]):
+        clips, num_images = make_batch([unusual, usual, usual, unusual], SIZE, True, chunks)
+        assert num_images == 4
+        assert torch.equal(clips, torch.cat([of_one[kind] for kind in ("unusual", "usual", "usual", "unusual")]))
+
+
+def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker() -> None:
+    small, large = (
+        (VideoSlice(USUAL["h264"], NUMBERS, 16), make_sample(), make_rows(crop)) for crop in (CROPS[3], CROPS[2])
+    )
+    for videos, expected in (([large, large], 2), ([large, small], 1), ([small, large], 0)):
+        clips, num_images = make_batch(videos, SIZE, True, slot_bytes=4 * 32 * 32 * 3)
+        assert num_images == expected
+        apart = torch.cat([make_batch([video], SIZE, True)[0] for video in videos])
+        assert (clips.int() - apart.int()).abs()[:, :, 2:-2, 2:-2].max() <= 1
+
+
+def test_a_video_that_fails_leaves_nothing_behind() -> None:
+    good, bad = (
+        (VideoSlice(data, NUMBERS, 16), make_sample(), make_rows(CROPS[0]))
+        for data in (USUAL["h264"], USUAL["h264"][:900])
+    )
+    setup = make_setup([good], SIZE, upload_planes=True)
+    block = np.zeros(setup.layout.block_bytes, np.uint8)
+    making = ChunkInTheMaking(setup, block, Chunk(0, 0, 1, 0))
+    with pytest.raises(VideoError):
+        making.add_video(0, bad[2], bad[0])
+    making.add_video(0, good[2], good[0])
+    assert making.finish()[:4] == make_chunk(setup, block, 0, 1, [good])[:4]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +161,7 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
     batches = {}
     for scales_on_device in (False, True):
         with ClipLoader(mixed, plan, torch.device(device if scales_on_device else "cpu"), config, None) as loader:
-            loader._host.takes_frames = scales_on_device
+            loader._upload_planes = scales_on_device
             batches[scales_on_device] = list(islice(loader.batches(0), 4))
     check_frames(batches[True], plan, mixed)
     for made, expected in zip(batches[True], batches[False], strict=True):

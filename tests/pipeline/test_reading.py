@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -21,7 +22,6 @@ from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
-from pipeline.reading import cache as caching
 from pipeline.reading import storage
 from pipeline.reading.cache import ShardCache, user_cache_dir
 from pipeline.reading.reader import Reader
@@ -53,7 +53,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_config(place: str, tmp_path: Path, **settings: object) -> DataConfig:
-    defaults = {"frame_stride": 1, "cache_dir": str(tmp_path / "cache"), "num_threads": 2}
+    defaults = {"frame_stride": 1, "cache_dir": str(tmp_path / "cache"), "num_workers": 2}
     return DataConfig(place, **{**defaults, **settings})  # type: ignore[arg-type]
 
 
@@ -263,26 +263,23 @@ def test_a_subset_is_read_in_place(bucket: str, short_shards: Path, tmp_path: Pa
     assert not cached(tmp_path)
 
 
-def fetch_all(folder: Path, url: str, files: list[tuple[str, str, int]], go: Callable[[], object], store: Path) -> None:
+def fetch_all(folder: Path, url: str, files: list[tuple[str, str, int]], go: Callable[[], object], log: Path) -> None:
+    class LoggedStore(ObjectStore):
+        def read_range(self, name: str, *arguments: Any) -> bytes:
+            with log.open("a") as lines:
+                lines.write(f"{name}\n")
+            return super().read_range(name, *arguments)
+
     go()
     cache = ShardCache(folder)
-    read = ObjectStore.read_range
-
-    def counted(self: ObjectStore, name: str, *arguments: object) -> bytes:
-        with store.open("a") as log:
-            log.write(f"{name}\n")
-        return read(self, name, *arguments)  # type: ignore[arg-type]
-
-    ObjectStore.read_range = counted  # type: ignore[method-assign, assignment]
+    cache._open_store = LoggedStore  # type: ignore[assignment]
     assert all(cache.fetch(f"{url}/{name}", sha256, size) for name, sha256, size in files)
 
 
 def test_processes_of_a_node_download_each_shard_once(short_shards: Path, tmp_path: Path) -> None:
-    info = ShardDataset.open(short_shards).info
-    files = [(shard.name, shard.sha256, shard.num_bytes) for shard in info.shards]
+    files = [(shard.name, shard.sha256, shard.num_bytes) for shard in ShardDataset.open(short_shards).info.shards]
     fork = multiprocessing.get_context("fork")
-    barrier = fork.Barrier(3)
-    arguments = (tmp_path / "cache", f"file://{short_shards}", files, barrier.wait, tmp_path / "log")
+    arguments = (tmp_path / "cache", f"file://{short_shards}", files, fork.Barrier(3).wait, tmp_path / "log")
     processes = [fork.Process(target=fetch_all, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
@@ -332,45 +329,43 @@ def test_downloads_over_the_number_of_nodes(
         assert copies == 3 * nodes
 
 
-class TestUserCacheDir:
-    """What another user could have put there is refused."""
+@pytest.mark.parametrize(
+    ("xdg", "expected"), [("", "home/.cache/adamae"), ("{}/xdg", "xdg/adamae"), ("relative", "home/.cache/adamae")]
+)
+def test_the_cache_is_in_the_users_home(tmp_path: Path, monkeypatch, xdg: str, expected: str) -> None:
+    """A relative XDG_CACHE_HOME is to be ignored, says the standard."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", xdg.format(tmp_path))
+    assert user_cache_dir() == tmp_path / expected
+    assert user_cache_dir().stat().st_mode & 0o777 == 0o700
 
-    def test_it_is_in_the_users_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        assert user_cache_dir() == tmp_path / ".cache/adamae"
-        assert user_cache_dir().stat().st_mode & 0o777 == 0o700
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert user_cache_dir() == tmp_path / "xdg/adamae"
-        monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
-        assert user_cache_dir() == tmp_path / ".cache/adamae"
 
-    def test_without_a_home_it_is_a_private_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("HOME", str(tmp_path / "file"))
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-        assert user_cache_dir() == tmp_path / f"adamae-cache-{os.getuid()}"
-        assert user_cache_dir().stat().st_mode & 0o777 == 0o700
+def test_without_a_home_the_cache_is_a_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert user_cache_dir() == tmp_path / f"adamae-cache-{os.getuid()}"
+    assert user_cache_dir().stat().st_mode & 0o777 == 0o700
 
-    @pytest.mark.parametrize("trap", ["link", "open to others", "a file", "foreign"])
-    def test_others_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        folder = tmp_path / "adamae"
-        if trap == "link":
-            (tmp_path / "elsewhere").mkdir()
-            folder.symlink_to(tmp_path / "elsewhere")
-        elif trap == "a file":
-            folder.touch()
-        elif trap == "foreign":
-            folder.mkdir(mode=0o700)
-            monkeypatch.setattr("os.getuid", lambda: 4711)
-        else:
-            folder.mkdir()
-            folder.chmod(0o777)
-        with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):
-            user_cache_dir()
 
-    def test_local_shards_do_not_need_it(self, short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(caching, "user_cache_dir", lambda: pytest.fail("asked for"))
-        Reader(ShardDataset.open(short_shards)).read(0)
+@pytest.mark.parametrize("trap", ["link", "open to others", "a file", "foreign"])
+def test_a_cache_that_others_could_have_made_is_refused(tmp_path: Path, monkeypatch, trap: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "adamae"
+    if trap == "link":
+        folder.symlink_to(tmp_path)
+    elif trap == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if trap == "open to others" else 0o700)
+    if trap == "foreign":
+        monkeypatch.setattr("os.getuid", lambda: 4711)
+    with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):
+        user_cache_dir()
+
+
+def test_local_shards_do_not_need_a_cache(short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    Reader(ShardDataset.open(short_shards)).read(0)

@@ -15,7 +15,7 @@ from pipeline.config import DataConfig
 from pipeline.planning import rng, sample_order
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder
-from pipeline.shards.dataset import ShardDataset, ShardOf
+from pipeline.shards.dataset import ShardDataset, ShardLookup
 from tests.pipeline.test_plan import make_plan, make_table
 
 STEP = 12
@@ -26,7 +26,7 @@ def make_dataset(counts: list[int] | np.ndarray, parts: list[int] | np.ndarray |
     ends = np.cumsum(counts)
     part_of = np.array(parts if parts is not None else [0] * len(counts))
     return SimpleNamespace(
-        shard_of=ShardOf(ends - counts, int(ends[-1])),
+        shard_of=ShardLookup(ends - counts, int(ends[-1])),
         part_of=part_of,
         samples=range(int(ends[-1])),
         folder=Path("f"),

@@ -19,7 +19,7 @@ from training.config import parse
 ROOT = Path(__file__).parents[2]
 NUM_VIDEOS, BROKEN = 40, {"v07", "v31"}  # 5 %
 STEPS = 25  # of 4 clips: two and a half epochs, so each broken video comes up again after it was written down
-SETTINGS = [*TINY, "data.num_threads=2", f"steps={STEPS}", "checkpoint_every=100"]
+SETTINGS = [*TINY, "data.num_workers=2", f"steps={STEPS}", "checkpoint_every=100"]
 
 
 @pytest.fixture(scope="module")

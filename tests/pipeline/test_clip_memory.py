@@ -1,0 +1,56 @@
+"""Blocks of shared memory are nobody else's while they are used, and are the same memory in other processes."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import InputError
+from pipeline.clip_memory import BlockLayout, ClipMemory
+
+LAYOUT = BlockLayout(num_clips=3, clip_shape=(2, 4, 4, 3), slot_bytes=200)
+
+
+def test_a_block_is_used_again_once_nothing_is_left_of_it() -> None:
+    memory = ClipMemory(LAYOUT)
+    number, block = memory.acquire()
+    part = torch.from_numpy(block[16:32].reshape(4, -1))
+    assert memory.acquire()[0] != number
+    del block
+    row = part[1]
+    del part
+    assert memory.acquire()[0] != number
+    del row
+    both = memory.acquire(), memory.acquire()
+    assert {number for number, _ in both} == {0, 1}
+    assert os.fstat(memory.fileno()).st_size == 2 * LAYOUT.block_bytes, "of which only what was written to exists"
+
+
+def test_two_processes_see_the_same_block() -> None:
+    memory = ClipMemory(LAYOUT)
+    other = ClipMemory(LAYOUT, os.dup(memory.fileno()))
+    memory.acquire()
+    (number, block), (first, _) = memory.acquire(), memory.acquire()
+    assert number != first
+    other.map_block(number)[:] = np.arange(LAYOUT.block_bytes) % 251
+    for opened in (memory, other):
+        opened.close()
+    assert (block == np.arange(LAYOUT.block_bytes) % 251).all(), "also when it is closed"
+
+
+def test_tables_lie_behind_the_clips() -> None:
+    block = np.zeros(LAYOUT.block_bytes, np.uint8)
+    for table in LAYOUT.view_tables(block, 3):
+        table[:] = 1
+    assert not block[: 3 * LAYOUT.slot_bytes].any()
+    assert [table.shape for table in LAYOUT.view_tables(block, 2)][:2] == [(2, 2), (2, 3)], "of fewer clips, fewer"
+
+
+def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some virtual machines."""
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 801)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
+    with pytest.raises(InputError, match=r"cannot lock shared memory.*error 801"):
+        ClipMemory(LAYOUT).acquire(pin=True)
