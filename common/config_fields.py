@@ -17,21 +17,15 @@ from typing import Any, TypeVar, get_args
 from common.errors import InputError
 
 T = TypeVar("T")
-LIMITS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
-def option(
-    default: T,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    free: bool = False,
-) -> T:
-    """Declare a field. `free`: it changes how a run is executed, not its result, so a resumed run may change it."""
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    metadata = {"limits": {name: limit for name, limit in limits.items() if limit is not None}, "free": free}
+def option(default: T, *, free: bool = False, **limits: float) -> T:
+    """Declare a field; `limits` are named as in LIMITS.
+
+    `free`: it changes how a run is executed, not its result, so a resumed run may change it.
+    """
+    metadata = {"limits": limits, "free": free}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -47,7 +41,7 @@ def check_ranges(config: Any, section: str = "") -> None:
             continue
         limits = field.metadata.get("limits", {})
         if not (math.isfinite(value) and all(LIMITS[name](value, limit) for name, limit in limits.items())):
-            expected = " and ".join(f"{name} {limit:g}" for name, limit in limits.items()) or "finite"
+            expected = " and ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()) or "finite"
             finite = "" if math.isfinite(value) or not limits else "finite, "
             null = ", or null" if type(None) in get_args(field.type) else ""
             key = f"{section}.{field.name}" if section else field.name

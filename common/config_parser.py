@@ -62,7 +62,9 @@ class ConfigParser(ArgumentParser):
         except InputError:
             raise
         except Exception as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
-            raise InputError(self._sentence(error)) from error
+            sentence = " ".join(str(error).split()) + f"; `{self.prog} --help` lists every key"
+            causes = (cause for cause in (error.__cause__, error.__context__) if isinstance(cause, InputError))
+            raise next(causes, InputError(sentence)) from error
 
     def require_known(self, keys: Iterable[str], where: str = "") -> None:
         """Raise InputError, with a suggestion, for the first key that the parser does not know."""
@@ -72,12 +74,6 @@ class ConfigParser(ArgumentParser):
                 similar = " or ".join(_similar_keys(key, known))
                 suggestion = f"did you mean {similar}? " if similar else ""
                 raise InputError(f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key")
-
-    def _sentence(self, error: Exception) -> str:
-        for cause in (error, error.__cause__, error.__context__):
-            if isinstance(cause, InputError):
-                return str(cause)
-        return " ".join(str(error).split()) + f"; `{self.prog} --help` lists every key"
 
 
 def split_overrides(arguments: Iterable[str]) -> list[str]:

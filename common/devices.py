@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -134,9 +135,8 @@ def get_device_name(device: torch.device) -> str:
     """Return the model name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return models[0] if models else platform.machine()
 
 
 @contextmanager

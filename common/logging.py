@@ -1,7 +1,7 @@
 """Text for people. File names and other untrusted strings are escaped: control characters are shown, never obeyed.
 
 A file name may hold any byte but two. Printed raw, an escape sequence could clear or retitle the terminal, inject
-input, or start a line that looks like ours.
+input, or start a line that looks like one of this program.
 """
 
 import os
@@ -51,15 +51,3 @@ def format_bytes(number: float) -> str:
             return f"{format_number(number)} {unit}"
         number /= 1000
     return f"{format_number(number)} TB"
-
-
-def format_duration(seconds: float) -> str:
-    """Format like 9.9 s, 3 min 20 s, 2 h 5 min or 3 days 4 h: the two largest units."""
-    if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    rest, parts = round(seconds), []
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
-        parts.append((count, "day" if unit == "days" and count == 1 else unit))
-    first = next(i for i, (count, _) in enumerate(parts) if count)
-    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from made_videos import encode, write_shards
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -15,10 +14,10 @@ import extract_features
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.encoder import SELECTIONS
+from model.encoder import SELECTIONS, VideoEncoder
 from model.weights import pretrained
-from model.weights.models import load_encoder
-from shard_tools.inputs.item import Item, Segment
+from pipeline.decoding.video import Video
+from pipeline.planning.crops import FrameSize
 
 CONFIG = ModelConfig(
     encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
@@ -76,15 +75,14 @@ def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tm
         assert (about["key"], about["label"], about["incomplete"]) == (f"class {i % 2}/v{i}.mp4", f"class {i % 2}", "")
 
 
-def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path, monkeypatch) -> None:
-    """Of numbers drawn into the frames, in time."""
-    seen = []
-    encode_windows = extract_features.encode
-    monkeypatch.setattr(extract_features, "encode", lambda e, clip, t: seen.append(clip) or encode_windows(e, clip, t))
+def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path) -> None:
     extract(shards, tmp_path / "out", weights, "--fps", "4", "--stride", "1", "--part", "0/5")
-    clips = torch.cat(seen)[..., 0].float().mean((2, 3))
-    assert len(clips) == 7, "of ten sampled frames"
-    torch.testing.assert_close(clips[1:, :-1], clips[:-1, 1:], msg="each begins a frame later")
+    scaler = extract_features.make_scaler(64, 48, FrameSize(32, 32))
+    with Video(encode(20), 20) as video:
+        frames = [torch.from_numpy(scaler(frame)) for _, frame in video.frames(range(0, 20, 2))]
+    clips = torch.stack([torch.stack(frames[first : first + 4]) for first in range(7)])
+    expected = VideoEncoder.from_pretrained(weights).encode(clips).pooled
+    torch.testing.assert_close(load_file(tmp_path / "out/a/v0.safetensors")["features"], expected)
 
 
 def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, weights, tmp_path, capsys) -> None:
@@ -97,23 +95,13 @@ def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, 
         torch.testing.assert_close(load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first)
 
 
-def test_stopped_and_started_again_gives_the_same(shards, weights, tmp_path, monkeypatch) -> None:
+def test_resuming_makes_only_what_is_missing(shards, weights, tmp_path) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
-    saved, save = [], extract_features.save_features
-
-    def stop_after_two(*arguments):
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-        saved.append(1)
-        return save(*arguments)
-
-    monkeypatch.setattr(extract_features, "save_features", stop_after_two)
-    with pytest.raises(KeyboardInterrupt):
-        extract(shards, tmp_path / "parts", weights)
-    assert len(list((tmp_path / "parts").rglob("*.safetensors"))) == 2
-    monkeypatch.undo()
-    for part in ("1/2", "0/2"):
-        assert extract(shards, tmp_path / "parts", weights, "--part", part) == 0
+    assert extract(shards, tmp_path / "parts", weights, "--part", "1/2") == 0
+    first = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.safetensors")}
+    assert len(first) == 2
+    assert extract(shards, tmp_path / "parts", weights) == 0
+    assert all(file.stat().st_mtime_ns == time for file, time in first.items())
     for file in (tmp_path / "whole").rglob("*.safetensors"):
         torch.testing.assert_close(load_file(file), load_file(tmp_path / "parts/a" / file.name))
 
@@ -137,16 +125,13 @@ def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> N
     assert load_file(tmp_path / "out/short.mp4.safetensors")["times"].tolist() == [[0, 0.25]]
 
 
-def test_images_arrays_and_other_formats(tmp_path, weights) -> None:
-    Image.new("RGB", (80, 60), "navy").save(tmp_path / "still.png")
-    extract(tmp_path / "still.png", tmp_path / "out", weights, "--format", "npz")
-    with np.load(tmp_path / "out/still.png.npz") as loaded:
-        assert loaded["features"].shape == (1, 48)
-        assert (str(loaded["key"]), loaded["times"].tolist()) == ("still.png", [[0, 0]])
+def test_arrays_and_npz(tmp_path, weights) -> None:
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in/clip.npy", np.zeros((9, 40, 50, 3), np.uint8))
-    extract(tmp_path / "in", tmp_path / "npy", weights, "--format", "npy", "--stride", "1")
-    assert np.load(tmp_path / "npy/clip.npy.npy").shape == (2, 48)
+    extract(tmp_path / "in", tmp_path / "out", weights, "--format", "npz", "--stride", "1")
+    with np.load(tmp_path / "out/clip.npy.npz") as loaded:
+        assert loaded["features"].shape == (2, 48)
+        assert (str(loaded["key"]), loaded["times"].tolist()) == ("clip.npy", [[0, 0.24], [0.08, 0.32]])
 
 
 def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -157,8 +142,9 @@ def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[
     assert load_file(tmp_path / "out/a/v0.safetensors")["times"][0].tolist() == [0, 9 / 8]
 
 
-def test_a_share_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    encoder = load_encoder(weights)
+def test_selected_tokens() -> None:
+    torch.manual_seed(0)
+    encoder = VideoEncoder(CONFIG, has_sampler=True)
     clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
     clip[:, :, :16] = clip[:, :1, :16]  # only the lower half moves
     for by in SELECTIONS:
@@ -170,9 +156,12 @@ def test_a_share_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> N
         assert torch.equal(encoder.encode(clip, 0.25, by).pooled, encoder.encoder(tokens).mean(dim=1))
     moves = encoder.select_tokens(clip, 0.25, "motion") % 16 >= 8
     assert moves.float().mean() > 0.8
-    assert extract(shards, tmp_path / "out", weights, "--keep", "0.25", "--by", "motion") == 0
-    assert extract(shards, tmp_path / "all", weights) == 0
-    some, whole = (load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("out", "all"))
+
+
+def test_a_fraction_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
+    assert extract(shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "0/5") == 0
+    assert extract(shards, tmp_path / "all", weights, "--stride", "1", "--part", "0/5") == 0
+    some, whole = (load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("some", "all"))
     assert some.shape == whole.shape
     assert not torch.equal(some, whole)
     config = replace(CONFIG, masking="random")
@@ -180,8 +169,8 @@ def test_a_share_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> N
     with pytest.raises(InputError, match="no token sampler to select tokens by"):
         extract(shards, tmp_path / "none", tmp_path / "r.safetensors", "--keep", "0.25")
     with pytest.raises(InputError, match=r"keep is 0\.01, 0 of 32 tokens"):
-        extract(shards, tmp_path / "none", weights, "--keep", "0.01", "--by", "random")
-    with pytest.raises(InputError, match="--keep encodes a share: leave out one"):
+        extract(shards, tmp_path / "none", weights, "--keep", "0.01")
+    with pytest.raises(InputError, match="--keep encodes a fraction: leave out one"):
         extract(shards, tmp_path / "none", weights, "--keep", "0.5", "--tokens")
 
 
@@ -191,9 +180,8 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
         extract(shards, tmp_path / "out", weights, "--tokens", "--fps", "5")
     with pytest.raises(InputError, match=r"--part is 2/2: give I/N"):
         extract(shards, tmp_path / "out", weights, "--part", "2/2")
-    for kind in ("npy", "parquet"):
-        with pytest.raises(InputError, match=rf"--format {kind} is for features alone"):
-            extract(shards, tmp_path / "out", weights, "--tokens", "--format", kind)
+    with pytest.raises(InputError, match="--format parquet is for features alone"):
+        extract(shards, tmp_path / "out", weights, "--tokens", "--format", "parquet")
     with pytest.raises(InputError, match="nothing does not exist: give a folder"):
         extract(tmp_path / "nothing", tmp_path / "none", weights)
     thinned = write_shards(tmp_path / "thinned", [("v", encode(20))], frame_stride=[4])
@@ -230,9 +218,8 @@ def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, t
     assert found == {*names}
 
 
-def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
-    item = Item("class 0/v0.mp4", str(videos / "class 0/v0.mp4"), segment=Segment(1, 2))
-    monkeypatch.setattr(extract_features, "read_inputs", lambda *_, **__: [item])
-    assert extract(videos, tmp_path / "out", weights) == 0
-    times = load_file(tmp_path / f"out/{item.name}.safetensors")["times"]
-    assert times.tolist() == [[1, 1.75]]
+def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path) -> None:
+    (videos / "list.csv").write_text("path,start,end\nclass 0/v0.mp4,1,2\nclass 0/v2.mp4,0.5,2.5\n")
+    assert extract(videos / "list.csv", tmp_path / "out", weights) == 0
+    times = [load_file(file)["times"].tolist() for file in sorted((tmp_path / "out").rglob("*.safetensors"))]
+    assert times == [[[1, 1.75]], [[0.5, 1.25], [1.5, 2.25]]]

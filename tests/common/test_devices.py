@@ -1,4 +1,4 @@
-"""A device that is not there, or is too small, is said to be so."""
+"""Missing and unsuitable devices, and those whose memory is full, are named."""
 
 import ctypes
 import os
@@ -6,17 +6,16 @@ import platform
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from common import devices
 from common.devices import (
     add_device_index,
     autocast_to,
-    check_capability,
     choose_device,
     choose_precision,
     explain_out_of_memory,
@@ -35,17 +34,25 @@ FULL = (
 )
 
 
-def pretend_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
-    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
-    patch.setattr(torch.cuda, "device_count", lambda: count)
-    patch.setattr(devices, "check_capability", lambda index: None)
+@pytest.fixture
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that has PyTorch find GPUs of a compute capability, and be built for some."""
+
+    def pretend(count: int, capability: tuple[int, int] = (9, 0), built_for: Sequence[str] = ("sm_90",)) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [*built_for])
+
+    return pretend
 
 
-def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 0)
+def test_auto_is_a_gpu_where_there_is_one(pretend_gpus: Callable[..., None]) -> None:
+    pretend_gpus(0)
     assert choose_device() == torch.device("cpu")
     assert get_device_name(choose_device()) in Path("/proc/cpuinfo").read_text()
-    pretend_gpus(monkeypatch, 4)
+    pretend_gpus(4)
     assert choose_device(index=3) == torch.device("cuda", 3)
     assert choose_device("cpu", index=3) == torch.device("cpu")
 
@@ -58,23 +65,23 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
     assert add_device_index(torch.device("cpu")) == torch.device("cpu")
 
 
-def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 0)
+def test_a_missing_gpu_is_named(pretend_gpus: Callable[..., None]) -> None:
+    pretend_gpus(0)
     with pytest.raises(InputError, match=r"device is cuda, but PyTorch \S+ can use no GPU here .*set device to cpu$"):
         choose_device("cuda")
-    pretend_gpus(monkeypatch, 4)
+    pretend_gpus(4)
     with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
         choose_device("auto", index=4)
 
 
 @pytest.mark.parametrize("kind", ["auto", "cuda"])
 def test_a_driver_that_is_too_old_is_named_and_no_run_starts_on_the_cpu_instead(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, pretend_gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update …")
 
-    pretend_gpus(monkeypatch, 0)
+    pretend_gpus(0)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     said = rf"device is {kind}, .* \(The NVIDIA driver .*12040\); CUDA_VISIBLE_DEVICES is '0'\): .*CUDA 12 driver 525"
@@ -82,30 +89,15 @@ def test_a_driver_that_is_too_old_is_named_and_no_run_starts_on_the_cpu_instead(
         choose_device(kind)
 
 
-@pytest.mark.parametrize(
-    ("capability", "built_for", "fits"),
-    [
-        ((8, 9), ["sm_80", "sm_90"], True),
-        ((9, 0), ["sm_80", "sm_90a"], True),
-        ((12, 1), ["sm_100", "compute_120"], True),
-        ((7, 5), ["sm_75", "sm_80"], False),
-        ((12, 0), ["sm_90", "sm_100"], False),
-    ],
-)
-def test_a_gpu_of_another_architecture_is_refused(
-    capability: tuple[int, int], built_for: list[str], fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
-    if fits:
-        check_capability(3)
-        return
-    said = (
-        f"GPU 3, Tesla T4, has compute capability {capability[0]}.{capability[1]}: .* built for {', '.join(built_for)};"
-    )
-    with pytest.raises(InputError, match=said):
-        check_capability(3)
+def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., None]) -> None:
+    for capability, built_for in (((8, 9), ["sm_80", "sm_90"]), ((9, 0), ["sm_90a"]), ((12, 1), ["compute_120"])):
+        pretend_gpus(4, capability, built_for)
+        assert choose_device(index=3) == torch.device("cuda", 3)
+    for capability, built_for in (((7, 5), ["sm_75", "sm_80"]), ((12, 0), ["sm_90", "sm_100"])):
+        pretend_gpus(4, capability, built_for)
+        said = f"GPU 3, Tesla T4, has compute capability {'.'.join(map(str, capability))}: .* {', '.join(built_for)};"
+        with pytest.raises(InputError, match=said):
+            choose_device(index=3)
 
 
 def test_full_memory_is_one_sentence_with_advice() -> None:

@@ -1,7 +1,6 @@
 """Idle OpenMP threads sleep: the variable is set when OpenMP is loaded."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize("command", ["train.py", "evaluate.py", "visualize.py", "extract_features.py"])
-def test_commands_import_ours_before_torch(command: str) -> None:
-    lines = [line for line in (ROOT / command).read_text().splitlines() if re.match(r"(import|from) \w", line)]
-    torch = next(n for n, line in enumerate([*lines, "from torch"]) if re.match(r"(import|from) torch\b", line))
-    assert any(line.startswith("from common.") for line in lines[:torch])
 
 
 @pytest.mark.slow  # a fresh import of torch

@@ -14,6 +14,7 @@ ODD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 0.5, 2**63, 10**30, float("nan"), "", "x" * 5000, "\x1b[2J\nerror: all is lost", "../../secret",
     [], {}, [[]], {"a": 1}, "\udce9",
 )  # fmt: skip
+ODD_SIZES = (0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)  # of a box, a header, an offset
 
 
 def flip_bits(data: bytes, rng: Random) -> bytes:
@@ -24,31 +25,17 @@ def flip_bits(data: bytes, rng: Random) -> bytes:
     return bytes(changed)
 
 
-def truncate(data: bytes, rng: Random) -> bytes:
-    return data[: rng.choice((0, rng.randrange(len(data) + 1)))]
-
-
-def zero_a_range(data: bytes, rng: Random) -> bytes:
-    start = rng.randrange(len(data) + 1)
-    length = min(rng.choice((1, 16, 512)), len(data) - start)
-    return data[:start] + bytes(length) + data[start + length :]
-
-
-def insert_bytes(data: bytes, rng: Random) -> bytes:
-    start = rng.choice((0, rng.randrange(len(data) + 1)))
-    return data[:start] + rng.choice((b"\xef\xbb\xbf", b"\xff", rng.randbytes(16), data[:100])) + data[start:]
+def replace_bytes(data: bytes, rng: Random) -> bytes:
+    """Cut off the end, or put zeros, noise, other bytes of the file, marks or sizes in the place of some or between."""
+    start = rng.choice((0, rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
+    size = rng.choice((4, 8))
+    number = (rng.choice(ODD_SIZES) % 2 ** (8 * size)).to_bytes(size, rng.choice(("big", "little")))
+    new = rng.choice((b"", number, bytes(rng.choice((1, 16, 512))), rng.randbytes(16), data[:100], b"\xef\xbb\xbf"))
+    return data[:start] + new + (data[rng.choice((start, start + len(new))) :] if new else b"")
 
 
 def encode_differently(data: bytes, rng: Random) -> bytes:
     return data.decode(errors="replace").encode(rng.choice(("utf-16", "utf-8-sig", "latin-1")), errors="replace")
-
-
-def change_number(data: bytes, rng: Random) -> bytes:
-    """Overwrite four or eight bytes by a size that cannot be: of a box, a header, an offset."""
-    size = rng.choice((4, 8))
-    start = rng.randrange(max(1, len(data) - size))
-    number = rng.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)) % 2 ** (8 * size)
-    return data[:start] + number.to_bytes(size, rng.choice(("big", "little"))) + data[start + size :]
 
 
 def replace_value(tree: Any, rng: Random) -> Any:
@@ -63,9 +50,8 @@ def replace_value(tree: Any, rng: Random) -> Any:
     value = rng.choice(ODD_VALUES)
     if isinstance(tree, (int, float)) and rng.random() < 0.5:
         value = tree + rng.choice((-1, 1, 10**6))
-    if rng.random() < 0.03:
-        for _ in range(1000):
-            value = [value]
+    for _ in range(1000 if rng.random() < 0.03 else 0):
+        value = [value]
     return value
 
 
@@ -78,17 +64,14 @@ def change_yaml(data: bytes, rng: Random) -> bytes:
 
 
 def change_lines(data: bytes, rng: Random) -> bytes:
-    """Remove, repeat, move, blank or change one line."""
+    """Remove, repeat, move or change one line, or put a blank one in its place."""
     lines = data.split(b"\n")
-    place = rng.randrange(len(lines))
-    kind = rng.choice(("remove", "repeat", "move", "blank", "change"))
-    line = lines[place] if kind == "repeat" else lines.pop(place)
-    if kind in ("repeat", "move"):
+    number = rng.randrange(len(lines))
+    line = lines.pop(number)
+    changed = change_json(line, rng) if line.startswith(b"{") else flip_bits(line, rng)
+    lines[number:number] = rng.choice(([], [line, line], [b""], [changed]))
+    if rng.random() < 0.2:
         lines.insert(rng.randrange(len(lines) + 1), line)
-    elif kind == "blank":
-        lines.insert(place, b"")
-    elif kind == "change":
-        lines.insert(place, change_json(line, rng) if line.startswith(b"{") else flip_bits(line, rng))
     return b"\n".join(lines)
 
 
@@ -96,8 +79,7 @@ def change_array(data: bytes, rng: Random) -> bytes:
     """Change one number of an .npy file, or its header."""
     if rng.random() < 0.3:
         return data.replace(rng.choice((b"(", b"'<", b"False")), rng.choice((b"(9" + b"9" * 20, b"'>", b"True ")), 1)
-    array = np.load(io.BytesIO(data), allow_pickle=False)
-    raw = bytearray(array.tobytes())
+    raw = bytearray(np.load(io.BytesIO(data), allow_pickle=False).tobytes())
     if raw:
         start = rng.randrange(len(raw)) // 8 * 8
         raw[start : start + 8] = rng.choice((bytes(8), b"\xff" * 8, b"\x01" + bytes(7)))[: len(raw) - start]
@@ -116,7 +98,7 @@ def change_tensors(data: bytes, rng: Random) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(body)
 
 
-ANY = (flip_bits, truncate, zero_a_range, insert_bytes, change_number)
+ANY = (flip_bits, replace_bytes, replace_bytes)
 BY_SUFFIX: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
     ".json": (change_json, change_json, encode_differently),
     ".jsonl": (change_lines, change_lines, encode_differently),
@@ -129,17 +111,12 @@ BY_SUFFIX: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
 
 def damage(path: Path, rng: Random) -> None:
     """Change a file's content or, now and then, remove it, or put a folder or a link to itself in its place."""
+    data = path.read_bytes()
     if rng.random() < 0.1:
         path.unlink()
-        kind = rng.choice(("lost", "folder", "link"))
-        if kind == "folder":
-            path.mkdir()
-        elif kind == "link":
-            path.symlink_to(path.name)
+        rng.choice((lambda: None, path.mkdir, lambda: path.symlink_to(path.name)))()
         return
-    change = rng.choice((*BY_SUFFIX.get(path.suffix, ()), *ANY))
-    data = path.read_bytes()
     try:
-        path.write_bytes(change(data, rng))
+        path.write_bytes(rng.choice((*BY_SUFFIX.get(path.suffix, ()), *ANY))(data, rng))
     except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):  # damaged before, so not of its kind
         path.write_bytes(flip_bits(data, rng))

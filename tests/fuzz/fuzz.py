@@ -1,35 +1,27 @@
 """Run the commands on randomly damaged files, and check what SECURITY.md promises: `make fuzz MINUTES=60`.
 
 A case is a target and a seed, which determine the damage; `--targets check --seed 17 --cases 1` repeats one. Every case
-runs in a fork of this process, which has imported everything and computed nothing.
+runs in a fork of a process that has imported everything and computed nothing, with limits of time and memory.
 """
 
 import argparse
 import os
-import resource
-import runpy
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from subprocess import CompletedProcess
 
+import forked
 from damage import damage
-from shard_making import run_here
 from tiny import TINY
 
-import export  # noqa: F401
-import train  # noqa: F401
-import visualize  # noqa: F401
-from shard_tools.workers import ENGINES
-
 ROOT = Path(__file__).parents[2]
-SECONDS = 10  # of processor time, imports done
-MEMORY = 2**30  # bytes beyond what the imports take
+LIMITED = Path(__file__).with_name("limited.py")
 DISK_ERROR = 74
 MAKE = "shard_tools/make_shards.py --workers=1 --max-rejects=1 --samples-per-shard=3 "
 TRAIN = f"train.py {' '.join(TINY)} steps=3 checkpoint_every=1 data.shards="
@@ -67,8 +59,8 @@ TARGETS = {
 def make_materials(folder: Path) -> None:
     """Make small videos, a list and a tar of them, shards, and a run that stopped before its last step."""
     videos, run = folder / "videos", folder / "run"
-    draw = f"shard_tools/synthetic_videos.py {videos} --num-videos=5 --size=64 --num-frames=12"
-    _run_in_fork(f"{draw} --classes right left", folder / "make")
+    drawing = f"shard_tools/synthetic_videos.py {videos} --num-videos=5 --size=64 --num-frames=12"
+    _run(f"{drawing} --classes right left", folder).check_returncode()
     for name in ("list", "tar", "run"):
         (folder / name).mkdir()
     files = sorted(videos.glob("*/*.mp4"))
@@ -76,8 +68,8 @@ def make_materials(folder: Path) -> None:
     (folder / "list" / "list.csv").write_text(f"path,label\n{lines}")
     shutil.make_archive(str(folder / "tar" / "videos"), "tar", videos)
     shutil.copytree(videos, run / "videos")
-    _run_in_fork(f"{MAKE} {videos} {run}/shards --frame-stride=2", folder / "make")
-    _run_in_fork(f"{TRAIN}{run}/shards run={run}/run", folder / "make")
+    _run(f"{MAKE} {videos} {run}/shards --frame-stride=2", folder).check_returncode()
+    _run(f"{TRAIN}{run}/shards run={run}/run", folder).check_returncode()
     shutil.rmtree(run / "run/checkpoints/step-00000003")
 
 
@@ -92,22 +84,25 @@ def run_case(name: str, seed: int, folder: Path) -> list[str]:
     for path in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 4)))):
         damage(path, rng)
     before = _read(given)
-    command = target.command.format(given=given, out=out)
-    code, stdout, stderr, memory = _run_in_fork(command, folder / "command", check=False)
-    found = list(_complaints(code, stdout + stderr, stderr, target.codes))
-    if memory > MEMORY:
-        found.append(f"it takes {memory / 2**30:.1f} GiB of memory")
+    done = _run(target.command.format(given=given, out=out), folder)
+    found = list(_complaints(done, target.codes))
     if not target.changes_given and _read(given) != before:
         found.append("the input has changed")
     if list(folder.rglob("*.partial")):
         found.append("half-written files are left")
-    if name == "check" and code == 0 and _checked(intact) != _checked(before):
+    if name == "check" and done.returncode == 0 and _checked(intact) != _checked(before):
         found.append("check_shards finds nothing wrong")
     return found
 
 
-def _complaints(code: int, output: str, stderr: str, codes: Sequence[int]) -> Iterator[str]:
-    last = ([line for line in stderr.replace("\r", "\n").split("\n") if line.strip()] or [""])[-1]
+def _run(command: str, home: Path) -> "CompletedProcess[str]":
+    """Run a script within the limits, which keeps temporary files in `home`."""
+    return forked.run([sys.executable, LIMITED, *command.split()], os.environ | {"HOME": str(home)})
+
+
+def _complaints(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator[str]:
+    code, output = done.returncode, done.stdout + done.stderr
+    last = ([line for line in done.stderr.replace("\r", "\n").split("\n") if line.strip()] or [""])[-1]
     if "Traceback (most recent call last)" in output:
         yield f"traceback: {last}"
     elif code < 0:
@@ -128,44 +123,6 @@ def _read(folder: Path) -> dict[str, bytes | str]:
 
 def _checked(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
     return {name: content for name, content in files.items() if not name.endswith("rejected.jsonl")}
-
-
-def _run_in_fork(command: str, log: Path, check: bool = True) -> tuple[int, str, str, int]:
-    """Run a script in a fork; return its exit code, stdout, stderr, and memory in bytes."""
-    log.mkdir(exist_ok=True)
-    base = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _become(command.split(), log)
-    _, status, usage = os.wait4(child, 0)
-    stdout, stderr = ((log / name).read_text(errors="replace") for name in ("out", "err"))
-    code = os.waitstatus_to_exitcode(status)
-    if check and code:
-        raise RuntimeError(f"{command} failed: {stderr}")
-    return code, stdout, stderr, 1024 * usage.ru_maxrss - base
-
-
-def _become(command: list[str], log: Path) -> None:
-    code = 1
-    try:
-        for name, number in (("out", 1), ("err", 2)):
-            os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        os.environ |= {"TMPDIR": str(log), "HOME": str(log)}
-        tempfile.tempdir = None
-        ENGINES["processes"] = run_here  # a pool's processes would import everything again
-        sys.argv = command
-        runpy.run_path(str(ROOT / command[0]), run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def main() -> int:
