@@ -180,8 +180,10 @@ class ShardCache:
     def _is_in_use(self, folder: Path) -> bool:
         if folder in self._leases:
             return True
-        with _open_lock(folder / ".in_use") as lock:
-            return not _try_lock(lock)
+        with _open_lock(folder / ".in_use") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        return True
 
     def _download(self, url: str, path: Path, size: int, sha256: str) -> None:
         started = time.monotonic()
@@ -215,13 +217,6 @@ def _open_lock(path: Path) -> BinaryIO:
         if path.is_symlink():
             raise InputError(f"{path} is a link: remove it, or name a directory of your own") from error
         raise
-
-
-def _try_lock(lock: BinaryIO) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 @contextmanager
