@@ -9,8 +9,7 @@ import av
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
-from frame_numbers import read_frame_number
-from shard_making import decode, read_numbers
+from shard_making import decode, read_frame_number, read_numbers
 
 from pipeline.decoding.sources import decode_frames
 from shard_tools.encoding.codecs import CODECS
