@@ -250,13 +250,8 @@ def draw_motion(
 DATASETS: dict[str, Any] = {"directions": DIRECTIONS, "motion": MOTIONS}
 
 
-def write_video(
-    path: Path, frames: Iterable[UInt8[np.ndarray, "H W C"]], size: tuple[int, int], fps: int, codec_name: str
-) -> None:
-    """Encode frames as a camera or a web site would: long groups, default options. As npy they are stored unencoded."""
-    if codec_name == ARRAY:
-        np.save(path, np.stack(list(frames)))
-        return
+def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], fps: int, codec_name: str) -> None:
+    """Encode frames as a camera or a web site would: long groups, default options."""
     codec = CODECS[codec_name]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as output:
         options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast", "size")
@@ -271,11 +266,14 @@ def write_video(
 
 
 def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Iterable[tuple[Frame, Boxes]]) -> None:
-    """Write a video and its sidecar to `stem`.<extension>, in the folder of its class."""
+    """Write a video, or with --codec npy its frames, and its sidecar to `stem`.<extension>, in the folder of its
+    class."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    container = ARRAY if arguments.codec == ARRAY else CONTAINER
     pictures, moving_boxes = zip(*frames, strict=True)
-    write_video(stem.with_suffix(f".{container}"), pictures, arguments.size, arguments.fps, arguments.codec)
+    if arguments.codec == ARRAY:
+        np.save(stem.with_suffix(f".{ARRAY}"), np.stack(pictures))
+    else:
+        write_video(stem.with_suffix(f".{CONTAINER}"), pictures, arguments.size, arguments.fps, arguments.codec)
     width, height = arguments.size
     facts = {"fps": arguments.fps, "width": width, "height": height, "num_frames": arguments.num_frames}
     sidecar = {**facts, "class": stem.parent.name, "moving_boxes": moving_boxes}

@@ -8,10 +8,10 @@ from typing import Any
 
 import av
 import numpy as np
-from frame_numbers import read_frame_number
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
+from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 
@@ -60,6 +60,20 @@ def decode(video: bytes | Path) -> list[np.ndarray]:
     """All frames of a video, uint8 [H, W, 3]."""
     with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def read_frame_number(frame: np.ndarray) -> int:
+    """Read the number drawn into `frame`, uint8 [H, W, 3]; raise ValueError if none is readable."""
+    height, width = frame.shape[:2]
+    code = 0
+    for i in range(GRID * GRID):
+        row, column = divmod(i, GRID)
+        y, x = (row + 0.5) * height / GRID_FRACTION, (column + 0.5) * width / GRID_FRACTION
+        code |= int(frame[round(y - 1) : round(y + 1), round(x - 1) : round(x + 1)].mean() > 127) << i
+    number = code >> 4
+    if code & 15 != check_bits(number):
+        raise ValueError("no frame number is readable in the top left corner")
+    return number
 
 
 def read_numbers(video: bytes | Path) -> list[int]:

@@ -166,18 +166,6 @@ def test_parts_share_a_staging_folder(videos, expected, tmp_path):
     assert not list(tmp_path.rglob("*.tar"))
 
 
-def test_every_split_has_a_url(few, videos, tmp_path):
-    splits = ["--split", f"train={videos}", "--split", f"test={few}"]
-    for output in (tmp_path / "data", URL):
-        assert make(videos, output, *splits) == 0
-    assert there() == hashes(tmp_path / "data")
-
-
-def test_folders_are_urls_too(videos, expected, tmp_path):
-    assert make(videos, f"file://{tmp_path}/data") == 0
-    assert hashes(tmp_path / "data") == expected
-
-
 def test_a_real_server(few, s3_server, monkeypatch, tmp_path):
     for name, value in object_store.environment(s3_server.url).items():
         monkeypatch.setenv(name, value)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frame_numbers import read_frame_number
 from PIL import Image
-from shard_making import decode
+from shard_making import decode, read_frame_number
 
 from common.errors import InputError
 from shard_tools import synthetic_videos
