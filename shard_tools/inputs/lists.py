@@ -17,7 +17,7 @@ from shard_tools.encoding.source import open_source
 from shard_tools.inputs import cells
 from shard_tools.inputs.cells import Row, get_cell, read_segment, to_text
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import ColumnDetector, Columns, ListOptions
+from shard_tools.inputs.columns import ColumnDetector, ListOptions
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.inputs.item import Item, ParquetCell, Segment
@@ -52,7 +52,7 @@ class ListReader:
         self.subsets: Counter[str] = Counter()
         self.num_rows = self.num_left_out = self.num_trimmed = 0
         self.parse_labels = lru_cache(maxsize=MAX_KINDS)(cells.read_labels)  # 10 million rows have some hundred labels
-        self.are_trimmed = self._are_trimmed(self.columns)
+        self.are_trimmed = self._are_trimmed()
 
     def _find_root(self, path: Path, roots: list[Path]) -> tuple[Finder, Table]:
         """Return a finder below the first root where most of the sampled rows are files; index it if need be."""
@@ -68,14 +68,15 @@ class ListReader:
         indexed = read_table(path, self.where, finder.has)
         return finder, indexed if indexed.score.num_found > table.score.num_found else table
 
-    def _are_trimmed(self, columns: Columns) -> bool:
+    def _are_trimmed(self) -> bool:
         """Whether the files are what was cut out of videos already: some end before their segment, none is longer."""
-        if not columns.times or columns.times.in_frames or columns.times.start == columns.times.end:
+        times = self.columns.times
+        if not times or times.in_frames or times.start == times.end:
             return False
         segments: dict[str, Segment] = {}
         ends_before = False
         for row in self.sample[:: max(1, len(self.sample) // NUM_PROBED)]:
-            segment, _ = read_segment(row, columns.times)
+            segment, _ = read_segment(row, times)
             found = segment and self.finder.find(self._read_name(row))
             if segment and found and (seconds := probe_seconds(self.finder.root / found)):
                 if seconds > segment.end - segment.start + SLACK_S or segments.setdefault(found, segment) != segment:
@@ -202,7 +203,7 @@ class ListReader:
             raise InputError(f"{where} is a number in {one} and a name in {other}: {fix}")
 
     def describe(self) -> str:
-        """Say in a sentence how the list was read."""
+        """Say in a sentence how the list was read, and as which format."""
         columns, times = self.columns, self.columns.times
         names = self.names or [f"column {n}" for n in range(1, max(map(len, self.sample)) + 1)]
         names = [printable(name) for name in names]

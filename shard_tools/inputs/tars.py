@@ -23,7 +23,6 @@ from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
 from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
-MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
 
 
 def list_tars(
@@ -36,69 +35,54 @@ def list_tars(
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if shards else []
     for tar in tars:
-        yield from _Tar(tar, skipped).list_items(classes if tar in shards else None, label, subset)
+        yield from _list_tar(tar, skipped, classes if tar in shards else None, label, subset)
 
 
-class _Tar:
-    """What a tar holds: videos, and what is said about them by the names of members without their last extension."""
-
-    def __init__(self, path: Path, skipped: Skipped) -> None:
-        self.path = path
-        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
-        self.sidecars: dict[str, dict[str, Any]] = {}
-        self.label_problems: dict[str, str] = {}
-        for archive, member in _read_members(path):
-            name = "/".join(part for part in member.name.split("/") if part != ".")
-            base = name.rpartition("/")[2]
-            stem, dot, extension = name.rpartition(".")
-            if member.isdir():
-                continue
-            if not is_hidden(base) and dot and extension in SIDECARS:
-                self._read_sidecar(archive, member, stem, base)
-            elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
-                skipped.add(kind, f"{path.name}/{name}")
-            else:
-                place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
-                self.videos.setdefault(name, []).append((place, _explain_unreadable(member)))
-
-    def _read_sidecar(self, archive: tarfile.TarFile, member: tarfile.TarInfo, stem: str, base: str) -> None:
-        content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
-        if content is None:
-            self.label_problems[stem] = f"its label {base} is a link or no file"
-        elif member.size > MAX_LABEL_BYTES:
-            self.label_problems[stem] = f"its label {base} is larger than {MAX_LABEL_BYTES >> 20} MiB"
+def _list_tar(
+    path: Path, skipped: Skipped, classes: list[str] | None, label: str | None, subset: str | None
+) -> Iterator[Item]:
+    videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
+    sidecars: dict[str, dict[str, Any]] = {}  # what is said of videos, by names without their last extension
+    for archive, member in _read_members(path):
+        name = "/".join(part for part in member.name.split("/") if part != ".")
+        base = name.rpartition("/")[2]
+        stem, dot, extension = name.rpartition(".")
+        if member.isdir():
+            continue
+        if not is_hidden(base) and dot and extension in SIDECARS:
+            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+            sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read() if content else b"", extension))
+        elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
+            skipped.add(kind, f"{path.name}/{name}")
         else:
-            self.sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read(), base.rpartition(".")[2]))
-
-    def list_items(self, classes: list[str] | None, label: str | None, subset: str | None) -> Iterator[Item]:
-        labels = {stem: _find_labels(entries, label) for stem, entries in self.sidecars.items()}
-        parents = {name: name.rpartition("/")[0] for name in self.videos}
-        folders = FolderClasses.find(parents.values(), subset, self.path.name)
-        has_labels = classes is not None or label is not None or any(found is not None for found in labels.values())
-        are_classes = not has_labels and all(map(folders.name, parents.values()))
-        for name, [(place, problem), *others] in self.videos.items():
-            if folders.excludes(name):
-                continue
-            # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
-            folder, slash, base = name.rpartition("/")
-            stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
-            stem = next((stem for stem in stems if stem in self.sidecars or stem in self.label_problems), stems[0])
-            entries = self.sidecars.get(stem, {})
-            found = folders.name(folder) if are_classes else labels.get(stem)
-            if found is None:
-                problem = problem or self.label_problems.get(stem)
-            elif classes is not None:
-                unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
-                if unknown:
-                    problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
-                found = None if unknown else tuple(classes[int(text)] for text in found)
-            if others:
-                problem = problem or f"the tar holds it {len(others) + 1} times"
-            fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
-            if classes is not None:  # a shard has what its input said
-                fields = entries.get("fields") or {}
-            text = json.dumps(fields, ensure_ascii=False) if fields else ""
-            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=text)
+            place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
+            videos.setdefault(name, []).append((place, _explain_unreadable(member)))
+    labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
+    parents = {name: name.rpartition("/")[0] for name in videos}
+    folders = FolderClasses.find(parents.values(), subset, path.name)
+    has_labels = classes is not None or label is not None or any(found is not None for found in labels.values())
+    are_classes = not has_labels and all(map(folders.name, parents.values()))
+    for name, [(place, problem), *others] in videos.items():
+        if folders.excludes(name):
+            continue
+        # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
+        folder, slash, base = name.rpartition("/")
+        stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
+        stem = next((stem for stem in stems if stem in sidecars), stems[0])
+        found = folders.name(folder) if are_classes else labels.get(stem)
+        if found is not None and classes is not None:
+            unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
+            if unknown:
+                problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
+            found = None if unknown else tuple(classes[int(text)] for text in found)
+        if others:
+            problem = problem or f"the tar holds it {len(others) + 1} times"
+        entries = sidecars.get(stem, {})
+        fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
+        if classes is not None:  # a shard has what its input said
+            fields = entries.get("fields") or {}
+        text = json.dumps(fields, ensure_ascii=False) if fields else ""
+        yield Item(f"{path.name}/{name}", place, found, place.size, problem, fields=text)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:

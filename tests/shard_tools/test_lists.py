@@ -127,6 +127,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("AAAAAAAAAAA,0902,0.077,0.151,0.283,0.811,80,1\n", "boxes of persons"),
     ("AAAAAAAAAAA,0904,0.217,0.008,0.982,0.966,12\nAAAAAAAAAAA,0905,0.2,0.1,0.9,0.9,9\n", "boxes of persons"),
     ("AAAAAAAAAAA,0902,0.326,0.185,0.470,0.887,80,0.996382\n", "boxes of persons"),
+    ("video_id,x1,y1,x2,y2,label\na,1,2,3,4,run\n", "it has boxes; its columns are video_id"),
     ("path,label,split\na.mp4,run,train\nb.mp4,walk,val\n", r"several subsets, train \(1\), val \(1\): give --subset"),
     ("path,start,label\na.mp4,1,run\n", "start has no end"),
     ("20bn/7 5 1\n20bn/8 5 3 5\n", "several labels behind the number of frames"),
