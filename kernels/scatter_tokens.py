@@ -10,8 +10,6 @@ from torch import Tensor
 from kernels.gather_tokens import ROWS
 from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
 
-STEPS = 16  # tiles of the mask token's gradient that a program sums: 256 rows, and a 256th of them left to sum
-
 
 def scatter_tokens(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
@@ -65,22 +63,6 @@ def scatter_kernel(
     tl.store(out_ptr + (b * (K + M) + j[:, None]) * E + d, row.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def mask_token_gradient_kernel(
-    grad_ptr, partial_ptr, stride_b, stride_j, total, K, M, E,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Each program sums STEPS · ROWS neighboring masked rows of all there are, always in the same order."""
-    d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    partial = tl.zeros((ROWS, BLOCK), tl.float32)
-    for step in range(STEPS):
-        row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
-        address = (row // M).to(tl.int64) * stride_b + (K + row % M) * stride_j
-        inside = (row < total)[:, None] & (d < E)
-        partial += tl.load(grad_ptr + address[:, None] + d, mask=inside, other=0.0).to(tl.float32)
-    tl.store(partial_ptr + tl.program_id(0) * E + d, tl.sum(partial, axis=0)[None, :], mask=d < E)
-
-
 @triton_op("scatter_tokens")
 def scatter_tokens_op(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
@@ -96,29 +78,13 @@ def scatter_tokens_op(
     return out
 
 
-@triton_op("mask_token_gradient")
-def mask_token_gradient_op(grad: Tensor, num_visible: int, dtype: torch.dtype) -> Tensor:
-    """The sum over clips and masked rows of grad [B, K + M, E], in fp32 and without atomics -> [E]."""
-    batch, rows, width = grad.shape
-    grad = rows_contiguous(grad)
-    masked = rows - num_visible
-    parts = triton.cdiv(batch * masked, STEPS * ROWS)
-    block = block_width(width)
-    partial = grad.new_empty(parts, width, dtype=torch.float32)
-    wrap_triton(mask_token_gradient_kernel)[(parts, triton.cdiv(width, block))](
-        grad, partial, grad.stride(0), grad.stride(1), batch * masked, num_visible, masked, width,
-        STEPS=STEPS, ROWS=ROWS, BLOCK=block,
-    )  # fmt: skip
-    return partial.sum(dim=0).to(dtype)
-
-
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.num_visible, ctx.dtype = inputs[0].shape[1], inputs[1].dtype
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    features = grad[:, : ctx.num_visible]  # a view: nothing is moved
-    return features, mask_token_gradient_op(grad, ctx.num_visible, ctx.dtype), None, None, None
+    features, masked = grad.tensor_split([ctx.num_visible], dim=1)  # views: nothing is moved
+    return features, masked.sum(dim=(0, 1), dtype=torch.float32).to(ctx.dtype), None, None, None
 
 
 scatter_tokens_op.register_autograd(_backward, setup_context=_setup)

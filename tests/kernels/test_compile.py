@@ -17,7 +17,6 @@ KERNELS = {
     "gumbel_topk_kernel",
     "gather_kernel",
     "scatter_kernel",
-    "mask_token_gradient_kernel",
     "patchify_kernel",
     "loss_kernel",
     "loss_backward_kernel",
