@@ -30,7 +30,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(intact: Path) -> Path:
-    return made_videos.broken_copy(intact, intact.with_name("broken"), BROKEN).folder
+    return Path(made_videos.broken_copy(intact, intact.with_name("broken"), BROKEN).folder)
 
 
 class PlanThatKnows(TrainingPlan):
