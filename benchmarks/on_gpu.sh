@@ -4,8 +4,9 @@
 #     bash benchmarks/on_gpu.sh OUTPUT [STAGE ...]
 #
 # A stage takes 8 minutes (STAGE_SECONDS) at most; it is then given up, and the next one goes on, as after a failure.
-# OUTPUT gets the results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else synthetic ones are
-# generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU takes, to see that they run.
+# OUTPUT gets the results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else
+# synthetic ones are generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU
+# takes, to see that they run.
 set -u
 [ $# -gt 0 ] || { echo "error: name the folder for the results: bash benchmarks/on_gpu.sh OUTPUT [STAGE ...]" >&2; exit 1; }
 mkdir -p "$1" && out=$(realpath "$1") && shift || exit 1
