@@ -3,16 +3,17 @@
 #
 #     bash benchmarks/on_gpu.sh OUTPUT [STAGE ...]
 #
-# A stage takes 8 minutes at most; it is then given up, and the next one goes on, as after a failure. OUTPUT gets the
-# results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else synthetic ones are
-# generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU takes, to see that they run.
+# A stage takes 8 minutes (STAGE_SECONDS) at most; it is then given up, and the next one goes on, as after a failure.
+# OUTPUT gets the results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else
+# synthetic ones are generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU
+# takes, to see that they run.
 set -u
 [ $# -gt 0 ] || { echo "error: name the folder for the results: bash benchmarks/on_gpu.sh OUTPUT [STAGE ...]" >&2; exit 1; }
 mkdir -p "$1" && out=$(realpath "$1") && shift || exit 1
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 ALL="step end_to_end decode memory kernels resume tests"
-SECONDS_A_STAGE=480
+stage_seconds=${STAGE_SECONDS:-480}
 videos=${VIDEOS:-$out/scratch/videos}
 
 run() {
@@ -58,7 +59,7 @@ stage() {
 
 failed=0
 for name in ${*:-$ALL}; do
-  started=$SECONDS deadline=$((SECONDS + SECONDS_A_STAGE))
+  started=$SECONDS deadline=$((SECONDS + stage_seconds))
   if stage "$name" >"$out/$name.log" 2>&1; then ended=done
   else ended="failed with exit code $? (124: out of time): $(tail -n 1 "$out/$name.log")" failed=1; fi
   echo "$name: $ended, $((SECONDS - started)) s"
