@@ -214,7 +214,7 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
     task = Pretraining(config, None, dist)
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
     model = parallelize(task, optimizer, config, dist, count)
-    shape = count, sizes.num_frames, *FrameSize.of(sizes.image_size), sizes.clip_channels
+    shape = count, sizes.num_frames, *FrameSize.of(sizes.image_size), sizes.in_channels
     clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=run.device)
     batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
     times: list[float] = []

@@ -2,10 +2,10 @@
 
 Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
-its newest), a checkpoint, or a file of weights: ours, the original or Hugging Face's. How clips are sampled is taken
+its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
 from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
-and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where
-only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
+and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where only a fraction
+of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
 """
 
 import argparse
@@ -49,22 +49,22 @@ import csv
 import io
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from jaxtyping import UInt8
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import log
 from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
-from model.classifier import VideoClassifier
-from model.encoder import SELECTIONS, Selection, VideoEncoder
-from model.probe import Probe, load_classifier
+from model.classifier import load_classifier
+from model.encoder import SELECTIONS
 from model.weights import pretrained
+from model.weights.models import load_encoder
 from pipeline.decoding.sources import decode_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
@@ -72,7 +72,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, check_classes, predict, warn_of_majority
+from training.evaluation import Evaluator, Predictions, Views, check_classes, warn_of_majority
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 
@@ -82,6 +82,7 @@ NUM_FRAMES = 6  # of each mistake
 
 @explain_out_of_memory("lower --batch-size")
 def evaluate(options: argparse.Namespace) -> None:
+    started = time.perf_counter()
     checkpoint = local_run(options.checkpoint)
     best = checkpoint / "checkpoints" / "best"
     weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
@@ -91,10 +92,10 @@ def evaluate(options: argparse.Namespace) -> None:
     config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
-        state_dict, shape, classes, multi_label = pretrained.load(weights, config.model.num_frames)
+        state_dict, shape, classes, multi_label, _ = pretrained.load(weights, config.model.num_frames)
         if options.config is not None:
             shape = replace(shape, num_frames=config.model.num_frames, image_size=config.model.image_size)
-        model = load_classifier(state_dict, shape)
+        model = load_classifier(state_dict, shape).to(dist.device)
         if not classes:  # weights of others name none: then their number must do
             num_classes = model.get_parameter("head.weight").shape[0]
             classes = dataset.info.classes if num_classes == len(dataset.info.classes) else [""] * num_classes
@@ -103,100 +104,77 @@ def evaluate(options: argparse.Namespace) -> None:
         if dist.is_main and run is not None:
             warn_of_overlap(run, weights.parent.name == "best", config, dataset)
         views = Views(options.clips, options.crops, options.batch_size)
-        started = time.perf_counter()
-        model, precision = model.to(dist.device), config.precision
-        found = predict(model, dataset, config.data, shape, views, dist, precision, multi_label)
+        evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
+        found = evaluator.predict(model, views, multi_label)
         kept = []
         if options.keep:
-            encoder = VideoEncoder.from_pretrained(
-                options.sampler or weights, num_frames=shape.num_frames, image_size=shape.image_size
-            ).to(dist.device)
+            clips = {"num_frames": shape.num_frames, "image_size": shape.image_size}
+            encoder = load_encoder(options.sampler or weights, **clips).to(dist.device)
             ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]
             for by, keep in product(ways, sorted(set(options.keep))):
-                some = KeptTokens(model, encoder, keep, by)
-                part = predict(some, dataset, config.data, shape, views, dist, precision, multi_label)
-                kept.append({"by": by, "keep": keep, **part.scores()})
+                select = partial(encoder.select_tokens, keep=keep, by=by)
+                kept.append({"by": by, "keep": keep, **evaluator.predict(model, views, multi_label, select).scores()})
         if dist.is_main:
             results = make_results(found, dataset, options) | {"kept": kept}
-            output = options.output or (run or weights.parent) / "evaluation"
-            write_results(output, results, list_predictions(found, dataset), dataset)
-            seconds = time.perf_counter() - started
-            kinds = [("mAP", "mAP"), ("top1", "top-1"), *([("top5", "top-5")] if len(dataset.info.classes) > 5 else ())]
-            scores = ", ".join(f"{kind} {results[name]:.4f}" for name, kind in kinds if name in results)
-            log(f"{scores} on {results['num_videos']} videos in {seconds:.0f} s")
+            write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
+            names = {"mAP": "mAP", "top1": "top-1"} | ({"top5": "top-5"} if len(dataset.info.classes) > 5 else {})
+            scores = ", ".join(f"{shown} {results[name]:.4f}" for name, shown in names.items() if name in results)
+            log(f"{scores} on {results['num_videos']} videos in {time.perf_counter() - started:.0f} s")
             for sentence in warn_of_majority(results):
                 log(sentence, sys.stderr)
-
-
-class KeptTokens(nn.Module):
-    """A classifier that encodes only a fraction of the tokens."""
-
-    def __init__(self, model: VideoClassifier | Probe, encoder: VideoEncoder, keep: float, by: Selection) -> None:
-        super().__init__()
-        self.model, self.encoder, self.keep, self.by = model, encoder, keep, by
-
-    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B classes"]:
-        return self.model(clip, self.encoder.select_tokens(clip, self.keep, self.by))
 
 
 def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
     """Warn if videos of `dataset` were trained on, or the best weights selected on them, as far as those are there."""
     given = pretrained.run_config(run)
-    used = {"the run was trained on": given.get("data", {}).get("shards")}
-    if is_best:
-        used["the run's best weights were selected on"] = given.get("evaluation", {}).get("shards")
-    for what, shards in used.items():
+    used = {
+        "the run was trained on": "data",
+        "the run's best weights were selected on": "evaluation" if is_best else "",
+    }
+    for what, section in used.items():
+        shards = given.get(section, {}).get("shards") or []
         places = [shards] if isinstance(shards, str) else shards
-        if not places or not all(is_remote(place) or Path(place).is_dir() for place in places):
-            continue
-        if shared := count_shared_videos(dataset, ShardDataset.open(places, config.data)):
-            total = len(dataset.samples)
-            log(f"WARNING: {what} {shared} of these {total} videos: accuracy is optimistically biased", sys.stderr)
+        if places and all(is_remote(place) or Path(place).is_dir() for place in places):
+            shared, total = count_shared_videos(dataset, ShardDataset.open(places, config.data)), len(dataset.samples)
+            if shared:
+                log(f"WARNING: {what} {shared} of these {total} videos: accuracy is optimistically biased", sys.stderr)
 
 
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the content of results.json."""
     names = dataset.info.classes
-    common = {
-        **{name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")},
-        "num_videos": len(found.labels),
-        **found.scores(),
-    }
+    results: dict[str, Any] = {name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")}
+    results |= {"num_videos": len(found.labels), **found.scores()}
     if found.is_multi_label:
-        rows = zip(names, found.labels.sum(dim=0).tolist(), found.average_precisions(), strict=True)
-        return {**common, "per_class": {name: {"videos": count, "AP": ap} for name, count, ap in rows}}
-    pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
-    confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)  # rows: true classes
-    counts, correct = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
-    return {
-        **common,
-        "per_class": {
-            name: {"videos": count, "top1": right / count if count else None}
-            for name, count, right in zip(names, counts, correct, strict=True)
-        },
-        "confusion": confusion.tolist(),
-    }
+        counts, scores, score = found.labels.sum(dim=0).tolist(), found.average_precisions(), "AP"
+    else:
+        pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
+        confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)  # rows: true classes
+        counts, right, score = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist(), "top1"
+        scores = [correct / count if count else None for correct, count in zip(right, counts, strict=True)]
+        results["confusion"] = confusion.tolist()
+    rows = zip(names, counts, scores, strict=True)
+    return results | {"per_class": {name: {"videos": count, score: value} for name, count, value in rows}}
 
 
 def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
     """List the label of every video, or its labels, and the most probable class."""
-    names, (probability, predicted) = dataset.info.classes, found.probabilities.max(dim=1)
+    names, rows = dataset.info.classes, zip(dataset.samples, *found.probabilities.max(dim=1), strict=True)
     return [
         {
             "key": sample.key,
             "source": sample.source,
             "label": ";".join(names[label] for label in sample.labels or ()),
-            "predicted": names[int(predicted[i])],
-            "probability": round(float(probability[i]), 6),
+            "predicted": names[int(predicted)],
+            "probability": round(float(probability), 6),
         }
-        for i, sample in enumerate(dataset.samples)
+        for sample, probability, predicted in rows
     ]
 
 
-def write_results(
-    folder: Path, results: dict[str, Any], predictions: list[dict[str, Any]], dataset: ShardDataset
-) -> None:
+def write_results(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    predictions = list_predictions(found, dataset)
     if results["kept"]:
         save_figure(plot_kept(results["kept"]), folder / "kept.png")
     if "confusion" in results:

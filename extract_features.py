@@ -76,6 +76,7 @@ from common.logging import log, printable
 from common.progress import progress_bar
 from figures.clips import resize_and_crop
 from model.encoder import VideoEncoder
+from model.weights.models import load_encoder
 from model.weights.pretrained import find_file, trained_rate
 from model.weights.weight_files import save_tensors
 from pipeline.config import DataConfig
@@ -141,7 +142,7 @@ def main(options: argparse.Namespace) -> int:
     changes = {"num_frames": options.window, "image_size": options.image_size}
     changes = {name: value for name, value in changes.items() if value}
     model = local_run(options.model)
-    encoder = VideoEncoder.from_pretrained(model, **changes).to(device)
+    encoder = load_encoder(model, **changes).to(device)
     length, size = encoder.config.num_frames, FrameSize.of(encoder.config.image_size)
     given = {"frame_stride": options.frame_stride, "fps": options.fps}
     data = DataConfig(**(given if any(given.values()) else trained_rate(model)))

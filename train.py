@@ -33,7 +33,7 @@ from training.logger import SKIPPED, Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
 from training.parallelize import check_graphs, parallelize, reduce_gradients
-from training.profiling import StepProfiler
+from training.profiling import profile_steps
 from training.report import write_report
 from training.run_dir import RunDir
 from training.schedule import Schedule, seed_step
@@ -59,8 +59,8 @@ def train(config: TrainConfig) -> bool:
         torch.manual_seed(config.seed)
         task: Task = TASKS[config.task](config, dataset, dist)
         optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-        if run.is_new:
-            task.init_weights(config.init_from)  # the only place where other weights come in
+        if run.checkpoint is None:
+            task.init_weights(config.init_from)
         plan = make_plan(config, dataset, task, dist)
         schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
         fingerprint = determinism_fingerprint(config, dist)
@@ -70,19 +70,19 @@ def train(config: TrainConfig) -> bool:
         with (
             ClipLoader(dataset, plan, dist.device, config.data, run.quarantine) as loader,
             Logger(run, config, dist, schedule, loader, state.step) as log,
-            StepProfiler(run.profile if config.profile and dist.is_main else None, dist.device) as profiler,
+            profile_steps(run.profile if config.profile and dist.is_main else None, dist.device) as profile_step,
         ):
             log.announce(startup_warnings(config, dataset))
             log.stragglers.watch(model)
             if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
-            stop.is_deferred, stopping = True, False
+            stop.defer, stopping = True, False
             for step in range(state.step, schedule.total_steps):
                 seed_step(config.seed, step, dist.rank)
-                request = dist.start_max(lambda: STOP if stop.is_set or run.has_failed else SAVE * run.is_save_due)
+                request = dist.async_max(lambda: STOP if stop.is_set or run.writer.failed else SAVE * run.is_save_due)
                 scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
                 log.step(step + 1, scalars)
-                profiler.step()
+                profile_step()
                 requested = request()  # by any rank: a byte, reduced beside the step
                 stopping = requested == STOP
                 evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
@@ -93,9 +93,10 @@ def train(config: TrainConfig) -> bool:
                         if dist.is_main and not stopping and config.evaluation.every is not None:
                             task.plot(step + 1, log)
                         if evaluating:
-                            with stop.at_once():
+                            with stop.allow_interrupt():
                                 task.evaluate(step + 1, log)
-                    run.in_background(lambda: write_report(run.path, config, schedule.total_steps))
+                    if dist.is_main:
+                        run.writer.start(lambda: write_report(run.path, config, schedule.total_steps))
                 if stopping:
                     break
     if stopping and dist.is_main:
@@ -133,7 +134,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
         batch_size=config.batch_size, global_batch=config.clips_per_step(dist.world_size),
         batch_multiple=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
     )  # fmt: skip
-    check_channels(dataset.channels, config.model.in_channels, config.model.motion_channel)
+    check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, dist.device.type, plan.passes)
     return plan
 
@@ -145,8 +146,7 @@ def is_due(step: int, every: float | None, schedule: Schedule) -> bool:
 def evaluate_if_missing(task: Task, step: int, log: Logger) -> None:
     rows = (row for row in read_rows(log.run.metrics) if row["step"] == step)
     is_there = any(name.startswith("evaluation/") for row in rows for name in row)
-    wanted = log.config.evaluation.shards or log.config.evaluation.motion_videos
-    if wanted and not any(log.dist.gather(is_there)):
+    if log.config.evaluation.shards and not any(log.dist.gather(is_there)):
         task.evaluate(step, log)
 
 

@@ -24,7 +24,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--strategies", action="store_true", help="also compare the masking strategies")
     parser.add_argument("--checkpoints", action="store_true", help="also compare the run's checkpoints")
     parser.add_argument("--compare", action="append", default=[], metavar="RUN", help="also compare with another run")
-    parser.add_argument("--html", action="store_true", help="also report.html, with sliders for frame and mask ratio")
     options = parser.parse_args(arguments)
     require_positive(options, "frame_stride", "clips")
     return options
@@ -36,28 +35,27 @@ if __name__ == "__main__":
 from collections.abc import Iterator
 from contextlib import suppress
 
-from common.atomic_io import write_text
 from common.logging import log
 from common.progress import progress_bar
-from figures.clips import Clip, read_clips
-from figures.interactive import render_page
-from figures.reconstruction import comparison_rows, explain_figure, make_rows, render_figure
-from figures.sheet import Row, render_animation, save_animation, save_image
+from figures.clips import read_clips
+from figures.reconstruction import comparison_rows, make_rows, render_figure
+from figures.sheet import render_animation, save_animation, save_image
 from model.adamae import AdaMAE
-from model.masking import MASKS
+from model.maps import reconstruct
+from model.registry import MASKS
+from model.weights.models import load_adamae
 from model.weights.pretrained import find_file, run_of, trained_rate
 from pipeline.config import DataConfig
 from training.checkpoint import list_checkpoints, parse_step
 from training.remote_run import local_run
 
 COMPARISON_WIDTH = 1000  # pixels: these figures have many rows
-REPORT_RATIOS = (0.5, 0.75, 0.85, 0.9, 0.95, 0.98)
 
 
 def visualize(options: argparse.Namespace) -> None:
     run = local_run(options.run)
     changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
-    model = AdaMAE.from_pretrained(run, **changes)
+    model = load_adamae(run, **changes)
     config = model.config
     comparisons: dict[str, list[tuple[str, AdaMAE]]] = {}  # models by name, by the ending of the figures' names
     if options.strategies:
@@ -67,10 +65,10 @@ def visualize(options: argparse.Namespace) -> None:
         if not folders:
             raise InputError(f"no checkpoints/ in {run}: --checkpoints needs a run directory")
         comparisons[".checkpoints"] = [
-            (f"step {parse_step(folder.name)}", AdaMAE.from_pretrained(folder, **changes)) for folder in folders
+            (f"step {parse_step(folder.name)}", load_adamae(folder, **changes)) for folder in folders
         ]
     if options.compare:
-        others = [(Path(path).name, AdaMAE.from_pretrained(local_run(path), **changes)) for path in options.compare]
+        others = [(Path(path).name, load_adamae(local_run(path), **changes)) for path in options.compare]
         comparisons[".runs"] = [(Path(options.run).name, model), *others]
         for name, other in others:
             if (other.config.num_frames, other.config.frame_size) != (config.num_frames, config.frame_size):
@@ -82,19 +80,15 @@ def visualize(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
-    interactive = []
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = [*make_rows(model.reconstruct(clip.frames[None], options.seed)).values()]
+        rows = [*make_rows(reconstruct(model, clip.frames[None], options.seed)).values()]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
         for ending, models in comparisons.items():  # with the same noise
-            rows = comparison_rows((name, other.reconstruct(clip.frames[None], options.seed)) for name, other in models)
+            rows = comparison_rows(
+                (name, reconstruct(other, clip.frames[None], options.seed)) for name, other in models
+            )
             save_image(render_figure(rows, config, clip.times, COMPARISON_WIDTH), output / f"{clip.name}{ending}.png")
-        if options.html:
-            interactive.append((clip.name, rows_by_ratio(model, clip, options.seed)))
-    if interactive:
-        page = render_page(f"AdaMAE: {run}", interactive, config.mask_ratio, explain_figure(config))
-        write_text(output / "report.html", page)
     log(f"wrote figures to {output}")
 
 
@@ -106,16 +100,6 @@ def with_every_strategy(model: AdaMAE) -> Iterator[tuple[str, AdaMAE]]:
         possible = min(ratio, 1 - 1 / grid[0]) if masking == "frame" else ratio
         with suppress(InputError):  # no sampler was trained, or there is no motion in one token frame
             yield masking, model.with_masking(masking=masking, mask_ratio=possible)
-
-
-def rows_by_ratio(model: AdaMAE, clip: Clip, seed: int) -> dict[float, list[Row]]:
-    """Make the figure's rows at every ratio that leaves some tokens of this clip shape visible."""
-    rows = {}
-    for ratio in sorted({*REPORT_RATIOS, model.config.mask_ratio}):
-        with suppress(InputError):  # too few tokens, or token frames, for this ratio
-            maps = model.with_masking(mask_ratio=ratio).reconstruct(clip.frames[None], seed)
-            rows[ratio] = [*make_rows(maps).values()]
-    return rows
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.targets.target import make_target
+from model.weights.teachers import make_teacher
 from training.config import parse
 
 CPU_BATCH = 2  # clips
@@ -70,7 +72,7 @@ def make_model_config(overrides: list[str], extra: list[str], folder: Path) -> M
 def count_cost(config: ModelConfig, batch_size: int) -> Row:
     account = predict(config, batch_size)
     with torch.device("meta"):
-        model = AdaMAE(config)
+        model = AdaMAE(config, make_target(config, make_teacher(config)))
     return {
         "parameters_m": round(sum(value.numel() for value in model.parameters()) / 1e6, 2),
         "num_visible": config.num_visible,

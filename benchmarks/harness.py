@@ -104,7 +104,7 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
     """Return random uint8 [B, T, H, W, C]: the contents change neither speed nor memory."""
-    shape = (batch_size, config.num_frames, *config.frame_size, config.clip_channels)
+    shape = (batch_size, config.num_frames, *config.frame_size, config.in_channels)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 

@@ -36,7 +36,7 @@ from common.logging import log
 from common.yaml_io import read_yaml
 from evaluate import evaluate
 from evaluate import parse_arguments as parse_evaluation
-from model.adamae import AdaMAE
+from model.weights.models import load_adamae
 from train import train
 from training.config import parse
 from training.motion import measure
@@ -188,7 +188,7 @@ class Study:
                 raise KeyboardInterrupt
             if label_set is None:
                 videos = self.folder / "data/validation_videos" if self.synthetic else Path(self.validation)
-                shared |= measure(AdaMAE.from_pretrained(run), videos, config.data)
+                shared |= measure(load_adamae(run), videos, config.data)
             else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"

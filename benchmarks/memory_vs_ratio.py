@@ -39,7 +39,6 @@ if __name__ == "__main__":
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from benchmarks.accounting import RESERVE_GPU, Account, predict
 from benchmarks.harness import (
@@ -57,8 +56,7 @@ from common.devices import choose_device, choose_precision
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
-from model.masking import MASKS
-from model.targets import TARGETS
+from model.registry import MASKS, TARGETS
 from pipeline.config import DataConfig
 from training.config import parse
 
@@ -121,11 +119,10 @@ def list_points(size: str, folder: Path) -> list[ModelConfig]:
     points = list(adaptive)
     for masking in sorted(MASKS.keys() - {"adaptive"}):
         ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
-        changes: dict[str, Any] = {"masking": masking, "motion_channel": MASKS[masking].reads_motion}
-        points += [replace(base, **changes, mask_ratio=ratio) for ratio in ratios]
+        points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]
     for target in sorted(TARGETS.keys() - {base.target}):
         teacher = write_random_teacher(base, folder) if target == "teacher" else ""
-        points.append(replace(base, target=target, teacher=teacher))  # type: ignore[arg-type]
+        points.append(replace(base, target=target, teacher=teacher))
     return points + [replace(config, activation_checkpointing=True) for config in adaptive]
 
 

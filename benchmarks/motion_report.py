@@ -9,7 +9,7 @@ from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, print_table
 from common.devices import choose_device
 from common.errors import run_command
-from model.adamae import AdaMAE
+from model.weights.models import load_adamae
 from model.weights.pretrained import trained_rate
 from pipeline.config import DataConfig
 from training.motion import measure
@@ -23,7 +23,7 @@ def main() -> None:
     device = choose_device()
     rows: list[Row] = []
     for run in options.runs:
-        model = AdaMAE.from_pretrained(run).to(device)
+        model = load_adamae(run).to(device)
         masks = {"masking": model.config.masking, "mask_ratio": model.config.mask_ratio}
         rows.append({"run": run.name, **masks, **measure(model, options.videos, DataConfig(**trained_rate(run)))})
     Report("motion_report", options.output, device).write(rows)

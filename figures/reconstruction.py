@@ -39,10 +39,9 @@ def make_rows(maps: Maps) -> dict[str, Row]:
     if maps.reconstruction is not None and maps.visible_stats is None:
         rows["reconstruction"] = Row("reconstruction", _first(maps.reconstruction))
     elif maps.reconstruction is not None and maps.visible_stats is not None:
-        label = "reconstruction\n(patch statistics\nfrom ground truth)"
-        rows["true_stats"] = Row(label, _first(maps.reconstruction))
-        label = "reconstruction\n(statistics interpolated\nfrom visible patches)"
-        rows["reconstruction"] = Row(label, _first(maps.visible_stats))
+        found = _first(maps.reconstruction), _first(maps.visible_stats)
+        rows["true_stats"] = Row("reconstruction\n(patch statistics\nfrom ground truth)", found[0])
+        rows["reconstruction"] = Row("reconstruction\n(statistics interpolated\nfrom visible patches)", found[1])
     error = maps.error[0].cpu().numpy()
     rows["error"] = _map_row(f"error (mean {np.nanmean(error):.3f})", error, maps)
     if maps.probability is not None:

@@ -107,5 +107,4 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 def _wrap(text: str, width: int, size: int) -> str:
     """Break lines that are wider than `width` pixels."""
-    characters = int(width / size * 1.6)
-    return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
+    return "\n".join(textwrap.fill(line, int(width / size * 1.6)) for line in text.split("\n"))

@@ -11,86 +11,45 @@ from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_
 ROWS = 16  # a program's tile is ROWS x 256 values: with 4 warps, four 16-byte loads in flight a thread at 2 bytes
 
 
-def gather_tokens(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
-    """x [B, N, D], ids int64 [B, K], table [N, D] or None -> x[b, ids] + table[ids], [B, K, D] in x's dtype.
+def gather_tokens(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+    """x [B, N, D], ids int64 [B, K], table [N, D] -> x[b, ids] + table[ids], [B, K, D] in x's dtype.
 
     The ids of a row ascend without repetition. The table is fixed: it gets no gradient.
     """
     check(x.ndim == 3, f"tokens have shape {tuple(x.shape)}: give [B, N, D]")
     check_ids("ids", ids, x, x.shape[1])
-    if table is not None:
-        check(table.shape == x.shape[1:], f"the table of positions has shape {tuple(table.shape)}: give [N, D]")
-        check(not table.requires_grad, "the table of positions is fixed here: add learnable positions before gathering")
+    check(table.shape == x.shape[1:], f"the table of positions has shape {tuple(table.shape)}: give [N, D]")
+    check(not table.requires_grad, "the table of positions is fixed here: add learnable positions before gathering")
     return (gather_tokens_op if runs_triton(x) else gather_tokens_ref)(x, ids, table)
 
 
-def gather_tokens_ref(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
-    rows = x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
-    return rows if table is None else rows + table.to(x.dtype)[ids]
+def gather_tokens_ref(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+    return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2])) + table.to(x.dtype)[ids]
 
 
 @triton.jit
 def gather_kernel(
-    x_ptr, ids_ptr, table_ptr, out_ptr, stride_b, stride_n, K, D,
-    HAS_TABLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr, ids_ptr, table_ptr, out_ptr, stride_b, stride_n, K, D, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     programs = tl.cdiv(K, ROWS)
     b = (tl.program_id(0) // programs).to(tl.int64)
     j = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
     d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (j < K)[:, None] & (d < D)
     ids = tl.load(ids_ptr + b * K + j, mask=j < K, other=0)[:, None]
-    out = tl.load(x_ptr + b * stride_b + ids * stride_n + d, mask=inside)
-    if HAS_TABLE:
-        out = out.to(tl.float32) + tl.load(table_ptr + ids * D + d, mask=inside).to(tl.float32)
+    out = tl.load(x_ptr + b * stride_b + ids * stride_n + d, mask=inside).to(tl.float32)
+    out += tl.load(table_ptr + ids * D + d, mask=inside).to(tl.float32)
     tl.store(out_ptr + (b * K + j[:, None]) * D + d, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def gather_backward_kernel(
-    grad_ptr, ids_ptr, out_ptr, stride_b, stride_k, N, K, D,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Every row of the output is written once: the gradient where the row was taken, found by bisection, or zeros."""
-    programs = tl.cdiv(N, ROWS)
-    b = (tl.program_id(0) // programs).to(tl.int64)
-    n = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
-    d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    ids_ptr += b * K
-    low = tl.zeros((ROWS,), tl.int32)  # ends as the number of ids below n
-    high = low + K
-    for _ in range(STEPS):  # not unrolled: torch 2.15 follows every path through it, see kth_largest
-        middle = (low + high) // 2
-        below = tl.load(ids_ptr + middle, mask=middle < high, other=N) < n
-        low = tl.where(below, middle + 1, low)
-        high = tl.where(below, high, middle)
-    taken = tl.load(ids_ptr + low, mask=low < K, other=N) == n
-    grad = tl.load(grad_ptr + b * stride_b + low[:, None] * stride_k + d, mask=taken[:, None] & (d < D), other=0.0)
-    tl.store(out_ptr + (b * N + n[:, None]) * D + d, grad, mask=(n < N)[:, None] & (d < D))
-
-
 @triton_op("gather_tokens")
-def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor | None) -> Tensor:
+def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     (batch, _, width), count = x.shape, ids.shape[1]
     x, ids = rows_contiguous(x), ids.contiguous()
     out = x.new_empty(batch, count, width)
     block = block_width(width)
     wrap_triton(gather_kernel)[(batch * triton.cdiv(count, ROWS), triton.cdiv(width, block))](
-        x, ids, x if table is None else table.contiguous(), out, x.stride(0), x.stride(1), count, width,
-        HAS_TABLE=table is not None, ROWS=ROWS, BLOCK=block,
-    )  # fmt: skip
-    return out
-
-
-@triton_op("gather_tokens_backward")
-def gather_tokens_backward_op(grad: Tensor, ids: Tensor, tokens: int) -> Tensor:
-    batch, count, width = grad.shape
-    grad, ids = rows_contiguous(grad), ids.contiguous()
-    out = grad.new_empty(batch, tokens, width)
-    block = block_width(width)
-    wrap_triton(gather_backward_kernel)[(batch * triton.cdiv(tokens, ROWS), triton.cdiv(width, block))](
-        grad, ids, out, grad.stride(0), grad.stride(1), tokens, count, width,
-        STEPS=count.bit_length(), ROWS=ROWS, BLOCK=block,
+        x, ids, table.contiguous(), out, x.stride(0), x.stride(1), count, width, ROWS=ROWS, BLOCK=block
     )  # fmt: skip
     return out
 
@@ -101,7 +60,8 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    return gather_tokens_backward_op(grad, ctx.saved_tensors[0], ctx.tokens), None, None
+    ids = ctx.saved_tensors[0][..., None].expand_as(grad)
+    return grad.new_zeros(len(grad), ctx.tokens, grad.shape[2]).scatter_(1, ids, grad), None, None
 
 
 gather_tokens_op.register_autograd(_backward, setup_context=_setup)

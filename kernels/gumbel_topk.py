@@ -110,22 +110,6 @@ def gumbel_topk_kernel(
     tl.store(masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=inside & (visible == 0))
 
 
-@triton.jit
-def log_softmax_backward_kernel(grad_ptr, log_probs_ptr, out_ptr, stride, tokens, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.arange(0, BLOCK)
-    inside = n < tokens
-    grad = tl.load(grad_ptr + row * stride + n, mask=inside, other=0.0)
-    log_probs = tl.load(log_probs_ptr + row * tokens + n, mask=inside, other=-float("inf"))
-    out = grad - tl.exp(log_probs) * tl.sum(grad, axis=0)
-    tl.store(out_ptr + row * tokens + n, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def num_warps(tokens: int) -> int:
-    """8 tokens a thread up to 4,096 tokens, 16 with 8,192. Only with 32, for 16,384, a few registers spill."""
-    return min(16, max(1, triton.next_power_of_2(tokens) // 256))
-
-
 @triton_op("gumbel_topk")
 def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
@@ -134,24 +118,15 @@ def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tupl
     masked_ids = logits.new_empty(rows, tokens - k, dtype=torch.int64)
     log_probs = logits.new_empty(rows, tokens, dtype=torch.float32)
     is_finite = logits.new_empty(rows, dtype=torch.bool)
+    size = triton.next_power_of_2(tokens)
+    # 8 tokens a thread up to 4,096 tokens, 16 with 8,192. Only with 32, for 16,384, a few registers spill.
+    num_warps = min(16, max(1, size // 256))
     wrap_triton(gumbel_topk_kernel)[(rows,)](
         logits, seed, offset, visible_ids, masked_ids, log_probs, is_finite, logits.stride(0), tokens, k,
-        QUARTER=max(1, triton.next_power_of_2(tokens) // 4), num_warps=num_warps(tokens),
+        QUARTER=max(1, size // 4), num_warps=num_warps,
     )  # fmt: skip
     torch._assert_async(is_finite.all(), LOGITS_NOT_FINITE)
     return visible_ids, masked_ids, log_probs
-
-
-@triton_op("gumbel_topk_backward")
-def gumbel_topk_backward_op(grad: Tensor, log_probs: Tensor, dtype: torch.dtype) -> Tensor:
-    rows, tokens = log_probs.shape
-    grad = rows_contiguous(grad)
-    out = log_probs.new_empty(rows, tokens, dtype=dtype)
-    wrap_triton(log_softmax_backward_kernel)[(rows,)](
-        grad, log_probs, out, grad.stride(0), tokens,
-        BLOCK=triton.next_power_of_2(tokens), num_warps=num_warps(tokens),
-    )  # fmt: skip
-    return out
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -161,7 +136,8 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> No
 
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
-    return gumbel_topk_backward_op(grad, ctx.saved_tensors[0], ctx.dtype), None, None, None
+    (log_probs,) = ctx.saved_tensors
+    return torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype).to(ctx.dtype), None, None, None
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)

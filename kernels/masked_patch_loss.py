@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
-from kernels.patchify import by_channel, check_clip, gather_patches, patch_lines
+from kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
-EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; ours go to 255
+EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; here up to 255
 
 
 def masked_patch_loss(
@@ -81,12 +81,11 @@ def loss_kernel(
     """One program, of one warp, per patch, read as in patchify, from its statistics to its loss."""
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
-    line = tl.arange(0, LINES)
-    i = tl.arange(0, WIDTH)
-    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, TUBELET, PATCH)
-    clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
-    pred_ptrs = pred_ptr + m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
+    in_clip, in_patch, i, inside = patch_tile(tl.load(ids_ptr + m), rows, columns, TUBELET, PATCH, LINES, WIDTH)
+    clip_ptrs = clip_ptr + (m // M) * stride_b + in_clip
+    pred_ptrs = pred_ptr + m * (PIXELS * 3) + in_patch
+    red, green, blue = 0.0, 0.0, 0.0
+    scale_red, scale_green, scale_blue = 1.0 / 255, 1.0 / 255, 1.0 / 255
     if NORMALIZE:
         red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, PIXELS, PATCH)
         green, scale_green = channel_statistics(clip_ptrs, inside, i, 1, PIXELS, PATCH)
@@ -99,11 +98,8 @@ def loss_kernel(
     for part in tl.static_range(3):
         place = part * PATCH + i
         target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
-        if NORMALIZE:
-            target -= by_channel(place, red, green, blue)[None, :]
-            target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
-        else:
-            target *= 1.0 / 255
+        target -= by_channel(place, red, green, blue)[None, :]
+        target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         residual = tl.load(pred_ptrs + place[None, :], mask=inside, other=0).to(tl.float32) - target
         total += tl.where(inside, tl.abs(residual) if L1 else residual * residual, 0.0)
     tl.store(loss_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
@@ -118,12 +114,11 @@ def loss_backward_kernel(
     """One program, of one warp, per patch; the forward pass's statistics save the reductions."""
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
-    line = tl.arange(0, LINES)
-    i = tl.arange(0, WIDTH)
-    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(tl.load(ids_ptr + m), line, rows, columns, TUBELET, PATCH)
-    clip_ptrs = clip_ptr + (m // M) * stride_b + starts[:, None]
-    first = m * (PIXELS * 3) + line[:, None] * (PATCH * 3)
+    in_clip, in_patch, i, inside = patch_tile(tl.load(ids_ptr + m), rows, columns, TUBELET, PATCH, LINES, WIDTH)
+    clip_ptrs = clip_ptr + (m // M) * stride_b + in_clip
+    first = m * (PIXELS * 3) + in_patch
+    red, green, blue = 0.0, 0.0, 0.0
+    scale_red, scale_green, scale_blue = 1.0 / 255, 1.0 / 255, 1.0 / 255
     grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
     if NORMALIZE:
         s = statistics_ptr + m * 6
@@ -132,11 +127,8 @@ def loss_backward_kernel(
     for part in tl.static_range(3):
         place = part * PATCH + i
         target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
-        if NORMALIZE:
-            target -= by_channel(place, red, green, blue)[None, :]
-            target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
-        else:
-            target *= 1.0 / 255
+        target -= by_channel(place, red, green, blue)[None, :]
+        target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         residual = tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
         grad_pred = (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32) if L1 else 2 * residual
         tl.store(out_ptr + first + place[None, :], (grad_pred * grad).to(out_ptr.dtype.element_ty), mask=inside)

@@ -45,12 +45,10 @@ def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
 
 def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
     patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
-    mean: Tensor | float
-    std: Tensor | float
-    if clip.shape[4] == 3:
-        mean, std = (torch.tensor(values, device=clip.device) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    else:  # numbers: a tensor from the host would make it wait for the GPU
-        mean, std = (sum(values) / 3 for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (  # other than RGB also on a GPU, for which a tensor from the host would wait
+        torch.tensor(values, device=clip.device) if clip.shape[4] == 3 else sum(values) / 3
+        for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     return ((patches - 255 * mean) / (255 * std)).flatten(2).to(dtype)
 
 
@@ -63,12 +61,19 @@ def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_si
 
 
 @triton.jit
-def patch_lines(token, line, rows, columns, TUBELET: tl.constexpr, PATCH: tl.constexpr):
-    """Where in its clip each line (p_t, p_h) of a token's 3 · PATCH neighboring values starts, int64."""
+def patch_tile(
+    token, rows, columns, TUBELET: tl.constexpr, PATCH: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """A token's patch as lines (p_t, p_h) of 3 · PATCH neighboring values, of which a tile [LINES, WIDTH] is a third:
+    where each line starts in the clip and in the patch, the columns of the tile, and what of it is in the patch."""
+    line = tl.arange(0, LINES)
+    i = tl.arange(0, WIDTH)
     token = token.to(tl.int32)  # 64-bit divisions take a hundred instructions
     time = token // (rows * columns) * TUBELET + line // PATCH
     height = token // columns % rows * PATCH + line % PATCH
-    return ((time * (rows * PATCH) + height).to(tl.int64) * columns + token % columns) * (PATCH * 3)
+    in_clip = ((time * (rows * PATCH) + height).to(tl.int64) * columns + token % columns) * (PATCH * 3)
+    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
+    return in_clip[:, None], line[:, None] * (PATCH * 3), i, inside
 
 
 @triton.jit
@@ -85,12 +90,9 @@ def patchify_kernel(
     neighbors fill one load and their channels are known when the kernel is compiled."""
     k = tl.program_id(0).to(tl.int64)
     token = tl.load(ids_ptr + k) if HAS_IDS else k % K
-    line = tl.arange(0, LINES)
-    i = tl.arange(0, WIDTH)
-    inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    starts = patch_lines(token, line, rows, columns, TUBELET, PATCH)
-    clip_ptrs = clip_ptr + (k // K) * stride_b + starts[:, None]
-    out_ptrs = out_ptr + k * (TUBELET * PATCH * PATCH * 3) + line[:, None] * (PATCH * 3)
+    in_clip, in_patch, i, inside = patch_tile(token, rows, columns, TUBELET, PATCH, LINES, WIDTH)
+    clip_ptrs = clip_ptr + (k // K) * stride_b + in_clip
+    out_ptrs = out_ptr + k * (TUBELET * PATCH * PATCH * 3) + in_patch
     for part in tl.static_range(3):
         place = part * PATCH + i
         pixels = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)

@@ -1,8 +1,7 @@
 """AdaMAE: a masked autoencoder for video that learns which tokens to keep visible (arXiv 2211.09120 §3)."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -10,20 +9,16 @@ from torch import Tensor, nn
 
 from common.errors import InputError
 from kernels.gather_tokens import gather_tokens
+from kernels.gumbel_topk import gumbel_topk
 from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
 from model.channels import adapt_channels
 from model.config import ModelConfig
-from model.decoder import DECODERS
-from model.decoder_masking import select_decoder_targets
 from model.encoder import Encoder, Features, encode
-from model.masking import Mask, make_masking
-from model.targets import make_target
+from model.masking.mask import Mask, make_masking
+from model.registry import DECODERS, find_class
+from model.targets.target import Target, make_target
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_weights
-
-if TYPE_CHECKING:
-    from model.maps import Maps
 
 
 class Output(NamedTuple):
@@ -39,20 +34,24 @@ class Output(NamedTuple):
     masked_ids: Int[Tensor, "B M"]  # the predicted ones: in training a fraction of them (model.decoder_share)
 
 
+DECODER_STREAM = 0x5DEC0DE5  # XORed into the seed: apart from the noise that chooses the visible tokens
+
+
+def sample_ids(ids: Int[Tensor, "B M"], count: int, seed: int | Tensor, offset: int | Tensor) -> Int[Tensor, "B count"]:
+    """Sample `count` of each row's ids uniformly: the loss over them is an unbiased estimate of the loss over all."""
+    chosen, *_ = gumbel_topk(torch.zeros(ids.shape, device=ids.device), count, seed ^ DECODER_STREAM, offset)
+    return ids.gather(1, chosen)
+
+
 class AdaMAE(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, target: Target | None = None) -> None:
         super().__init__()
         self.config = config
-        self.target = make_target(config)
+        self.target = make_target(config) if target is None else target
         self.tokenizer = Tokenizer(config)
         self.token_sampler = make_masking(config)
-        if config.decoder_choice == "probability" and not self.token_sampler.has_probabilities:
-            raise InputError(
-                f"model.decoder_choice=probability needs sampling probabilities, which {config.masking} masking has"
-                " not: choose random or running-cell"
-            )
         self.encoder = Encoder(config)
-        self.decoder = DECODERS[config.decoder_attention](config, self.target.num_values)
+        self.decoder = find_class(DECODERS, config.decoder_attention)(config, self.target.num_values)
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
@@ -67,13 +66,12 @@ class AdaMAE(nn.Module):
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
         config = self.config
-        motion = clip[..., -1:] if self.token_sampler.reads_motion else None
-        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
+        clip = adapt_channels(clip, config.in_channels)
         prepared = self.target.prepare(clip)
-        mask, visible = self.embed_visible(clip, seed, offset, motion)
+        mask, visible = self.embed_visible(clip, seed, offset)
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
-            masked_ids = select_decoder_targets(mask, config, seed, offset)
+            masked_ids = sample_ids(masked_ids, config.num_reconstructed, seed, offset)
         with_visible = config.visible_loss_weight > 0
         pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids, with_visible)
         ids = torch.cat((mask.visible_ids, masked_ids), dim=1) if with_visible else masked_ids
@@ -94,13 +92,9 @@ class AdaMAE(nn.Module):
         )
 
     def embed_visible(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        seed: int | Tensor,
-        offset: int | Tensor,
-        motion: UInt8[Tensor, "B T H W 1"] | None = None,
+        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
     ) -> tuple[Mask, Float[Tensor, "B K D"]]:
-        """Mask the clip; embed the visible tokens and add their positions. motion: of a masking that reads_motion."""
+        """Mask the clip; embed the visible tokens and add their positions."""
         needs_tokens = self.token_sampler.needs_tokens
         if needs_tokens and not self.config.detach_sampler_input:
             tokens = self.tokenizer(clip).float()
@@ -110,7 +104,7 @@ class AdaMAE(nn.Module):
         # tokenizer, and saves the backward pass and the memory of the others.
         with torch.no_grad():
             tokens = self.tokenizer(clip) if needs_tokens else None
-        mask = self.token_sampler(clip if motion is None else motion, tokens, seed, offset)
+        mask = self.token_sampler(clip, tokens, seed, offset)
         # The positions' fp32 makes the encoder's residual stream fp32 under autocast.
         return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[mask.visible_ids]
 
@@ -119,40 +113,14 @@ class AdaMAE(nn.Module):
         """Encode the whole clip, nothing masked."""
         return encode(self, clip)
 
-    def reconstruct(self, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> "Maps":
-        """Mask the clip, predict the masked tokens, and map the result: see `model.maps.Maps`."""
-        from model.maps import reconstruct
-
-        return reconstruct(self, clip, seed)
-
     def with_masking(self, **changes: Any) -> "AdaMAE":
         """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
-        if changes.get("masking", "adaptive") != "adaptive":
-            changes["sampling_allocation"] = "probability"
         with torch.device("meta"):
-            other = AdaMAE(replace(self.config, decoder_choice="random", **changes))
-        for part in ("target", "tokenizer", "encoder", "decoder"):
+            other = AdaMAE(replace(self.config, **changes), self.target)
+        for part in ("tokenizer", "encoder", "decoder"):
             setattr(other, part, getattr(self, part))
         if other.token_sampler.learns:
             if not self.token_sampler.learns:
                 raise InputError(f"this model has no token sampler: it was trained with {self.config.masking} masking")
             other.token_sampler.load_state_dict(self.token_sampler.state_dict(keep_vars=True), assign=True)
         return other.train(self.training)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **changes: Any) -> "AdaMAE":
-        """Load a run, a checkpoint, an export or another project's file, for inference, on the CPU.
-
-        `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learned
-        positions are then interpolated. Raises InputError where weights are missing.
-        """
-        from model.weights.pretrained import load
-        from model.weights.warm_start import CLIP, adapt_weights
-
-        state, config, *_ = load(path)
-        if not any(name.startswith("decoder.") for name in state):
-            raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
-        of_clip = {name: changes.pop(name) for name in CLIP if name in changes}
-        model = cls(replace(config, **of_clip))
-        load_weights(model, adapt_weights(state, config, model.config))
-        return (model.with_masking(**changes) if changes else model).eval()

@@ -40,18 +40,13 @@ class Dropout(nn.Dropout):
         return torch.native_dropout(input, self.p, True)[0]
 
 
-class DropPath(nn.Module):
-    """Stochastic depth: drops the residual branch of a whole clip with probability `rate`, in training."""
+class DropPath(Dropout):
+    """Stochastic depth: drops the residual branch of a whole clip with probability p, in training."""
 
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        if not (self.training and self.rate):
-            return x
-        keep = 1 - self.rate
-        return x * x.new_empty(len(x), 1, 1).bernoulli_(keep).div_(keep)
+    def forward(self, input: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        if not (self.training and self.p):
+            return input
+        return input * super().forward(input.new_ones(len(input), 1, 1))
 
 
 class Attention(nn.Module):

@@ -47,7 +47,7 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
 
 
 def cast_together(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Return the weights in another dtype, None where there is none; themselves where it is theirs."""
+    """Return the weights in another dtype, None where there is none; the same where they are in it."""
     given = [weight for weight in weights if weight is not None]
     if all(weight.dtype == dtype for weight in given):
         return weights

@@ -8,15 +8,8 @@ from common.errors import InputError
 LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
 
 
-def check_channels(channels: int, in_channels: int, motion_channel: bool = False) -> None:
-    """Raise InputError where a model of `in_channels` does not take clips of `channels`, one of them a motion map."""
-    if motion_channel:
-        if channels != in_channels + 1:
-            raise InputError(
-                f"model.motion_channel is true, and the clips of data.shards have {channels} channels instead of"
-                f" {in_channels} and a map of motion: make them with shard_tools/synthetic_videos.py --motion-channel"
-            )
-        return
+def check_channels(channels: int, in_channels: int) -> None:
+    """Raise InputError where a model of `in_channels` does not take clips of `channels`."""
     if in_channels != channels and (channels, in_channels) != (3, 1):
         raise InputError(
             f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}: set"
@@ -24,15 +17,11 @@ def check_channels(channels: int, in_channels: int, motion_channel: bool = False
         )
 
 
-def adapt_channels(
-    clip: UInt8[Tensor, "B T H W C"], in_channels: int, motion_channel: bool = False
-) -> UInt8[Tensor, "B T H W c"]:
-    """Drop the motion map, where the last channel is one, and convert RGB to grayscale for a model of one channel.
+def adapt_channels(clip: UInt8[Tensor, "B T H W C"], in_channels: int) -> UInt8[Tensor, "B T H W c"]:
+    """Convert RGB to grayscale for a model of one channel.
 
     Raises InputError where the channels do not match. Grayscale is (77 R + 150 G + 29 B + 128) / 256, rounded down.
     """
-    if motion_channel:
-        clip = clip[..., :-1].contiguous()
     channels = clip.shape[-1]
     if channels == in_channels:
         return clip

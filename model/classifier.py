@@ -1,18 +1,26 @@
-"""The encoder as a video classifier: all tokens, mean pooling, LayerNorm, Linear."""
+"""The encoder as a classifier of videos: fine-tuned, or frozen with a trained head."""
+
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from model.blocks import LayerNorm, initialize
+from common.errors import InputError
+from model.blocks import LayerNorm, Mlp, initialize
 from model.casting import Linear
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
+from model.state_dict import load_parts, load_weights
 from model.tokenizer import Tokenizer
-from model.weights.loading import load_parts
+
+Kind = Literal["linear", "attentive"]
 
 
 class VideoClassifier(nn.Module):
+    """All tokens, mean pooling, LayerNorm, Linear."""
+
     def __init__(self, config: ModelConfig, num_classes: int, drop_path: float = 0.0) -> None:
         super().__init__()
         width = config.dimensions.encoder_width
@@ -42,3 +50,85 @@ class VideoClassifier(nn.Module):
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
         load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))
+
+
+class AttentivePool(nn.Module):
+    """Cross-attention of one learned query over all tokens, and an MLP."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = Linear(width, width)
+        self.kv = Linear(width, 2 * width)
+        self.proj = Linear(width, width)
+        self.mlp = Mlp(width, 4 * width)
+        nn.init.trunc_normal_(self.latent, std=width**-0.5)
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.q(self.latent.expand(len(x), -1, -1)), *self.kv(x).chunk(2, dim=-1))
+        )
+        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (x + self.mlp(x))[:, 0]
+
+
+class Probe(nn.Module):
+    """A linear layer on the mean of a frozen encoder's tokens, or attentive pooling.
+
+    Only `pool` and `head` are trained; the encoder keeps the LayerNorm that it was pre-trained with.
+    """
+
+    def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
+        super().__init__()
+        size = config.dimensions
+        self.config = config
+        self.tokenizer = Tokenizer(config).requires_grad_(False)
+        self.encoder = Encoder(config).requires_grad_(False)
+        self.pool = AttentivePool(size.encoder_width, size.encoder_heads) if kind == "attentive" else None
+        # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
+        self.norm = nn.BatchNorm1d(size.encoder_width, affine=False, eps=1e-6)
+        self.head = Linear(size.encoder_width, num_classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    def train(self, mode: bool = True) -> "Probe":
+        """Leave the encoder in evaluation mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(
+        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
+    ) -> Float[Tensor, "B classes"]:
+        """Classify clips, by all tokens or by those at `ids`."""
+        with torch.no_grad():
+            features = encode(self, clip, ids)
+        return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))
+
+    def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
+        """Take tokenizer and encoder of a pre-trained AdaMAE; raises InputError if they do not fit."""
+        if "encoder.norm.weight" not in state_dict:
+            raise InputError("a probe needs a pre-trained encoder, and these weights are a classifier's")
+        load_parts(self, state_dict, ("tokenizer.", "encoder."))
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pool.latent"}
+
+
+def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
+    """Make the fine-tuned classifier or the probe that weights in our layout are for, without loading them."""
+    num_classes = len(state_dict["head.weight"])
+    if "norm.running_mean" in state_dict:
+        return Probe(config, num_classes, "attentive" if "pool.latent" in state_dict else "linear")
+    return VideoClassifier(config, num_classes)
+
+
+def load_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
+    """Load the fine-tuned classifier or the probe of these weights; raise InputError where they are of neither."""
+    if "head.weight" not in state_dict:
+        raise InputError("these weights have no classification head: fine-tune them, or train a probe, first")
+    model = make_classifier(state_dict, config)
+    load_weights(model, state_dict)
+    return model

@@ -4,16 +4,24 @@ B clips · T H W C pixels · N tokens · K visible tokens · M masked tokens · 
 P values of a patch (tubelet_size · patch_size² · in_channels)
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.config_fields import check_ranges, option
 from common.errors import InputError
+from model.registry import DECODERS, MASKS, TARGETS
 
-Masking = Literal["adaptive", "random", "tube", "frame", "motion", "hard", "oracle"]  # the names in model.masking.MASKS
-Target = Literal["pixels", "teacher"]  # the names in model.targets.TARGETS
+if TYPE_CHECKING:
+    Masking = str
+    Target = str
+    DecoderAttention = str
+else:
+    Masking = Literal[tuple(MASKS)]
+    Target = Literal[tuple(TARGETS)]
+    DecoderAttention = Literal[tuple(DECODERS)]
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -26,7 +34,7 @@ class Size(NamedTuple):
     decoder_heads: int
 
 
-# arXiv 2211.09120, supplementary; `tiny` is ours, for tests and the demo.
+# arXiv 2211.09120, supplementary; `tiny` is for tests and the demo.
 SIZES = {
     "tiny": Size(96, 3, 4, 96, 2, 4),
     "small": Size(384, 12, 6, 192, 4, 3),
@@ -84,29 +92,13 @@ class ModelConfig:
     """attention blocks of the sampler"""
     sampler_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
     """sampler embedding dimension; null: the encoder's"""
-    sampler_autocast: bool = True
-    """run the sampler under autocast; logits and what follows are fp32 either way"""
-    sampling_allocation: Literal["probability", "rank"] = "probability"
-    """of adaptive masking; rank: a set share of the visible tokens is sampled from the most probable ones"""
-    allocation_quantile: float = option(0.5, above=0, below=1)
-    """with sampling_allocation=rank: the fraction of the tokens that are the most probable ones"""
-    allocation_share: float = option(0.5, at_least=0, at_most=1)
-    """with sampling_allocation=rank: the fraction of the visible tokens that is sampled from these"""
-    hard_share: float = option(0.5, at_least=0, at_most=1)
-    """of masking=hard: the fraction of the masked tokens that are those with the highest sampling probability"""
-    hard_warmup_clips: int = option(0, at_least=0)
-    """of masking=hard: clips over which that fraction rises linearly from 0"""
-    oracle_share: float = option(0.5, at_least=0, at_most=1)
-    """of masking=oracle: the fraction of the visible tokens that move"""
-    motion_channel: bool = False
-    """the last channel of clips is a map of true motion (synthetic_videos.py), which only masking=oracle reads"""
     detach_sampler_input: bool = True
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     target: Target = "pixels"
     """what the decoder predicts: pixels, or the features that a frozen teacher makes of the whole clip"""
     teacher: str = option("", free=True)
-    """with target=teacher: a run or weights of ours, or a folder with an image encoder of timm or transformers"""
+    """with target=teacher: a run or weights, or a folder with an image encoder of timm or transformers"""
     teacher_image_size: int | None = option(None, at_least=1)
     """side in pixels to which frames are scaled for an image encoder; null: what it was trained with"""
     loss: Literal["mse", "l1", "smooth-l1", "cosine"] = "mse"
@@ -118,12 +110,10 @@ class ModelConfig:
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 
-    decoder_attention: Literal["self", "cross"] = "self"  # the names in model.decoder.DECODERS
+    decoder_attention: DecoderAttention = "self"
     """cross: masked tokens attend to visible ones only, which is faster (CrossMAE); self: to all (the paper)"""
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
-    decoder_choice: Literal["random", "running-cell", "probability"] = "random"
-    """which masked tokens: uniformly sampled, running-cell masking (VideoMAE V2), or by sampling probability"""
 
     # Sampler and decoder see all tokens: to recompute them saves a third of the memory for 22 % more FLOPs (ViT-Base,
     # batch 16).
@@ -132,89 +122,46 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "model")
-        self._check_image_size()
-        self._check_heads()
-        self._check_target()
-        if self.masking == "oracle" and not self.motion_channel:
-            raise InputError(
-                "model.masking=oracle needs maps of true motion: make the videos with"
-                " shard_tools/synthetic_videos.py --codec npy --motion-channel, and set model.motion_channel=true"
-            )
-        if self.num_tokens > MAX_TOKENS:
-            raise InputError(
-                f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
-            )
-        if self.sampler == "mlp" and self.sampler_depth != 1:
-            raise InputError(f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1")
-        if self.num_frames % self.tubelet_size:
-            raise InputError(
-                f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
-            )
-        if any(side % self.patch_size for side in self.frame_size):
-            raise InputError(
-                f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
-            )
-        if not 0 < self.num_visible < self.num_tokens:
-            raise InputError(
-                f"model.mask_ratio {self.mask_ratio} leaves {self.num_visible} of {self.num_tokens} tokens visible"
-                f" under {self.masking} masking: at least one must stay visible and one masked"
-            )
-        if self.sampling_allocation == "rank":
-            self._check_allocation()
-        if not self.num_reconstructed:
-            raise InputError(
-                f"model.decoder_share {self.decoder_share} leaves none of {self.num_tokens - self.num_visible} masked"
-                " tokens to reconstruct: raise it"
-            )
+        for fault in self._list_faults():
+            raise InputError(fault)
 
-    def _check_image_size(self) -> None:
+    def _list_faults(self) -> Iterator[str]:
+        """Yield what cannot be, a sentence each; what comes later relies on what came before."""
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
-        if len(sides) > 2 or not sides or min(sides) < 1:
-            raise InputError(
-                f"model.image_size is {self.image_size}: must be a whole number of at least 1, or two: [height, width]"
-            )
+        if len(sides) not in (1, 2) or min(sides) < 1:
+            size = self.image_size
+            yield f"model.image_size is {size}: must be a whole number of at least 1, or two: [height, width]"
         self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
-
-    def _check_heads(self) -> None:
-        size = self.dimensions
-        parts = {
-            "encoder": (size.encoder_width, size.encoder_heads),
-            "decoder": (size.decoder_width, size.decoder_heads),
-            "sampler": (self.sampler_dimension, SAMPLER_HEADS if self.sampler == "mha" else 1),
-        }
-        for part, (width, heads) in parts.items():
-            if width < 1 or width % heads or width % 2:  # even: positions are pairs of sine and cosine
-                raise InputError(
-                    f"the {part}'s width ({width}) is not an even multiple of its {heads} heads:"
-                    f" change model.{part}_width"
-                )
-
-    def _check_target(self) -> None:
-        if self.target == "teacher" and not self.teacher:
-            raise InputError(
-                "model.target=teacher needs model.teacher: set it to a run of ours, or to a folder with an image"
-                " encoder of timm or transformers"
-            )
-        if self.target == "pixels" and self.teacher:
-            raise InputError("model.teacher does nothing with model.target=pixels: set model.target=teacher")
-        if self.target == "pixels" and self.loss not in ("mse", "l1"):
-            raise InputError(f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels")
-
-    def _check_allocation(self) -> None:
-        if self.masking != "adaptive":
-            raise InputError(
-                f"model.sampling_allocation=rank ranks what an adaptive sampler predicts, which {self.masking} masking"
-                " does not use: set model.masking=adaptive, or model.sampling_allocation=probability"
-            )
-        for visible, tokens, which in (
-            (self.num_from_top, self.num_top, "most"),
-            (self.num_visible - self.num_from_top, self.num_tokens - self.num_top, "least"),
+        parts = self.dimensions
+        for part, width, heads in (
+            ("encoder", parts.encoder_width, parts.encoder_heads),
+            ("decoder", parts.decoder_width, parts.decoder_heads),
+            ("sampler", self.sampler_dimension, SAMPLER_HEADS if self.sampler == "mha" else 1),
         ):
-            if visible > tokens:
-                raise InputError(
-                    f"model.allocation_share {self.allocation_share} asks for {visible} of the {tokens} {which}"
-                    " probable tokens: change it, model.allocation_quantile or model.mask_ratio"
-                )
+            if width % heads or width % 2:  # even: positions are pairs of sine and cosine
+                fault = f"the {part}'s width ({width}) is not an even multiple of its {heads} heads"
+                yield f"{fault}: change model.{part}_width"
+        if self.sampler == "mlp" and self.sampler_depth != 1:
+            yield f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1"
+        if self.target == "teacher" and not self.teacher:
+            known = "a run or weights, or a folder with an image encoder of timm or transformers"
+            yield f"model.target=teacher needs model.teacher: set it to {known}"
+        if self.target == "pixels" and self.teacher:
+            yield "model.teacher does nothing with model.target=pixels: set model.target=teacher"
+        if self.target == "pixels" and self.loss not in ("mse", "l1"):
+            yield f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels"
+        if self.num_tokens > MAX_TOKENS:
+            yield f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
+        if self.num_frames % self.tubelet_size:
+            yield f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
+        if any(side % self.patch_size for side in self.frame_size):
+            yield f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
+        if not 0 < self.num_visible < self.num_tokens:
+            left = f"{self.num_visible} of {self.num_tokens} tokens visible under {self.masking} masking"
+            yield f"model.mask_ratio {self.mask_ratio} leaves {left}: at least one must stay visible and one masked"
+        if not self.num_reconstructed:
+            masked = self.num_tokens - self.num_visible
+            yield f"model.decoder_share {self.decoder_share} leaves none of {masked} masked tokens to predict: raise it"
 
     @property
     def dimensions(self) -> Size:
@@ -240,21 +187,6 @@ class ModelConfig:
     @property
     def num_tokens(self) -> int:
         return prod(self.grid)
-
-    @property
-    def num_top(self) -> int:
-        """Tokens per clip that are the most probable ones, of sampling_allocation=rank."""
-        return round(self.num_tokens * self.allocation_quantile)
-
-    @property
-    def num_from_top(self) -> int:
-        """Visible tokens per clip that are sampled from these."""
-        return round(self.num_visible * self.allocation_share)
-
-    @property
-    def clip_channels(self) -> int:
-        """Channels of the clips that the model is given."""
-        return self.in_channels + self.motion_channel
 
     @property
     def patch_values(self) -> int:

@@ -1,8 +1,7 @@
 """The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -15,9 +14,8 @@ from model.blocks import Block, LayerNorm
 from model.channels import adapt_channels
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
-from model.masking.motion import MotionMasking
+from model.masking.mask import make_masking
 from model.tokenizer import Tokenizer, position_table
-from model.weights.loading import load_weights
 
 Selection = Literal["adaptive", "motion", "random"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
@@ -84,37 +82,16 @@ class VideoEncoder(nn.Module):
         num_kept = round(keep * config.num_tokens)
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
-        clip = adapt_channels(clip, config.in_channels, config.motion_channel)
-        if by == "adaptive":
-            if self.token_sampler is None:
-                raise InputError(
-                    "these weights have no token sampler to select tokens by: take those of a pre-training with"
-                    " model.masking=adaptive, or choose random or motion"
-                )
-            logits = self.token_sampler.predict(self.tokenizer(clip))
-        elif by == "motion":
-            logits = MotionMasking(config).logits(clip, None)
-        else:
-            logits = torch.zeros(len(clip), config.num_tokens, device=clip.device)
+        clip = adapt_channels(clip, config.in_channels)
+        masking = self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
+        if masking is None:
+            raise InputError(
+                "these weights have no token sampler to select tokens by: take those of a pre-training with"
+                " model.masking=adaptive, or choose random or motion"
+            )
+        logits = masking.logits(clip, self.tokenizer(clip) if masking.needs_tokens else None)
         zero = as_scalar("seed", 0, logits)
         return (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **changes: Any) -> "VideoEncoder":
-        """Load the encoder of a run, a checkpoint, an export or another project's file, for inference, on the CPU.
-
-        `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError
-        where weights are missing.
-        """
-        from model.weights.pretrained import ENCODER_PARTS, load
-        from model.weights.warm_start import adapt_weights
-
-        state, config, *_ = load(path)
-        state = {k: v for k, v in state.items() if k.startswith((*ENCODER_PARTS, "token_sampler."))}
-        has_sampler = any(name.startswith("token_sampler.") for name in state)
-        encoder = cls(replace(config, **changes), "encoder.norm.weight" in state, has_sampler)
-        load_weights(encoder, adapt_weights(state, config, encoder.config))
-        return encoder.eval()
 
 
 class EncoderModel(Protocol):
@@ -125,7 +102,7 @@ class EncoderModel(Protocol):
 
 def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Features:
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
-    clip = adapt_channels(clip, model.config.in_channels, model.config.motion_channel)
+    clip = adapt_channels(clip, model.config.in_channels)
     positions = model.encoder.positions
     tokens = model.encoder(model.tokenizer(clip, ids) + (positions if ids is None else positions[ids]))
     return Features(tokens.mean(dim=1), tokens)

@@ -62,7 +62,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         features = model.encode(clip).tokens.unflatten(1, config.grid)
     finally:
         model.train(was_training)
-    clip, masked = adapt_channels(clip, config.in_channels, config.motion_channel), output.masked_ids
+    clip, masked = adapt_channels(clip, config.in_channels), output.masked_ids
     reconstruction = visible_stats = None
     if model.target.is_pixels:
         reconstruction, visible_stats = _reconstruct_pixels(clip, output, config)

@@ -1,6 +1,6 @@
 """From pixels to tokens, and their positions in the clip."""
 
-from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kernels.patchify import patchify
 from model.casting import Linear, autocast_dtype
-from model.config import ModelConfig
+from model.config import Grid, ModelConfig
 
 
 class Tokenizer(nn.Module):
@@ -29,27 +29,19 @@ class Tokenizer(nn.Module):
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 
-def position_table(
-    kind: Literal["flat-1d", "separable-3d"], grid: tuple[int, int, int], width: int
-) -> Float[Tensor, "N D"]:
+def position_table(kind: Literal["flat-1d", "separable-3d"], grid: Grid, width: int) -> Float[Tensor, "N D"]:
     """Make fixed sine-cosine positions: of the flattened token index, or a third of the width for each axis."""
-    time, height, row = grid
     if kind == "flat-1d":
-        return _sine_cosine(range(time * height * row), width)
+        return _sine_cosine(prod(grid), width)
     side_width = width // 6 * 2
-    t = _sine_cosine(range(time), width - 2 * side_width)
-    h = _sine_cosine(range(height), side_width)
-    w = _sine_cosine(range(row), side_width)
-    axes = (
-        t[:, None, None].expand(-1, height, row, -1),
-        h[None, :, None].expand(time, -1, row, -1),
-        w[None, None, :].expand(time, height, -1, -1),
-    )
-    return torch.cat(axes, dim=-1).flatten(0, 2)
+    widths = (width - 2 * side_width, side_width, side_width)
+    t, h, w = map(_sine_cosine, grid, widths)
+    axes = (t[:, None, None], h[None, :, None], w[None, None])
+    return torch.cat([axis.expand(*grid, -1) for axis in axes], dim=-1).flatten(0, 2)
 
 
-def _sine_cosine(places: Sequence[int], width: int) -> Float[Tensor, "N D"]:
+def _sine_cosine(count: int, width: int) -> Float[Tensor, "N D"]:
     """Make sines on even channels and cosines on odd ones, of the place over 10000^(2·pair/width)."""
     pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = torch.tensor(places, dtype=torch.float64)[:, None] / 10000 ** (pair / width)
+    angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000 ** (pair / width)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()

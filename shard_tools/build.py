@@ -16,25 +16,30 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from common.atomic_io import write_text
 from common.errors import InputError
-from pipeline.shards.format import REJECTED_FILE, Sample, ShardInfo, is_described, read_dataset_info, read_samples
+from pipeline.shards.format import (
+    REJECTED_FILE,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    is_described,
+    read_dataset_info,
+    read_samples,
+)
 from shard_tools.inputs import Inputs, assign_class_ids
-from shard_tools.inputs.item import join_name
 from shard_tools.output import PLAN_FILE, LocalOutput
-from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shard_number, split_long_videos
+from shard_tools.plan import FINISHED, STAGED, Plan, make_key, save_plan, shard_number, split_long_videos
 from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome
+from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
 from shard_tools.workers import Failed
 from shard_tools.write import ChangedError, publish_tables, write_shard
 
 CHANGED = "it was changed while it was read"
-PARTLY = "; its other parts are stored"  # for good: only another output folder can have all of it
 
 
 class Build:
@@ -49,15 +54,7 @@ class Build:
         self.folder = output.folder
         self.plan_file = self.folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
-        self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
-        ours, theirs = settings.to_json(), self.done.encode if self.done else None
-        if self.plan_file.exists():
-            theirs = Plan.load(self.plan_file).settings
-        if theirs is not None and theirs != ours:
-            names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-            different = ", ".join(f"{name} is {theirs.get(name)} there and {ours.get(name)} now" for name in names)
-            where = output.locate()
-            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
+        self.done = read_if_described(self.folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -83,10 +80,24 @@ class Build:
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
                 self._save_plan(inputs, classes, retry_rejects)
-            return Plan.load(self.plan_file) if self.plan_file.exists() else None
+            if not self.plan_file.exists():
+                return None
+            plan = Plan(self.plan_file)
+            self._require_same_settings(plan.settings)
+            return plan
+
+    def _require_same_settings(self, then: dict[str, Any]) -> None:
+        now = self.settings.to_json()
+        names = [name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)]
+        if names:
+            different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
+            where = self.output.locate()
+            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
 
     def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
+        if self.done:
+            self._require_same_settings(self.done.encode)
         where = self.output.locate()
         known = self.done.classes if self.done else []
         if classes and classes[: len(known)] != known:
@@ -106,16 +117,9 @@ class Build:
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
-        rejected = inputs.new_problems()
-        shards = assign_shards(split_long_videos(inputs.new(), self.settings.clip_seconds), self.settings, names)
-        first = next(shards, None)
-        if first is not None or rejected:
-            for folder in ("items", "shards"):
-                (self.work_folder / folder).mkdir(parents=True, exist_ok=True)
-            first_number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
-            planned = chain([first], shards) if first else ()
-            splits = self.settings.clip_seconds is not None or inputs.repeats_sources
-            save_plan(self.plan_file, self.settings, names, rejected, retry_rejects, splits, planned, first_number)
+        items = split_long_videos(inputs.new(), self.settings.clip_seconds)
+        number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
+        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), retry_rejects, number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -133,105 +137,102 @@ class Build:
     ) -> Iterator[Outcome]:
         """Process this part's videos, and write each shard as soon as it can be; yield what became of each entry. Raise
         OSError when the disk fails."""
-        left: dict[str, int] = {}  # entries without an outcome, of shards that are begun
+        left = dict(plan.shards)  # entries without an outcome
         jobs = (
-            Job(source, inputs.location(source), [(self._stem(*place), place[1]) for place in places], self.settings)
-            for source, places in self.list_pending(plan)
+            Job(video[0].source, inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
+            for video in self.list_pending(plan)
         )
         for job, result in run_jobs(jobs):
             if isinstance(result, OSError):
                 raise result
-            for stem, entry in job.entries:
-                outcome = load_outcome(stem)  # what was finished before a failure is kept
-                if outcome is None:
-                    advice = ": raise --timeout" if isinstance(result, Failed) and result.is_late else ""
-                    reason = result.reason + advice if isinstance(result, Failed) else CHANGED
-                    outcome = Outcome(entry.name, [], reason)
+            for stem, entry in job.entries.items():
+                outcome = read_outcome(stem)  # what was finished before a failure is kept
+                if outcome is None or not outcome.is_intact:
+                    reason = result.reason if isinstance(result, Failed) else CHANGED
+                    if isinstance(result, Failed) and result.timed_out:
+                        reason += ": raise --timeout"
+                    outcome = Outcome(entry, [], reason)
                     outcome.save(stem)
                 yield outcome
-                shard = f"{stem.parent.name}.tar"
-                if not plan.splits:
-                    left[shard] = left.get(shard, len(plan.entries(shard))) - 1
-                    if not left[shard]:
-                        self._finish_shard(plan, shard)
+                left[entry.shard] -= 1
+                if not left[entry.shard]:  # else the rest is another part's
+                    self._finish_shard(plan, entry.shard)
 
-    def _missing(self, plan: Plan) -> list[str]:
-        """List the shards that are not whole yet."""
-        return [shard for shard in plan.offsets if not self._marker(shard).exists()]
+    def _missing(self, plan: Plan) -> set[str]:
+        """Return the shards that are not whole yet."""
+        return {shard for shard in plan.shards if not self._marker(shard).exists()}
 
-    def list_pending(self, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
-        """Yield (source, [(shard, entry), …]) of this part's videos with what missing shards need of them."""
-        missing = set(self._missing(plan))
-        for source, entries in plan.entries_by_source():
-            pending = [(shard, entry) for shard, entry in entries if shard in missing]
-            if pending and self._part_of(entries[0][0]) == self.part:
-                yield source, pending
+    def list_pending(self, plan: Plan) -> Iterator[list[Entry]]:
+        """Yield what missing shards need of each of this part's videos."""
+        missing = self._missing(plan)
+        for video in plan.videos():
+            pending = [entry for entry in video if entry.shard in missing]
+            if pending and self._part_of(video) == self.part:
+                yield pending
 
-    def _part_of(self, shard: str) -> int:
-        """Return the part that works on the videos of which this is the first shard."""
-        return shard_number(shard) % self.num_parts
+    def _part_of(self, video: list[Entry]) -> int:
+        """Return the part that works on a video: that of its first shard."""
+        return shard_number(video[0].shard) % self.num_parts
 
-    def _stem(self, shard: str, entry: Entry) -> Path:
+    def _folder_of(self, shard: str) -> Path:
+        """Return where its staged results lie: looking one up takes as long as its folder is full."""
+        return self.work_folder / STAGED / shard.removesuffix(".tar")
+
+    def _stem(self, entry: Entry) -> Path:
         key = make_key(entry.source, entry.segment)
         if self.settings.clip_seconds and not entry.segment:
             key += f"-{entry.piece:04d}"
-        # A folder per shard: looking up a staged result takes as long as its folder is full.
-        return self.work_folder / "items" / shard.removesuffix(".tar") / key
+        return self._folder_of(entry.shard) / key
 
     def _marker(self, shard: str) -> Path:
-        return self.work_folder / "shards" / f"{shard}.json"
+        return self.work_folder / FINISHED / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
-        stems = {self._stem(shard, entry): entry for entry in plan.entries(shard)}
+        found = [read_outcome(path.with_suffix("")) for path in self._folder_of(shard).glob("*.json")]
+        outcomes = sorted(filter(None, found), key=lambda outcome: outcome.entry.position)
+        if len(outcomes) != plan.shards[shard]:
+            raise InputError(f"{self.folder} is not complete yet: run the same command again")
         # A copied video is read again here.
-        outcomes = [load_outcome(stem) or Outcome(entry.name, [], CHANGED) for stem, entry in stems.items()]
+        outcomes = [it if it.is_intact else Outcome(it.entry, [], CHANGED) for it in outcomes]
         samples = [sample for outcome in outcomes for sample in outcome.samples]
         try:
             info = write_shard(self.folder, shard, samples) if samples else None
         except ChangedError:  # after the look above, which finds it this time
             self._finish_shard(plan, shard)
             return
-        rejected = {outcome.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
+        rejected = {outcome.entry.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         if info is not None:
             self.output.add_shard(info)
-        shutil.rmtree(self.work_folder / "items" / shard.removesuffix(".tar"), ignore_errors=True)
+        shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
         """Publish the dataset once all parts are done; before that, return one that is not."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
-                self.done = read_dataset_info(self.folder) if is_described(self.folder) else None
+                self.done = read_if_described(self.folder)
                 return None
             missing = self._missing(plan)
-            if plan.splits:
-                late: Iterator[int] = (
-                    self._part_of(entries[0][0])
-                    for _, entries in plan.entries_by_source()
-                    if any(shard in missing and not load_outcome(self._stem(shard, entry)) for shard, entry in entries)
-                )
-            else:
-                late = map(self._part_of, missing)
-            if (part := next(late, None)) is not None:
-                if part == self.part:
-                    raise InputError(f"{self.folder} is not complete yet: run the same command again")
-                return part
-            for shard in missing:
+            for video in plan.videos():
+                part = self._part_of(video)
+                if part != self.part and any(it.shard in missing and not is_done(self._stem(it)) for it in video):
+                    return part
+            for shard in sorted(missing):
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
 
     def _publish(self, plan: Plan) -> None:
-        markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.offsets]
+        markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards]
         # A run that was killed right after publishing may have put some in already.
-        shards = [shard for shard in self._shards() if shard.name not in plan.offsets]
+        shards = [shard for shard in self._shards() if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
         rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
         if shards:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
-            info = describe_samples(mark_parts(samples, rejected), shards, plan.classes, plan.settings, len(rejected))
+            info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
             self.done = publish_tables(self.folder, info)
             write_card(self.folder, self.done)
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
@@ -243,13 +244,9 @@ class Build:
         shutil.rmtree(self.work_folder)
 
 
-def mark_parts(samples: Iterator[Sample], rejected: dict[str, str]) -> Iterator[Sample]:
-    """Pass on samples, and say in `rejected` where other parts of a video are stored: it is not tried again."""
-    for sample in samples:
-        name = join_name(sample.source, sample.segment)
-        if name in rejected and not rejected[name].endswith(PARTLY):
-            rejected[name] += PARTLY
-        yield sample
+def read_if_described(folder: Path) -> DatasetInfo | None:
+    """Read `dataset.json`, if there is one."""
+    return read_dataset_info(folder) if is_described(folder) else None
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

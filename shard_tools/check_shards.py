@@ -37,14 +37,19 @@ FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 class CheckedVideo(NamedTuple):
     """A video inside a tar, and what it should decode to."""
 
-    place: TarMember
+    member: TarMember
     sample: Sample
 
     def complain(self, problem: str) -> str:
-        return f"{Path(self.place.archive).name}: {self.place.name}: {problem}"
+        return f"{Path(self.member.archive).name}: {self.member.name}: {problem}"
 
 
-Found = tuple[list[str], list[CheckedVideo]]  # problems, and the videos that a shard holds
+def check_hash(path: Path, sha256: str) -> Iterator[str]:
+    """Yield what is wrong with a file that had a hash when it was written."""
+    if not path.is_file():
+        yield f"{path.name} is missing"
+    elif hash_file(path) != sha256:
+        yield f"{path.name}: its bytes have changed since it was written"
 
 
 def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
@@ -53,34 +58,26 @@ def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
     if values.get("sha256") != hash_description(values):
         yield f"{DATASET_FILE} has changed since it was written"
     for table in info.tables.values():
-        yield from find_change(folder / table.file, table.sha256)
+        yield from check_hash(folder / table.file, table.sha256)
 
 
-def find_change(path: Path, sha256: str) -> Iterator[str]:
-    if not path.is_file():
-        yield f"{path.name} is missing"
-    elif hash_file(path) != sha256:
-        yield f"{path.name}: its bytes have changed since it was written"
-
-
-def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> Found:
-    """Compare a shard with its hashes, and name its samples that have changed."""
+def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[CheckedVideo]]:
+    """Compare a shard with its hashes; return its problems, which name samples that have changed, and its videos."""
     path = folder / shard.name
-    problems = [*find_change(path, shard.sha256), *find_change(folder / shard.samples_name, shard.samples_sha256)]
+    problems = [*check_hash(path, shard.sha256), *check_hash(folder / shard.samples_name, shard.samples_sha256)]
+    videos = []
     try:
         members = list_members(path)
-        samples = list(read_samples(folder, shard))
+        with path.open("rb") as tar:
+            for sample in read_samples(folder, shard):
+                wrong = check_sample(tar, sample, members, num_classes)
+                problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
+                member = TarMember(str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}")
+                videos.append(CheckedVideo(member, sample))
     except (OSError, tarfile.TarError) as error:
-        return [*problems, f"{shard.name} is not a complete tar file ({error})"], []
+        problems.append(f"{shard.name} is not a complete tar file ({error})")
     except InputError as error:
-        return [*problems, str(error)], []
-    videos = []
-    with path.open("rb") as tar:
-        for sample in samples:
-            wrong = check_sample(tar, sample, members, num_classes)
-            problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
-            place = TarMember(str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}")
-            videos.append(CheckedVideo(place, sample))
+        problems.append(str(error))
     return problems, videos
 
 
@@ -99,7 +96,7 @@ def check_video(video: CheckedVideo) -> str | None:
     """Decode a video; return what is wrong with it, or None."""
     av.logging.set_level(None)
     try:
-        with local_copy(video.place) as path:
+        with local_copy(video.member) as path:
             (decoded,) = store_video(path, path, Settings(encode=COPY))
         wrong = "; ".join(_find_differences(decoded, video.sample))
     except (UnusableError, av.error.FFmpegError) as error:

@@ -16,23 +16,23 @@ from dataclasses import fields
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
-from shard_tools.build import PARTLY, Build, read_rejects
-from shard_tools.inputs import Choices, Inputs, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.build import Build, read_rejects
+from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import Job, process_job, read_progress
+from shard_tools.work import process_job
 from shard_tools.workers import ENGINES, NUM_CPUS
 
 NUM_SHOWN = 10  # rejects that are printed
+MAX_TIMEOUT_S = 1e9  # of a timer
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -110,8 +110,10 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
 
 def require_consistent(arguments: argparse.Namespace) -> None:
     """Raise InputError where options contradict each other, or input and output would mix."""
-    if arguments.workers < 1 or arguments.timeout <= 0 or not 0 <= arguments.max_rejects <= 1:
-        raise InputError("--workers must be at least 1, --timeout above 0 and --max-rejects between 0 and 1")
+    if arguments.workers < 1 or not 0 < arguments.timeout <= MAX_TIMEOUT_S or not 0 <= arguments.max_rejects <= 1:
+        raise InputError(
+            f"--workers must be at least 1, --timeout above 0 and at most {MAX_TIMEOUT_S:g}, --max-rejects 0 to 1"
+        )
     names = [name for name, _ in arguments.split]
     if len(set(names)) < len(names):
         raise InputError("--split names must differ")
@@ -137,11 +139,11 @@ def require_consistent(arguments: argparse.Namespace) -> None:
         raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
 
 
-def make_choices(arguments: argparse.Namespace, root: str | None, split: str) -> Choices:
-    """Return what the options say about a list; a split takes the rows of its own subset."""
+def make_list_options(arguments: argparse.Namespace, root: str | None, split: str) -> ListOptions:
+    """Return what the arguments say about a list; a split takes the rows of its own subset."""
     columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
     subset = arguments.subset or (GROUPS.get(split, split) if split else None)
-    return Choices(
+    return ListOptions(
         root=root,
         suffix=arguments.suffix,
         **columns,
@@ -164,14 +166,13 @@ def make_dataset(
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries
-            total = sum(len(entries) for _, entries in build.list_pending(plan))
+            total = sum(map(len, build.list_pending(plan)))
             with progress_bar(unit="sample", total=total) as bar:
                 run_jobs = partial(
                     ENGINES[arguments.engine],
                     process_job,
                     num_workers=arguments.workers,
                     timeout=arguments.timeout,
-                    watch=partial(show_progress, bar),
                 )
                 totals = Counter(frames=0, rejected=0)
                 for outcome in build.run(plan, inputs, run_jobs):
@@ -179,26 +180,15 @@ def make_dataset(
                     totals.update(frames=frames, rejected=outcome.reason is not None)
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
-            late = build.finish(plan)
-            if late is not None:
+            if (other := build.finish(plan)) is not None:
                 log(
-                    f"part {part} of {num_parts} is done, part {late + 1} is not; the last part to finish completes"
+                    f"part {part} of {num_parts} is done, part {other + 1} is not; the last part to finish completes"
                     f" {printable(output.locate())}"
                 )
                 return 0
             if build.done is None:
                 break
         return conclude(build, arguments.max_rejects, skipped)
-
-
-def show_progress(bar: Any, jobs: list[Job]) -> list[float | None]:
-    """Return the share of each job that is done, and show the smallest."""
-    shares = [read_progress(job) for job in jobs]
-    known = [(share, job.source) for share, job in zip(shares, jobs, strict=True) if share is not None]
-    if known:
-        share, source = min(known)
-        bar.set_postfix_str(f"{printable(source)[-40:]}: {share:.0%}")
-    return shares
 
 
 def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
@@ -217,15 +207,15 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     for what, groups in equal.items():
         if groups:
             names = ", ".join(map(printable, groups[0][:3]))
-            log(f"{len(groups)} files are there {what}, all of which are kept (the first: {names})", sys.stderr)
+            found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
+            log(f"{found} {what}; all were kept (the first: {names})", sys.stderr)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
     )
-    num_lost = sum(not reason.endswith(PARTLY) for reason in rejects.values())
-    total = num_lost + info.report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
-    if num_lost > max_rejects * total:
-        share = f"{num_lost} of {total} videos rejected ({num_lost / total:.0%})"
+    total = len(rejects) + report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
+    if len(rejects) > max_rejects * total:
+        share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
         log(f"error: {share}, limit is {max_rejects:.0%}", sys.stderr)
         return 3
     return 0
@@ -245,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with explain_full_disk():
         splits: dict[str, Inputs] = {}
         for name, where in lists.items():
-            inputs = read_inputs(where, make_choices(parsed, root, name if parsed.split else ""), skipped[name])
+            inputs = read_inputs(where, make_list_options(parsed, root, name if parsed.split else ""), skipped[name])
             if parsed.hold_out is not None:
                 inputs.hold_out(parsed.hold_out, name == "validation")
                 if not len(inputs):

@@ -8,7 +8,8 @@ uploaded last, and is what counts; while no run is under way, the staging folder
 import hashlib
 import re
 import shutil
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -58,12 +59,12 @@ class LocalOutput(AbstractContextManager["LocalOutput"]):
 
 
 class RemoteOutput(LocalOutput):
-    """A dataset in object storage, and the staging folder in which it is made; removed at the end if it is ours."""
+    """A dataset in object storage, and the staging folder in which it is made: a given one stays."""
 
     def __init__(self, url: str, staging: Path | None = None) -> None:
         """Fetch all that is there but the tars. Raise InputError if that cannot be read, or written to."""
         self.url = url.rstrip("/")
-        self._is_ours = staging is None
+        self._is_private = staging is None
         self._store = ObjectStore(self.url)
         # Not in the cache of downloads, which removes tars to make room.
         parent = staging or user_cache_dir("adamae-shards", "--staging")
@@ -73,7 +74,7 @@ class RemoteOutput(LocalOutput):
         except OSError as error:
             raise InputError(f"{self.folder} cannot be made ({error.strerror}): give another --staging") from error
         self._threads = ThreadPoolExecutor(UPLOADS, "upload")
-        self._uploads: set[Future[None]] = set()
+        self._uploads: deque[Future[None]] = deque()
         self._sizes = self._store.sizes()
         self._store.write(".writable", b"yes")  # a refusal is better found now than after the first shard
         self._store.remove(".writable")
@@ -84,7 +85,7 @@ class RemoteOutput(LocalOutput):
         self._threads.shutdown(wait=kind is None, cancel_futures=kind is not None)
         if kind is None:
             self._wait()
-            if self._is_ours:
+            if self._is_private:
                 shutil.rmtree(self.folder.parent)
 
     def locate(self, name: str = "") -> str:
@@ -96,11 +97,10 @@ class RemoteOutput(LocalOutput):
     def add_shard(self, shard: ShardInfo) -> None:
         """Upload a shard in the background; block while too many wait. Raise InputError if an earlier one failed."""
         self._wait(WAITING - 1)
-        self._uploads.add(self._threads.submit(self._upload_shard, shard))
+        self._uploads.append(self._threads.submit(self._upload_shard, shard))
 
     def publish(self, info: DatasetInfo | None) -> None:
         """Upload what is still here, `dataset.json` last, and remove the tables that it no longer names."""
-        self._wait()
         if info is None:
             self._upload(REJECTED_FILE)
             self._upload(SKIPPED_FILE)
@@ -123,10 +123,8 @@ class RemoteOutput(LocalOutput):
 
     def _wait(self, num_left: int = 0) -> None:
         """Wait until at most `num_left` uploads have not ended. Raise InputError if one failed."""
-        while any(upload.done() for upload in self._uploads) or len(self._uploads) > num_left:
-            done, self._uploads = wait(self._uploads, return_when=FIRST_COMPLETED)
-            for upload in done:
-                upload.result()
+        while len(self._uploads) > num_left:
+            self._uploads.popleft().result()
 
     def _upload_shard(self, shard: ShardInfo) -> None:
         tar = self.folder / shard.name

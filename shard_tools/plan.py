@@ -5,15 +5,14 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 """
 
 import hashlib
+import io
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby, islice
+from contextlib import contextmanager
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -24,98 +23,66 @@ import fsspec
 from common.atomic_io import atomic_write
 from common.errors import InputError
 from pipeline.decoding.containers import open_video
-from pipeline.reading.storage import is_remote
-from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import open_source
 from shard_tools.inputs import Item, Location
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
-from shard_tools.work import Entry, local_copy
+from shard_tools.work import Entry
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
+STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
 PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
-@contextmanager
-def _open_plan(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except (ValueError, TypeError) as error:  # no JSON, or JSON of another shape
-        raise InputError(f"{path} is damaged ({error}): restore it, or start in another folder") from error
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """The plan of a run: on disk a JSON line with what holds for all of it, then one per video, [entry, …]."""
 
-    On disk it is one JSON line per shard, [name, entries], then one with the other fields. Memory holds where the lines
-    start.
-    """
+    def __init__(self, path: Path) -> None:
+        """Read the first line; raise InputError if it is damaged."""
+        self._path = path
+        with self._open() as file:
+            told = json.loads(file.readline())
+            self.settings: dict[str, Any] = told["settings"]
+            self.classes: list[str] = told["classes"]
+            self.rejected: dict[str, str] = told["rejected"]  # sources that are known to be unusable, with the reason
+            self.retries: bool = told["retries"]  # whether it tries again what was rejected before
+            self.shards: dict[str, int] = told["shards"]  # with the number of their entries
 
-    settings: dict[str, Any]
-    classes: list[str]
-    rejected: dict[str, str]  # sources that are known to be unusable, with the reason
-    retries: bool  # whether it tries again what was rejected before
-    splits: bool  # whether several entries, in any shards, are made of one source
-    path: Path = field(compare=False)
-    offsets: dict[str, int] = field(compare=False)  # shard -> first byte of its line
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        try:
+            with self._path.open("rb") as file:
+                yield file
+        except (ValueError, TypeError, LookupError) as error:  # no JSON, or JSON of another shape
+            raise InputError(f"{self._path} is damaged ({error}): restore it, or start in another folder") from error
 
-    @classmethod
-    def load(cls, path: Path) -> "Plan":
-        offsets: dict[str, int] = {}
-        offset = 0
-        with _open_plan(path) as file:
-            for line in file:
-                if not line.startswith(b"["):
-                    return cls(**json.loads(line), path=path, offsets=offsets)
-                offsets[line[2 : line.index(b'"', 2)].decode()] = offset
-                offset += len(line)
-            raise ValueError("its last line is missing")
-
-    def entries(self, shard: str) -> list[Entry]:
-        with _open_plan(self.path) as file:
-            file.seek(self.offsets[shard])
-            _, entries = json.loads(file.readline())
-            return [Entry(*entry) for entry in entries]
-
-    @cached_property
-    def _table(self) -> TempTable:
-        """All entries, where several are made of one video."""
-        table = TempTable("CREATE TABLE entries (source BLOB, shard BLOB, entry BLOB)")
-        for shard in self.offsets:
-            table.insert("entries", ((it.source, shard, json.dumps(it)) for it in self.entries(shard)), 3)
-        return table
-
-    def entries_by_source(self) -> Iterator[tuple[str, list[tuple[str, Entry]]]]:
-        """Yield (source, [(shard, entry), …]), where `splits` source by source, else shard by shard."""
-        if not self.splits:
-            yield from ((entry.source, [(shard, entry)]) for shard in self.offsets for entry in self.entries(shard))
-            return
-        rows = self._table.run("SELECT source, shard, entry FROM entries ORDER BY source, shard, rowid")
-        for source, group in groupby(rows, itemgetter(0)):
-            yield source, [(shard, Entry(*json.loads(entry))) for _, shard, entry in group]
+    def videos(self) -> Iterator[list[Entry]]:
+        """Yield all that is made of each video, in the order in which shards are to be finished."""
+        with self._open() as file:
+            for line in islice(file, 1, None):
+                yield [Entry(*entry) for entry in json.loads(line)]
 
 
 def save_plan(
     path: Path,
+    items: Iterable[tuple[Item, int, bool]],
     settings: Settings,
     classes: list[str],
     rejected: dict[str, str],
     retries: bool,
-    splits: bool,
-    shards: Iterable[list[Entry]],
     first_number: int,
 ) -> None:
-    """Write a plan; `shards` are written as they come and named by number."""
-    rest = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-    rest["splits"] = splits
-    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-        for number, entries in enumerate(shards, first_number):
-            file.write(json.dumps([f"shard-{number:06d}.tar", entries]) + "\n")
-        file.write(json.dumps(rest) + "\n")
+    """Plan items, each with Entry.piece and is_last, in shards from `first_number` on, and write it down, if there is
+    anything to do."""
+    shards, videos = assign_shards(items, settings, classes, first_number)
+    if shards or rejected:
+        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
+        lines = chain([told | {"shards": shards}], videos)
+        for folder in (STAGED, FINISHED):
+            (path.parent / folder).mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def shard_number(name: str) -> int:
@@ -124,43 +91,55 @@ def shard_number(name: str) -> int:
 
 
 def assign_shards(
-    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str]
-) -> Iterator[list[Entry]]:
-    """Shuffle items, each with Entry.piece and is_last, and cut them into shards of equal count, or of about equal
-    bytes; no shard is empty."""
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, entry BLOB)")
-    ids = {name: number for number, name in enumerate(classes)}
+    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str], first_number: int = 0
+) -> tuple[dict[str, int], Iterator[list[Entry]]]:
+    """Shuffle items and cut them into shards of equal count, or of about equal bytes; none is empty.
 
-    def rows() -> Iterator[tuple[Any, ...]]:
-        for _, group in groupby(items, lambda item: item[0].source):
-            cuts = list(group)
-            for item, piece, is_last in cuts:
-                key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, settings.seed)
-                labels = None if item.labels is None else [ids[label] for label in item.labels]
-                entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
-                yield key, item.size // len(cuts), json.dumps(entry)
-
-    table.insert("items", rows(), 3)
+    Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
+    """
+    table = TempTable("""CREATE TABLE items (shuffle_key BLOB, size INTEGER, source BLOB, entry BLOB);
+        CREATE TABLE entries (shard BLOB, source BLOB, entry BLOB)""")
+    table.insert("items", _list_rows(items, settings.seed, classes), 4)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
     if settings.shard_mb:
         num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
-    shuffled = table.run("SELECT size, entry FROM items ORDER BY shuffle_key")
 
-    def numbered() -> Iterator[tuple[int, Entry]]:
+    def number_rows() -> Iterator[tuple[int, str, str]]:
         bytes_before = 0
-        for place, (size, entry) in enumerate(shuffled):
+        shuffled = table.run("SELECT size, source, entry FROM items ORDER BY shuffle_key")
+        for position, (size, source, entry) in enumerate(shuffled):
             if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
                 number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
             else:
-                number = ((place + 1) * num_shards - 1) // count
+                number = ((position + 1) * num_shards - 1) // count
             bytes_before += size
-            yield number, Entry(*json.loads(entry))
+            yield number, source, entry
 
-    for _, group in groupby(numbered(), itemgetter(0)):
-        yield [entry for _, entry in group]
+    for number, (_, rows) in enumerate(groupby(number_rows(), itemgetter(0)), first_number):
+        table.insert("entries", ((f"shard-{number:06d}.tar", source, entry) for _, source, entry in rows), 3)
+    by_video = table.run("""SELECT source, shard, rowid, entry FROM entries
+        ORDER BY min(rowid) OVER (PARTITION BY source), rowid""")
+    videos = (
+        [Entry(*json.loads(entry))._replace(shard=shard, position=position) for _, shard, position, entry in video]
+        for _, video in groupby(by_video, itemgetter(0))
+    )
+    shards = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY min(rowid)")
+    return dict(shards), videos
+
+
+def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield shuffle key, bytes, source and entry of each item."""
+    ids = {name: number for number, name in enumerate(classes)}
+    for _, group in groupby(items, lambda item: item[0].source):
+        cuts = list(group)
+        for item, piece, is_last in cuts:
+            key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, seed)
+            labels = None if item.labels is None else [ids[label] for label in item.labels]
+            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
+            yield key, item.size // len(cuts), item.source, json.dumps(entry)
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
@@ -195,11 +174,8 @@ def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iter
 def probe_duration(location: Location) -> float:
     """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
     try:
-        with ExitStack() as stack:
-            if isinstance(location, str) and is_remote(location):
-                container = stack.enter_context(open_video(stack.enter_context(fsspec.open(location))))
-            else:
-                container, _ = stack.enter_context(open_source(stack.enter_context(local_copy(location))))
+        file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
+        with file as content, open_video(content) as container:
             return (container.duration or 0) / av.time_base
-    except (UnusableError, av.error.FFmpegError, OSError, ValueError):
+    except (av.error.FFmpegError, OSError, ValueError):
         return 0.0

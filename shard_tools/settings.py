@@ -1,6 +1,7 @@
 """What can be chosen about shards, and the presets behind `--for`."""
 
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from common.errors import InputError
@@ -10,7 +11,7 @@ COPY = "copy"
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 # No effect on copied bytes.
-ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds", "salvage")
+ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -18,8 +19,7 @@ def _option(default: Any, text: str, minimum: int | None = None, **argument: Any
     return field(default=default, metadata={"help": text, "minimum": minimum, **argument})
 
 
-def _count(default: int | None, text: str, minimum: int = 1, metavar: str | None = "N") -> Any:
-    return _option(default, text, minimum, type=int, metavar=metavar)
+_count = partial(_option, minimum=1, type=int, metavar="N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,15 @@ class Settings:
     fps: float | None = _option(
         None, "frames per second to keep, by the largest stride per video; of folders of frames, their rate", type=float
     )
-    short_side: int | None = _count(256, "maximum short side in pixels (default 256)", 16, "PIXELS")
+    short_side: int | None = _count(256, "maximum short side in pixels (default 256)", minimum=16, metavar="PIXELS")
     gop: int = _count(8, "frames per group of pictures (default 8)")
-    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", 0, None)
+    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", minimum=0)
     preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
     tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
     clip_seconds: float | None = _option(
         None, "cut videos into samples of this length; segments of a list stay as they are", type=float
     )
-    salvage: bool | None = _option(
-        None, "of a damaged video, store what decodes before and after the damage", action="store_true"
-    )
-    seed: int = _count(0, "seed of the global shuffle (default 0)", 0, None)
+    seed: int = _count(0, "seed of the global shuffle (default 0)", minimum=0)
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
     shard_mb: float | None = _option(None, "target megabytes of source video per shard, instead of a count", type=float)
     min_shards: int = _count(1, "minimum number of shards: ranks × workers")

@@ -32,7 +32,7 @@ from av.video.stream import VideoStream
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from common.errors import InputError, run_command
+from common.errors import InputError, require_positive, run_command
 from common.logging import log
 from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER as ARRAY
@@ -42,16 +42,12 @@ Box = tuple[float, ...]  # x0, y0, x1, y1, and how far it moves to the next fram
 Boxes = list[list[float]]  # of what moves in a frame
 Frame = UInt8[np.ndarray, "H W 3"]
 
+_ROOT = math.sqrt(0.5)
 DIRECTIONS = {
-    "right": (1.0, 0.0),
-    "left": (-1.0, 0.0),
-    "down": (0.0, 1.0),
-    "up": (0.0, -1.0),
-    "down_right": (math.sqrt(0.5), math.sqrt(0.5)),
-    "up_left": (-math.sqrt(0.5), -math.sqrt(0.5)),
-    "up_right": (math.sqrt(0.5), -math.sqrt(0.5)),
-    "down_left": (-math.sqrt(0.5), math.sqrt(0.5)),
-}
+    "right": (1.0, 0.0), "left": (-1.0, 0.0), "down": (0.0, 1.0), "up": (0.0, -1.0),
+    "down_right": (_ROOT, _ROOT), "up_left": (-_ROOT, -_ROOT),
+    "up_right": (_ROOT, -_ROOT), "down_left": (-_ROOT, _ROOT),
+}  # fmt: skip
 GRID = 4  # cells per side: 12 bits of frame number, 4 bits of checksum
 GRID_FRACTION = 20  # a cell is 1/20 of the picture's width and height: the grid covers 1/5 of each
 MAX_FRAMES = 2**12
@@ -118,14 +114,10 @@ def check_bits(number: int) -> int:
     return (number + (number >> 4) + (number >> 8) + 5) & 15
 
 
-def _cell_edges(length: int) -> list[int]:
-    return [round(i * length / GRID_FRACTION) for i in range(GRID + 1)]
-
-
 def draw_frame_number(frame: np.ndarray, number: int) -> None:
     """Write `number` (below 4096) into the top left corner of `frame`, uint8 [H, W, 3]."""
     code = number << 4 | check_bits(number)
-    rows, columns = _cell_edges(frame.shape[0]), _cell_edges(frame.shape[1])
+    rows, columns = ([round(i * side / GRID_FRACTION) for i in range(GRID + 1)] for side in frame.shape[:2])
     for i in range(GRID * GRID):
         row, column = divmod(i, GRID)
         value = 235 if code >> i & 1 else 20
@@ -149,7 +141,7 @@ def draw_directions(
         movers.append(_make_sprite(rng, *size, (x * speed, y * speed)))
     for number in range(num_frames):
         picture = still.copy()
-        boxes = [thing.paste(picture, number) for thing in movers]
+        boxes = [mover.paste(picture, number) for mover in movers]
         frame = np.array(picture)
         draw_frame_number(frame, number)
         yield frame, _clip(boxes, size)
@@ -159,17 +151,10 @@ Pose = Float[np.ndarray, "4"]  # x, y, angle and size in turns: 0 and 1 are the 
 _ACROSS, _DOWN, _TURN, _GROW = np.eye(4)
 # Class -> directions in which the pose moves, one for each equal part of the video.
 MOTIONS: dict[str, tuple[Pose, ...]] = {
-    "right": (_ACROSS,),
-    "left": (-_ACROSS,),
-    "down": (_DOWN,),
-    "up": (-_DOWN,),
-    "clockwise": (_TURN,),
-    "counterclockwise": (-_TURN,),
-    "approach": (_GROW,),
-    "recede": (-_GROW,),
-    "right_then_down": (_ACROSS, _DOWN),
-    "down_then_right": (_DOWN, _ACROSS),
-}
+    "right": (_ACROSS,), "left": (-_ACROSS,), "down": (_DOWN,), "up": (-_DOWN,),
+    "clockwise": (_TURN,), "counterclockwise": (-_TURN,), "approach": (_GROW,), "recede": (-_GROW,),
+    "right_then_down": (_ACROSS, _DOWN), "down_then_right": (_DOWN, _ACROSS),
+}  # fmt: skip
 SPEEDS = (0.5, 1.0)  # turns per second
 LOG_SIZES = math.log(2.0)  # largest : smallest
 SWING_S = 0.15  # seconds until a distractor turns back; shorter than a clip, so that it gets nowhere
@@ -218,8 +203,9 @@ def _make_object(rng: np.random.Generator, side: int) -> MovingObject:
     )
 
 
-def move(thing: MovingObject, travel: Pose) -> Pose:
-    return (thing.start + thing.speed * travel) % 1
+def move(mover: MovingObject, travel: Pose) -> Pose:
+    """Return the pose after the class has moved its coordinates by `travel` at speed 1."""
+    return (mover.start + mover.speed * travel) % 1
 
 
 def draw_motion(
@@ -240,23 +226,23 @@ def draw_motion(
     side = round(object_size * min(size))
     still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 3)):
-        thing = _make_object(rng, side)
-        thing.paste(still, thing.start, thing.start)
-    things = [_make_object(rng, side) for _ in range(movers)]
-    strays = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
+        unmoved = _make_object(rng, side)
+        unmoved.paste(still, unmoved.start, unmoved.start)
+    objects = [_make_object(rng, side) for _ in range(movers)]
+    strayers = [(_make_object(rng, side), rng.permutation(np.eye(4))[0], rng.random()) for _ in range(distractors)]
     parts = MOTIONS[class_name]
     travel = np.zeros(4)
     for number in range(num_frames):
         frame = still.copy()
         boxes = []
-        for thing, axis, phase in strays:
+        for mover, axis, phase in strayers:
             swing, next_swing = (
                 abs((at / fps / (2 * SWING_S) + phase) % 1 * 2 - 1) * SWING_S * axis for at in (number, number + 1)
             )
-            boxes += thing.paste(frame, move(thing, swing), move(thing, next_swing))
+            boxes += mover.paste(frame, move(mover, swing), move(mover, next_swing))
         next_travel = travel + parts[number * len(parts) // num_frames] / fps
-        for thing in things:
-            boxes += thing.paste(frame, move(thing, travel), move(thing, next_travel))
+        for mover in objects:
+            boxes += mover.paste(frame, move(mover, travel), move(mover, next_travel))
         travel = next_travel
         yield np.asarray(frame), _clip(boxes, size)
 
@@ -289,21 +275,11 @@ def write_labeled_video(stem: Path, arguments: argparse.Namespace, frames: Itera
     stem.parent.mkdir(parents=True, exist_ok=True)
     container = ARRAY if arguments.codec == ARRAY else CONTAINER
     pictures, moving_boxes = zip(*frames, strict=True)
-    if arguments.motion_channel:
-        pictures = tuple(map(add_motion_map, pictures, moving_boxes))
     write_video(stem.with_suffix(f".{container}"), pictures, arguments.size, arguments.fps, arguments.codec)
     width, height = arguments.size
     facts = {"fps": arguments.fps, "width": width, "height": height, "num_frames": arguments.num_frames}
     sidecar = {**facts, "class": stem.parent.name, "moving_boxes": moving_boxes}
     stem.with_suffix(".motion.json").write_text(json.dumps(sidecar), encoding="utf-8")
-
-
-def add_motion_map(frame: Frame, boxes: Boxes) -> UInt8[np.ndarray, "H W 4"]:
-    """Add a channel that is 255 in the boxes of what moves, and 0 elsewhere."""
-    covered = np.zeros((*frame.shape[:2], 1), np.uint8)
-    for x0, y0, x1, y1, *_ in boxes:
-        covered[round(y0) : round(y1), round(x0) : round(x1)] = 255
-    return np.concatenate((frame, covered), axis=2)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -316,9 +292,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
     parser.add_argument("--fps", type=int, default=30)
     parser.add_argument("--codec", choices=[*CODECS, ARRAY], default="h264")
-    parser.add_argument(
-        "--motion-channel", action="store_true", help="with --codec npy: a fourth channel, 255 where something moves"
-    )
     parser.add_argument("--seed", type=int, default=0, help="another one gives videos for a test set")
     motion = parser.add_argument_group("of --dataset motion")
     motion.add_argument("--movers", type=int, default=2, help="objects that move by the class (default 2)")
@@ -329,12 +302,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsed.classes = parsed.classes or list(known)[: 4 if known is DIRECTIONS else None]
     if not known.keys() >= set(parsed.classes):
         raise InputError(f"--classes must be among {', '.join(known)}")
-    for name in ("num_videos", "num_frames", "fps", "movers", "distractors", "seed"):
-        minimum = 0 if name in ("distractors", "seed") else 1
-        if getattr(parsed, name) < minimum:
-            raise InputError(f"--{name.replace('_', '-')} must be at least {minimum}")
-    if parsed.motion_channel and parsed.codec != ARRAY:
-        raise InputError(f"--motion-channel needs --codec {ARRAY}: videos have no fourth channel")
+    require_positive(parsed, "num_videos", "num_frames", "fps", "movers")
+    if min(parsed.distractors, parsed.seed) < 0:
+        raise InputError("--distractors and --seed must be at least 0")
     if not 0 < parsed.object_size <= 1:
         raise InputError(f"--object-size must be above 0 and at most 1, not {parsed.object_size}")
     if known is DIRECTIONS and (parsed.num_frames > MAX_FRAMES or min(parsed.size) < MIN_SIDE):

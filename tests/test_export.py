@@ -18,12 +18,13 @@ from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEFor
 import export
 from common.errors import InputError
 from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
+from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.probe import Probe
+from model.targets.target import make_target
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_external
+from model.weights.models import load_adamae, load_encoder
+from model.weights.teachers import make_teacher
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import view_crop
 
@@ -69,7 +70,7 @@ def test_authors_layout_there_and_back(run: Path, model: AdaMAE, tmp_path: Path,
     assert published["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
     run_export("import", there, back, "--num-frames", "4")
     assert is_same(load_file(back), model.state_dict())
-    again = AdaMAE.from_pretrained(back, mask_ratio=0.75)
+    again = load_adamae(back, mask_ratio=0.75)
     assert again.config.grid == CONFIG.grid
     assert torch.equal(again(CLIP, 0, 0).pred, model(CLIP, 0, 0).pred)
 
@@ -89,7 +90,7 @@ def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None
     features = theirs.videomae(pixel_values(CLIP)).last_hidden_state
     torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
     # and back, without the token sampler, for which they have no place
-    again = AdaMAE.from_pretrained(hub)
+    again = load_adamae(hub)
     assert again.config.dimensions == CONFIG.dimensions
     assert torch.equal(again.encode(CLIP).tokens, model.encode(CLIP).tokens)
 
@@ -111,7 +112,7 @@ def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
     teacher, student = tmp_path / "teacher.safetensors", tmp_path / "student.safetensors"
     pretrained.save(teacher, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
     config = replace(CONFIG, target="teacher", teacher=str(teacher))
-    model = AdaMAE(config).eval()
+    model = AdaMAE(config, make_target(config, make_teacher(config))).eval()
     pretrained.save(student, model.state_dict(), pretrained.make_metadata(config))
     teacher.unlink()
     for kind, name in (("encoder", "out"), ("adamae", "authors.pth"), ("huggingface", "hub")):
@@ -193,7 +194,7 @@ def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypa
 def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:
     run_export("export", run, tmp_path / "encoder")
     assert {path.name for path in (tmp_path / "encoder").iterdir()} == {"encoder.safetensors", "README.md"}
-    encoder = VideoEncoder.from_pretrained(tmp_path / "encoder/encoder.safetensors")
+    encoder = load_encoder(tmp_path / "encoder/encoder.safetensors")
     assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)
     assert torch.equal(encoder.encode(CLIP).pooled, model.encode(CLIP).tokens.mean(1))
     card = (tmp_path / "encoder/README.md").read_text()

@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -33,7 +32,6 @@ from model.weights.weight_files import save_tensors
 STATE_FILE = "train_state.json"
 BLOCK_BYTES = 2**26  # of host memory
 ALIGNMENT = 64
-MAX_BYTES = 2**20  # of train_state.json, which has some hundred
 # What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
@@ -52,7 +50,7 @@ class TrainState:
     global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
-    target: str = ""  # Target.digest
+    target: str = ""  # Task.target_digest
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,16 @@ class HostMemory:
 
     def copy(self, value: Tensor) -> Tensor:
         """Copy a tensor; from a GPU, the copy is only queued."""
-        size = value.nbytes
-        while self._current == len(self._blocks) or self._used + size > len(self._blocks[self._current]):
-            if self._current == len(self._blocks):
-                length = max(BLOCK_BYTES, size)
-                self._blocks.append(torch.empty(length, dtype=torch.uint8, pin_memory=value.is_cuda))
-            else:
-                self._current, self._used = self._current + 1, 0
+        while self._current < len(self._blocks) and self._used + value.nbytes > len(self._blocks[self._current]):
+            self._current, self._used = self._current + 1, 0
+        if self._current == len(self._blocks):
+            length = max(BLOCK_BYTES, value.nbytes)
+            self._blocks.append(torch.empty(length, dtype=torch.uint8, pin_memory=value.is_cuda))
         # A storage of its own: saved, views of one storage would each be all of it.
         block = self._blocks[self._current].numpy()
-        place = torch.frombuffer(block, dtype=value.dtype, count=max(1, value.numel()), offset=self._used)
-        self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        return place[: value.numel()].view(value.shape).copy_(value.detach(), non_blocking=True)
+        copied = torch.frombuffer(block, dtype=value.dtype, count=max(1, value.numel()), offset=self._used)
+        self._used += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+        return copied[: value.numel()].view(value.shape).copy_(value.detach(), non_blocking=True)
 
 
 def take_snapshot(
@@ -122,18 +118,6 @@ class Manifest:
 
     state: TrainState
     sha256: dict[FileName, Sha256]  # of the checkpoint's other files
-
-    @classmethod
-    def read(cls, checkpoint: Path) -> "Manifest":
-        """Read that of a checkpoint's folder. Raise ValueError or OSError, with a reason, where it is none of ours."""
-        file = checkpoint / STATE_FILE
-        if not checkpoint.is_dir():
-            raise ValueError("it is not a folder")
-        if not file.is_file():
-            raise ValueError(f"{STATE_FILE} is missing")
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{STATE_FILE} is too large")
-        return cls.parse(file.read_bytes())
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
@@ -170,36 +154,28 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: parse_step(path.name))
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """List those whose train_state.json, which is written last, can be read; oldest first."""
-    complete = []
-    for checkpoint in list_checkpoints(folder):
-        with suppress(OSError, ValueError):
-            Manifest.read(checkpoint)
-            complete.append(checkpoint)
-    return complete
-
-
 def parse_step(name: str) -> int:
     """Return the step of a checkpoint of this name; 0 where no checkpoint has such a name."""
     match = re.fullmatch(r"step-([0-9]{8,19})", name)
-    return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else 0
+    return int(match[1]) if match else 0
 
 
 def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:
-    """Raise InputError if a run whose steps are as `expected` cannot go on from a checkpoint, or its files changed."""
-    run = checkpoint.parents[1]
+    """Raise InputError where a run whose steps are as `expected` cannot resume from a checkpoint, or a file changed."""
     try:
-        manifest = Manifest.read(checkpoint)
-        if manifest.state.step != parse_step(checkpoint.name):
-            raise ValueError(f"{STATE_FILE} is of step {manifest.state.step}")
+        manifest = Manifest.parse((checkpoint / STATE_FILE).read_bytes())
+        found = manifest.state
+        if found.step != parse_step(checkpoint.name):
+            raise ValueError(f"{STATE_FILE} is of step {found.step}")
         for name in [*(f"{name}.safetensors" for name in module_names), "optimizer.pt"]:
             if name not in manifest.sha256:
                 raise ValueError(f"{STATE_FILE} does not list {name}")
         verify_files(checkpoint, manifest)
     except UNUSABLE as error:
-        raise InputError(_describe_unusable(checkpoint, error)) from error
-    found = manifest.state
+        older = [other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
+        instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
+        sentence = f"checkpoint {checkpoint} cannot be loaded ({describe_fault(error)}): remove it to {instead}"
+        raise InputError(sentence) from error
     complaints = {
         "global_batch": f"was trained with {found.global_batch} clips per step, and this command gives"
         f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks",
@@ -208,16 +184,14 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
         "fingerprint": f"is deterministic and was computed on {found.fingerprint}; now it would be on"
         f" {expected.fingerprint}: restore what differs",
     }
+    run = checkpoint.parents[1]
     for name, complaint in complaints.items():
         if getattr(found, name) != getattr(expected, name):
-            raise InputError(f"{run} {complaint}, or start a new run with init_from={run}")
+            raise InputError(f"{run} {complaint}, or start a new run with its weights alone: init_from={run}")
 
 
 def verify_files(checkpoint: Path, manifest: Manifest) -> None:
     """Raise ValueError or OSError where a file of the checkpoint is not what it was."""
-    for name in manifest.sha256:
-        if not (checkpoint / name).is_file():
-            raise ValueError(f"{name} is missing")
     for name, digest in _hash_files([checkpoint / name for name in manifest.sha256]).items():
         if digest != manifest.sha256[name]:
             raise ValueError(f"{name} has changed since it was written")
@@ -232,16 +206,19 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)  # the configuration's, which may have changed in the copy of a run
-        return Manifest.read(checkpoint).state
-    except UNUSABLE as error:
-        raise InputError(_describe_unusable(checkpoint, error)) from error
+        return Manifest.parse((checkpoint / STATE_FILE).read_bytes()).state
+    except UNUSABLE as error:  # its files are as they were written
+        raise InputError(
+            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model, task and optimizer.state_bits"
+            f" as in {checkpoint.parents[1] / 'config.yaml'}"
+        ) from error
 
 
-def _describe_unusable(checkpoint: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    older = [other for other in complete_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
-    instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
-    return f"checkpoint {checkpoint} cannot be loaded ({reason}): remove it to {instead}"
+def describe_fault(error: Exception) -> str:
+    """Return in a few words what is wrong with a checkpoint."""
+    if isinstance(error, FileNotFoundError):
+        return f"{Path(error.filename).name} is missing"
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _hash_files(files: list[Path]) -> dict[str, str]:

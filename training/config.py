@@ -74,8 +74,6 @@ class EvaluationConfig:
 
     shards: str = option("", free=True)
     """dataset folder; pretrain: loss with fixed masks, k-NN accuracy and RankMe; else accuracy; "": none"""
-    motion_videos: str = option("", free=True)
-    """folder of videos: what pretrain knows of motion (training/motion.py), best of synthetic ones; "": none"""
     every: int | None = option(1000, at_least=1, free=True)
     """steps between evaluations, which also keep checkpoints/best (not pretrain); null: never, and no plots either"""
     group: str = option("group", free=True)
@@ -118,6 +116,8 @@ class TrainConfig:
     """run directory, or a URL (s3://…); the same command resumes from its newest checkpoint"""
     init_from: str = ""
     """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
+    init_keep: Literal["weights", "optimizer"] = "weights"
+    """optimizer: a fork of the run init_from, whose optimizer, step and place in the data continue"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -145,10 +145,8 @@ class TrainConfig:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
-        if self.evaluation.motion_videos and self.task != "pretrain":
-            raise InputError(f"evaluation.motion_videos is for pre-training: remove it with task={self.task}")
-        if self.model.decoder_choice != ModelConfig.decoder_choice and self.model.decoder_share == 1:
-            raise InputError("model.decoder_choice does nothing with model.decoder_share=1: remove it")
+        if self.init_keep == "optimizer" and not self.init_from:
+            raise InputError("init_keep=optimizer continues another run: set init_from to it")
         if self.deterministic and self.data.decoder == "dali":
             raise InputError("data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it")
         if self.deterministic:

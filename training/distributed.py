@@ -20,7 +20,7 @@ from common.errors import InputError, PeerLostError, describe_error
 from pipeline.reading.storage import call_with_timeout
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
-ROLL_CALL_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
+PEER_TIMEOUT_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
 FAILURE_KEY = "failure"  # in the store of the process group: why the first rank that failed has ended
 NCCL_LATER_S = 60.0  # NCCL aborts the process without a sentence: gloo, which can name a rank, must time out before
 
@@ -94,7 +94,7 @@ class Distributed:
         dist.all_gather_object(values, value, group=self._host_group)
         return values
 
-    def start_max(self, number: Callable[[], int]) -> Callable[[], int]:
+    def async_max(self, number: Callable[[], int]) -> Callable[[], int]:
         """Start reducing one byte beside other work; the function returned waits for it, and gives the highest of all
         ranks. A single rank asks when the function is called."""
         if self._host_group is None:
@@ -129,13 +129,13 @@ NETWORK_FAILED = "the network between the nodes of this run, or the first of the
 
 
 def _find_missing_ranks() -> str | None:
-    """Return why the first rank that failed has ended, or else which ranks do not answer within ROLL_CALL_S.
+    """Return why the first rank that failed has ended, or else which ranks do not answer within PEER_TIMEOUT_S.
 
     All that are alive and waiting for the missing one meet the same error, and call themselves here.
     """
     store, ranks = _store(), range(dist.get_world_size())
     store.set(f"{dist.get_rank()} waits", "")
-    deadline = time.monotonic() + ROLL_CALL_S
+    deadline = time.monotonic() + PEER_TIMEOUT_S
     while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
         if store.check([FAILURE_KEY]):
             return store.get(FAILURE_KEY).decode()
@@ -149,7 +149,7 @@ def _find_missing_ranks() -> str | None:
 def _ask_store(question: Callable[[], T]) -> T | None:
     """Return the store's answer if it comes in time: c10d's TCPStore waits without limit behind a cut network."""
     with suppress(RuntimeError, TimeoutError):
-        return call_with_timeout(question, 2 * ROLL_CALL_S)
+        return call_with_timeout(question, 2 * PEER_TIMEOUT_S)
     return None
 
 

@@ -1,7 +1,7 @@
 """Evaluate models on videos that they are not trained on; the same results at any number of ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,37 +27,7 @@ from training.distributed import Distributed, sum_over_ranks
 MAX_VIDEOS = 1024  # of HeldOut, always the same ones: an evaluation must not take as long as training
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
 MASK_SEED = 0  # masks are the same at every evaluation, and in every run
-
-
-@torch.no_grad()
-def compute_per_clip(
-    compute: Callable[[Batch], Float[Tensor, "B width"]],
-    width: int,
-    model: nn.Module,
-    plan: EvaluationPlan,
-    dataset: ShardDataset,
-    data: DataConfig,
-    dist: Distributed,
-    precision: Precision,
-) -> Float[Tensor, "clips width"]:
-    """Call `compute` with all batches of a plan; return its results, in the plan's order, on the CPU.
-
-    Every clip is computed by one rank, in a batch that is the same at any number of ranks, so the results are bitwise
-    equal. Raises InputError at a video that does not decode: none is skipped or replaced.
-    """
-    results = torch.zeros(len(plan), width, device=dist.device)
-    was_training = model.training
-    model.eval()
-    bar = progress_bar(unit="clip", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
-    try:
-        with bar, ClipLoader(dataset, plan, dist.device, data, quarantine=None) as loader:
-            for batch in loader.batches(first=0):
-                with autocast_to(dist.device, precision):
-                    results[batch.positions[0] : batch.positions[-1] + 1] = compute(batch)
-                bar.update(len(batch.positions) * dist.world_size)
-    finally:
-        model.train(was_training)
-    return sum_over_ranks(results).cpu()
+SelectTokens = Callable[[UInt8[Tensor, "B T H W C"]], Int[Tensor, "B K"] | None]
 
 
 class Views(NamedTuple):
@@ -100,40 +70,73 @@ class Predictions(NamedTuple):
         }
 
 
-def predict(
-    model: nn.Module,
-    dataset: ShardDataset,
-    data: DataConfig,
-    shape: ModelConfig,
-    views: Views,
-    dist: Distributed,
-    precision: Precision,
-    multi_label: bool = False,
-) -> Predictions:
-    """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video."""
-    data = replace(data, subset=None)
-    plan = EvaluationPlan(
-        dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
-        batch_size=max(1, views.batch_size // views.num_crops) * views.num_crops,  # crops of a clip share its decode
-        num_temporal=views.num_clips, num_spatial=views.num_crops, rank=dist.rank, world_size=dist.world_size,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Evaluator:
+    """Computes with all clips of a dataset, the same results at any number of ranks."""
 
-    def compute(batch: Batch) -> Float[Tensor, "B classes"]:
-        logits = model(batch.clip).float()
-        return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
+    dataset: ShardDataset
+    data: DataConfig
+    shape: ModelConfig  # of the clips
+    dist: Distributed
+    precision: Precision
 
-    width = len(dataset.info.classes)
-    probabilities = compute_per_clip(compute, width, model, plan, dataset, data, dist, precision)
-    if not probabilities.isfinite().all():
-        raise InputError(
-            "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
-        )
-    mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
-    if multi_label:
-        return Predictions(
-            mean, torch.from_numpy(dataset.mark_classes(sample.labels or () for sample in dataset.samples))
-        )
-    return Predictions(mean, torch.from_numpy(dataset.column("label").astype(np.int64)))
+    def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
+        return EvaluationPlan(
+            self.dataset, self.data, num_frames=self.shape.num_frames, image_size=self.shape.image_size,
+            batch_size=batch_size, num_temporal=num_clips, num_spatial=num_crops,
+            rank=self.dist.rank, world_size=self.dist.world_size,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def compute(
+        self, model: nn.Module, plan: EvaluationPlan, function: Callable[[Batch], Float[Tensor, "B width"]], width: int
+    ) -> Float[Tensor, "clips width"]:
+        """Call `function`, which uses `model`, with all batches of a plan; return its results, in order, on the CPU.
+
+        Every clip is computed by one rank, in a batch that is the same at any number of ranks, so the results are
+        bitwise equal. Raises InputError at a video that does not decode: none is skipped or replaced.
+        """
+        dist = self.dist
+        results = torch.zeros(len(plan), width, device=dist.device)
+        was_training = model.training
+        model.eval()
+        bar = progress_bar(unit="clip", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
+        try:
+            with bar, ClipLoader(self.dataset, plan, dist.device, self.data, quarantine=None) as loader:
+                for batch in loader.batches(first=0):
+                    with autocast_to(dist.device, self.precision):
+                        results[batch.positions[0] : batch.positions[-1] + 1] = function(batch)
+                    bar.update(len(batch.positions) * dist.world_size)
+        finally:
+            model.train(was_training)
+        return sum_over_ranks(results).cpu()
+
+    def predict(
+        self, model: nn.Module, views: Views, multi_label: bool = False, select: SelectTokens = lambda clip: None
+    ) -> Predictions:
+        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video, of which the
+        tokens at the ids that `select` returns are encoded, by default all."""
+        batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
+        plan = self.make_plan(batch_size, views.num_clips, views.num_crops)
+
+        def classify(batch: Batch) -> Float[Tensor, "B classes"]:
+            logits = model(batch.clip, select(batch.clip)).float()
+            return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
+
+        probabilities = self.compute(model, plan, classify, len(self.dataset.info.classes))
+        if not probabilities.isfinite().all():
+            raise InputError(
+                "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
+            )
+        mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
+        if multi_label:
+            labels = self.dataset.mark_classes(sample.labels or () for sample in self.dataset.samples)
+            return Predictions(mean, torch.from_numpy(labels))
+        return Predictions(mean, read_labels(self.dataset))
+
+
+def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)) -> Int[Tensor, " samples"]:
+    return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
 
 
 def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:
@@ -169,10 +172,10 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
     given = dataset.info.classes
     if len(wanted) != len(given):
         raise InputError(f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}")
-    for class_id, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
-        if ours != theirs:
+    for class_id, (known, labeled) in enumerate(zip(wanted, given, strict=True)):
+        if known != labeled:
             raise InputError(
-                f"class {class_id} is {ours!r} for the classifier and {theirs!r} in {dataset.folder}:"
+                f"class {class_id} is {known!r} for the classifier and {labeled!r} in {dataset.folder}:"
                 " create the shards with the same classes"
             )
 
@@ -180,15 +183,15 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
 class HeldOut:
     """Up to MAX_VIDEOS videos of evaluation.shards, one clip each, for metrics that need no classifier.
 
-    The neighbors of k-NN are as many videos of data.shards, or, where those are not labeled with the same classes, the
-    held-out videos themselves; never one of the same source or of the same `evaluation.group`.
+    The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with the same classes,
+    the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
     """
 
     def __init__(self, config: TrainConfig, trained: ShardDataset) -> None:
         """Raises InputError if evaluation.shards cannot be read."""
         self.config = config
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
-        self.bank = trained if has_same_classes(trained, self.dataset) else self.dataset
+        self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
     def evaluate(self, model: EncoderModel, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
@@ -199,28 +202,26 @@ class HeldOut:
             metrics["reconstruction_loss"] = losses.mean().item()
         if not has_same_classes(self.dataset, self.dataset):
             return metrics
-        voters, bank = samples, features
-        if self.bank is not self.dataset:
-            voters, _, bank = self._encode(model, self.bank, dist)
-        labels, of_bank = _read_labels(self.dataset, samples), _read_labels(self.bank, voters)
-        may_vote = find_voters(self.dataset, samples, self.bank, voters, self.config.evaluation.group)
-        if may_vote.any():
-            metrics["knn_top1"] = knn_top1(features, labels, bank, of_bank, may_vote)
+        neighbors, reference = samples, features
+        if self.reference is not self.dataset:
+            neighbors, _, reference = self._encode(model, self.reference, dist)
+        labels, neighbor_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
+        allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, self.config.evaluation.group)
+        if allowed.any():
+            metrics["knn_top1"] = knn_top1(features, labels, reference, neighbor_labels, allowed)
         return metrics | {"majority_top1": majority_top1(labels)}
 
     def _encode(
         self, model: EncoderModel, dataset: ShardDataset, dist: Distributed
     ) -> tuple[list[int], Float[Tensor, " V"], Float[Tensor, "V D"]]:
         """Return sample numbers, losses (of the held-out videos) and features."""
-        shape, config, is_held_out = self.config.model, self.config, dataset is self.dataset
+        config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
         data = replace(config.data, subset=min(MAX_VIDEOS, most))
-        plan = EvaluationPlan(
-            dataset, data, num_frames=shape.num_frames, image_size=shape.image_size,
-            batch_size=min(config.batch_size, 32), rank=dist.rank, world_size=dist.world_size,
-        )  # fmt: skip
+        evaluator = Evaluator(dataset, data, config.model, dist, config.precision)
+        plan = evaluator.make_plan(min(config.batch_size, 32))
 
-        def compute(batch: Batch) -> Float[Tensor, "B 1+D"]:
+        def encode_batch(batch: Batch) -> Float[Tensor, "B 1+D"]:
             losses = torch.zeros(len(batch.clip), device=dist.device)
             with torch.compiler.set_stance("force_eager"):
                 if isinstance(model, AdaMAE) and is_held_out:
@@ -228,8 +229,7 @@ class HeldOut:
                 return torch.cat((losses[:, None], encode(model, batch.clip).pooled.float()), dim=1)
 
         assert isinstance(model, nn.Module)
-        width = 1 + shape.dimensions.encoder_width
-        found = compute_per_clip(compute, width, model, plan, dataset, data, dist, config.precision)
+        found = evaluator.compute(model, plan, encode_batch, 1 + config.model.dimensions.encoder_width)
         return [plan.row(position).sample for position in range(len(plan))], found[:, 0], found[:, 1:]
 
 
@@ -240,37 +240,33 @@ def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
     return is_labeled and one.info.classes == other.info.classes
 
 
-def _read_labels(dataset: ShardDataset, samples: Sequence[int]) -> Int[Tensor, " samples"]:
-    return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
-
-
-def find_voters(
-    dataset: ShardDataset, samples: Sequence[int], bank: ShardDataset, voters: Sequence[int], group: str
-) -> Bool[Tensor, "samples voters"]:
-    """Find which videos of the bank may be a sample's neighbors: not those of the same bytes, source or group."""
+def find_allowed_neighbors(
+    dataset: ShardDataset, samples: Sequence[int], reference: ShardDataset, neighbors: Sequence[int], group: str
+) -> Bool[Tensor, "samples neighbors"]:
+    """Find which videos may be a sample's neighbors: not those of the same bytes, source or group."""
 
     def identify(dataset: ShardDataset, samples: Sequence[int]) -> Shaped[np.ndarray, "3 samples"]:
         videos = [dataset.samples[sample] for sample in samples]
         return np.array([(v.sha256, v.source, v.fields.get(group, object())) for v in videos], dtype=object).T
 
-    pairs = zip(identify(dataset, samples), identify(bank, voters), strict=True)
-    return torch.from_numpy(np.logical_and.reduce([ours[:, None] != theirs for ours, theirs in pairs]).astype(bool))
+    pairs = zip(identify(dataset, samples), identify(reference, neighbors), strict=True)
+    return torch.from_numpy(np.logical_and.reduce([own[:, None] != others for own, others in pairs]).astype(bool))
 
 
 def knn_top1(
     features: Float[Tensor, "V D"],
     labels: Int[Tensor, " V"],
-    bank: Float[Tensor, "N D"],
-    bank_labels: Int[Tensor, " N"],
-    may_vote: Bool[Tensor, "V N"],
+    reference: Float[Tensor, "N D"],
+    neighbor_labels: Int[Tensor, " N"],
+    allowed_neighbors: Bool[Tensor, "V N"],
 ) -> float:
-    """Compute 20-NN accuracy by cosine similarity of centered features, of those that have a neighbor in the bank."""
-    center = bank.mean(dim=0)
-    similarity = F.normalize(features - center, dim=1) @ F.normalize(bank - center, dim=1).T
-    nearest = similarity.masked_fill(~may_vote, -torch.inf).topk(min(NUM_NEIGHBORS, len(bank)), dim=1)
-    votes = F.one_hot(bank_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
+    """Compute 20-NN accuracy by cosine similarity of centered features, of the videos that have any neighbor."""
+    center = reference.mean(dim=0)
+    similarity = F.normalize(features - center, dim=1) @ F.normalize(reference - center, dim=1).T
+    nearest = similarity.masked_fill(~allowed_neighbors, -torch.inf).topk(min(NUM_NEIGHBORS, len(reference)), dim=1)
+    votes = F.one_hot(neighbor_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
-    return is_right[may_vote.any(dim=1)].double().mean().item()
+    return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
 
 
 def majority_top1(labels: Int[Tensor, " V"]) -> float:

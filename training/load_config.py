@@ -11,21 +11,21 @@ from training.config import TrainConfig, parse
 # What is taken over of the model that a run starts from: by pre-training, the encoder; by a classifier, the clip too.
 # How that was masked only decides whether the shape is a possible one.
 ENCODER = ("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")
-SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "motion_channel", "positions", "masking", "mask_ratio")
+SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
-    """Parse a command line; the model has the shape of init_from where the command line says nothing else, and
-    `run=RUN` without a configuration resumes that run with its own.
+    """Parse a command line; the model has the shape of init_from where the command line says nothing else. Without a
+    configuration, `run=RUN` resumes that run, and `init_keep=optimizer` forks one, with its own.
 
     Raise InputError.
     """
     from common.config_parser import option_names, split_overrides
 
     options = dict(option.partition("=")[::2] for option in split_overrides(arguments))
-    run = options.get("--run", "")
-    if run and not {"--config", "--data.shards"} & options.keys() and (own := _find_config(run)):
-        arguments = ["--config", str(own / "config.yaml"), *arguments]
+    given = set(option_names(split_overrides(arguments)))
+    if not {"--config", "--data.shards"} & options.keys() and (own := _find_own_config(options)):
+        arguments = ["--config", str(own), *arguments]
     config = parse(arguments)
     if not config.init_from:
         return config
@@ -33,22 +33,32 @@ def load_config(arguments: list[str]) -> TrainConfig:
     from training.remote_run import local_run
 
     # Once the run has begun, what it started from may be gone.
-    own = _find_config(config.run)
-    theirs = (
+    own = _find_run(config.run)
+    source = (
         pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
     )
-    given = set(option_names(split_overrides(arguments)))
     names = ENCODER if config.task == "pretrain" else SHAPE
     left = [name for name in names if f"model.{name}" not in given]
     if "model.size" in given:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]
-    shape = {name: getattr(theirs, name) for name in left}
+    shape = {name: getattr(source, name) for name in left}
     if changed := [f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)]:
         log(f"from checkpoint {config.init_from}: {', '.join(changed)}", sys.stderr)
     return replace(config, model=replace(config.model, **shape))
 
 
-def _find_config(run: str) -> Path | None:
+def _find_own_config(options: dict[str, str]) -> Path | None:
+    """Return the config.yaml of the run that is resumed, or else of the one that is forked."""
+    run = _find_run(options["--run"]) if options.get("--run") else None
+    if run is None and options.get("--init_keep") == "optimizer" and options.get("--init_from"):
+        from model.weights.pretrained import find_file, run_of
+        from training.remote_run import local_run
+
+        run = run_of(find_file(local_run(options["--init_from"])))
+    return run and run / "config.yaml"
+
+
+def _find_run(run: str) -> Path | None:
     """Return a folder with the config.yaml of a run that has checkpoints; None if it has not begun."""
     from training.checkpoint import list_checkpoints
     from training.remote_run import fetch_config, staging

@@ -25,7 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 from common.atomic_io import write_text
 from common.devices import choose_precision, find_attention_kernel
 from common.errors import InputError, name_disk_errors
-from common.logging import log
+from common.logging import escape
 from common.progress import progress_bar
 from figures.sheet import save_image
 from pipeline.loader import ClipLoader
@@ -35,7 +35,7 @@ from training.evaluation import warn_of_majority
 from training.failures import DivergedError
 from training.run_dir import RunDir
 from training.schedule import Schedule
-from training.stragglers import Spread, StragglerDetector
+from training.stragglers import StragglerDetector
 
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
@@ -55,7 +55,7 @@ class Logger:
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started = time.perf_counter()
-        self._counted: Mapping[str, float] = {}  # by the loader, when a row was last written
+        self._waited = 0.0  # seconds for data, when a row was last written
         self._writers: list[Any] = []  # of WRITERS
 
     def __enter__(self) -> "Logger":
@@ -96,21 +96,20 @@ class Logger:
             return
         own = dict(zip(self._names, (self._sums / self._steps).tolist(), strict=True))  # only here the host waits
         seconds = time.perf_counter() - self._started
-        before, self._counted = self._counted, dict(self.loader.counters)
-        counters = {name: count - before.get(name, 0) for name, count in self._counted.items()}
-        row, spreads = self.stragglers.gather(own, self._steps, seconds, counters)
+        counters = dict(self.loader.counters)
+        waited = counters["wait_seconds"] - self._waited
+        self._waited = counters["wait_seconds"]
+        row, notes = self.stragglers.gather(own, self._steps, seconds, waited)
         row |= {
             "lr": self.schedule.lr(step - 1),
             "clips_per_second": self._steps * self.schedule.global_batch / seconds,
             "step_time_ms": 1000 * seconds / self._steps,
-            "data_wait_fraction": counters["wait_seconds"] / seconds,
+            "data_wait_fraction": waited / seconds,
             "peak_memory_gib": peak_memory_gib(self.dist.device),
         }
-        row |= {f"pipeline/{name}": float(count) for name, count in self._counted.items()}
-        self.scalars(step, row, spreads)
-        if self.dist.is_main:
-            for sentence in self.stragglers.find_stragglers(spreads, self._steps):
-                self._bar.write(sentence, file=sys.stderr)
+        row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
+        self.scalars(step, row)
+        self._say(notes)
         shown = {"loss": row.get("reconstruction_loss", row["loss"]), "clips/s": row["clips_per_second"]}
         self._bar.set_postfix(shown | {"data_wait": f"{row['data_wait_fraction']:.1%}"})
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
@@ -119,19 +118,17 @@ class Logger:
             first = step - self._idle_steps + 1
             raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")
 
-    def scalars(self, step: int, values: Mapping[str, float], spreads: Mapping[str, Spread] | None = None) -> None:
-        """Write metrics of one step; `spreads`: those that the ranks differ in."""
-        ranks = {"ranks": {name: spread._asdict() for name, spread in spreads.items()}} if spreads else {}
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write metrics of one step."""
         with name_disk_errors(self.run.path):
             for writer in self._writers:
-                writer.scalars(step, {**values, **ranks})
+                writer.scalars(step, values)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an evaluation; warn where a run ends with accuracies that say nothing."""
         self.scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
-        if self.dist.is_main and step == self.schedule.total_steps:
-            for sentence in warn_of_majority(metrics):
-                self._bar.write(sentence, file=sys.stderr)
+        if step == self.schedule.total_steps:
+            self._say(warn_of_majority(metrics))
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         """Write an image of one step; the newest of its name also lies in the run's figures/."""
@@ -150,20 +147,22 @@ class Logger:
         """Log what is about to run, then `messages`."""
         if not self.dist.is_main:
             return
-        device, wanted = self.dist.device, self.config.precision
+        device, model, wanted = self.dist.device, self.config.model, self.config.precision
         precision = choose_precision(device, wanted)
         reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
-        resuming = f"resuming from step {self.start_step}" if self.start_step else ""
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        model = self.config.model
         heads, width = model.dimensions.encoder_heads, model.dimensions.encoder_width
-        shape = (1, heads, model.num_tokens, width // heads)
-        q = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        q = torch.empty((1, heads, model.num_tokens, width // heads), device=device, dtype=dtype, requires_grad=True)
         device_line = f"device: {ranks}{name} ({precision}{reason}), attention by {find_attention_kernel(q)}"
-        for message in filter(None, (*self.schedule.describe(), device_line, resuming, *messages)):
-            log(message, sys.stderr)
+        resuming = [f"resuming from step {self.start_step}"] if self.start_step else []
+        self._say([*self.schedule.describe(), device_line, *resuming, *messages])
+
+    def _say(self, sentences: list[str]) -> None:
+        """Print these above the progress bar, in the main rank."""
+        for sentence in sentences if self.dist.is_main else ():
+            self._bar.write(escape(sentence), file=sys.stderr)
 
 
 class RunDirWriter:
@@ -195,7 +194,7 @@ class TensorBoardWriter(SummaryWriter):
         self.add_text("config", f"```yaml\n{to_yaml(config)}```")
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
-        for name, value in flatten_row(row).items():
+        for name, value in group_names(row).items():
             self.add_scalar(name, value, step)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
@@ -225,7 +224,7 @@ class WandbWriter:
         self.close = self._run.finish
 
     def scalars(self, step: int, row: Mapping[str, Any]) -> None:
-        self._run.log(flatten_row(row), step=step)
+        self._run.log(group_names(row), step=step)
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         self._run.log({f"clips/{name}": self._wandb.Image(image)}, step=step)
@@ -235,12 +234,9 @@ class WandbWriter:
 WRITERS: dict[str, Any] = {"files": RunDirWriter, "tensorboard": TensorBoardWriter, "wandb": WandbWriter}
 
 
-def flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
-    """Name a row's values in groups: train/…, evaluation/…, pipeline/…, ranks/…."""
-    flat = {name if "/" in name else f"train/{name}": value for name, value in row.items() if name != "ranks"}
-    for name, spread in row.get("ranks", {}).items():
-        flat |= {f"ranks/{name}_{part}": spread[part] for part in ("min", "median", "max", "worst_rank")}
-    return flat
+def group_names(row: Mapping[str, Any]) -> dict[str, float]:
+    """Name a row's values in groups: train/…, evaluation/…, pipeline/…"""
+    return {name if "/" in name else f"train/{name}": value for name, value in row.items()}
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:

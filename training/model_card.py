@@ -8,16 +8,15 @@ import jinja2
 
 from common.atomic_io import hash_file, write_text
 from common.logging import printable
+from model.state_dict import StateDict
 from model.weights.hub import TIMM_FILE
-from model.weights.loading import StateDict
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
-from training.report import CHARTS, average_points, current_metrics, read_metrics
+from training.report import current_metrics, read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-# Of these the card has the names.
-PATHS = ("data.shards", "evaluation.shards", "evaluation.motion_videos", "init_from", "model.teacher")
-OF_THE_MACHINE = ("run", "data.cache_dir", "device")
+# Options that say where something lies on the machine of the run.
+LOCAL = ("run", "device", "data.shards", "data.cache_dir", "evaluation.shards", "init_from", "model.teacher")
 
 
 def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, where: str, license: str) -> None:
@@ -25,9 +24,6 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
     config = weights.config
     height, width = config.frame_size
     run = run_of(find_file(source))
-    rows = read_metrics(run) if run else []
-    if rows:
-        plot_loss(rows, file.parent / "curves.png")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -49,28 +45,11 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
         recipe=describe_recipe(run_config(run)) if run else {},
-        results=current_metrics(rows),
+        results=current_metrics(read_metrics(run)) if run else {},
     )
     write_text(file.parent / "README.md", card)
 
 
 def describe_recipe(values: dict[str, Any]) -> dict[str, str]:
-    """Return the options of a run that are not the defaults, without the places of the machine that it ran on."""
-    recipe = {key: value for key, value in changed_keys(values).items() if key not in OF_THE_MACHINE}
-    for key in recipe.keys() & PATHS:
-        places = recipe[key] if isinstance(recipe[key], list) else [recipe[key]]
-        recipe[key] = ", ".join(Path(str(place)).name for place in places)
-    return {key: printable(value) for key, value in recipe.items()}
-
-
-def plot_loss(rows: list[dict[str, float]], file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3), layout="constrained")
-    axes = figure.subplots()
-    for name in CHARTS[0][1]:
-        if points := average_points([(row["step"], row[name]) for row in rows if name in row]):
-            axes.plot(*zip(*points, strict=True), label=name)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.legend()
-    figure.savefig(file)
+    """Return the options of a run that are not the defaults, without places of the machine that it ran on."""
+    return {key: printable(value) for key, value in changed_keys(values).items() if key not in LOCAL}

@@ -38,7 +38,7 @@ def parallelize(
     model._register_builtin_comm_hook(dist_c10d.BuiltinCommHookType.ALLREDUCE)  # divides buckets, not gradients
     model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # each measurement waits for the GPU, at every 100th step
     before = [buffer.clone() for buffer in task.model.buffers()]
-    shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.clip_channels)
+    shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.in_channels)
     black = torch.zeros(shape, dtype=torch.uint8, device=dist.device)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=dist.device)
     for _ in range(2):

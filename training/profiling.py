@@ -1,55 +1,48 @@
 """Profile a few steps of a run: what ran when, and what memory was held meanwhile."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile
 
 from common.logging import log
 
 WARMUP, ACTIVE = 3, 3  # steps
 
 
-class StepProfiler:
-    """Profiles ACTIVE steps after WARMUP others into a folder, if one is given: `trace.json.gz` for ui.perfetto.dev,
-    and on CUDA `memory.pickle` for pytorch.org/memory_viz."""
+@contextmanager
+def profile_steps(folder: Path | None, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Profile ACTIVE steps after WARMUP others into a folder, if one is given: `trace.json.gz` for ui.perfetto.dev, and
+    on CUDA `memory.pickle` for pytorch.org/memory_viz. Yield a function to be called after every step."""
+    if folder is None:
+        yield lambda: None
+        return
+    on_cuda, steps = device.type == "cuda", 0
 
-    def __init__(self, folder: Path | None, device: torch.device) -> None:
-        self._folder, self._on_cuda, self._steps = folder, device.type == "cuda", 0
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
-        self._profile = profile(
-            activities=activities, schedule=schedule(wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
-            on_trace_ready=self._write, profile_memory=True, record_shapes=True,
-        )  # fmt: skip
-
-    def __enter__(self) -> "StepProfiler":
-        if self._folder is not None:
-            self._profile.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._folder is not None:
-            self._profile.__exit__(*error)
-            if self._steps < WARMUP + ACTIVE:
-                log(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, the run had {self._steps}", sys.stderr)
-
-    def step(self) -> None:
-        """To be called after every step."""
-        if self._folder is None or self._steps == WARMUP + ACTIVE:
+    def write(profiled: profile) -> None:
+        if steps < WARMUP + ACTIVE:
             return
-        self._steps += 1
-        if self._on_cuda and self._steps == WARMUP:
-            torch.cuda.memory._record_memory_history()
-        self._profile.step()
-
-    def _write(self, profiled: profile) -> None:
-        if self._folder is None or self._steps < WARMUP + ACTIVE:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._on_cuda:
-            torch.cuda.memory._dump_snapshot(str(self._folder / "memory.pickle"))
+        folder.mkdir(parents=True, exist_ok=True)
+        if on_cuda:
+            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
-        profiled.export_chrome_trace(str(self._folder / "trace.json.gz"))
-        log(f"profiled {ACTIVE} steps: {self._folder}", sys.stderr)
+        profiled.export_chrome_trace(str(folder / "trace.json.gz"))
+        log(f"profiled {ACTIVE} steps: {folder}", sys.stderr)
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if on_cuda and steps == WARMUP:
+            torch.cuda.memory._record_memory_history()
+        profiled.step()
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    schedule = torch.profiler.schedule(wait=0, warmup=WARMUP, active=ACTIVE, repeat=1)
+    options = {"activities": activities, "profile_memory": True, "record_shapes": True}
+    with profile(schedule=schedule, on_trace_ready=write, **options) as profiled:
+        yield step
+    if steps < WARMUP + ACTIVE:
+        log(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, the run had {steps}", sys.stderr)

@@ -1,10 +1,11 @@
 """A run in object storage (`run=s3://…`, whatever fsspec knows): a folder on this node, uploaded as it grows.
 
-A checkpoint there counts when its train_state.json does, which is uploaded last. Files cannot be locked there, so a
-lease keeps two jobs from writing to the same run.
+A checkpoint there counts when its train_state.json does, which is uploaded last. A lease keeps two jobs from writing to
+the same run.
 """
 
 import hashlib
+import itertools
 import shutil
 import socket
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from uuid import uuid4
 
 from common.atomic_io import atomic_folder
@@ -20,14 +22,13 @@ from common.logging import log
 from model.weights.hub import find_model
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore, is_remote
-from training.checkpoint import STATE_FILE, Manifest, complete_checkpoints, parse_step, verify_files
+from training.checkpoint import STATE_FILE, Manifest, describe_fault, list_checkpoints, parse_step, verify_files
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
-LEASE = "lease.txt"
+LEASES = "leases"
 RENEW_S = 10.0
-PATIENCE_S = 40.0  # after which a lease that nobody has renewed is free, by the clock of whoever waits
-SETTLE_S = 2.0  # in which two who take a free lease at the same time both see the name of the second
+LEASE_TIMEOUT_S = 40.0  # after which a lease that nobody has renewed is free, by the clock of whoever waits
 
 
 def staging(url: str) -> Path:
@@ -88,29 +89,16 @@ class RemoteRun:
 
     def fetch(self) -> None:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
-        names = self._storage.sizes()
-        here = complete_checkpoints(self.local / "checkpoints")
-        if here:
-            ours = self.local / "config.yaml"
-            theirs = self._storage.read("config.yaml") if "config.yaml" in names else None
-            if not ours.exists() or theirs != ours.read_bytes():
-                what = "is empty" if theirs is None else "holds another run"
-                raise InputError(
-                    f"{self.url} {what}, and {self.local} keeps what was trained there: remove it, or move it"
-                )
+        names, config = self._storage.sizes(), self.local / "config.yaml"
+        here = list_checkpoints(self.local / "checkpoints")
+        if here and not (config.exists() and self._storage.read("config.yaml") == config.read_bytes()):
+            raise InputError(f"{self.local} keeps another run than {self.url} holds: remove it, or move it")
         newest = parse_step(here[-1].name) if here else 0
-        is_behind = not here
-        for step in sorted({step for step in map(_step_of, names) if step > newest}, reverse=True):
-            name = f"checkpoints/step-{step:08d}"
-            try:
-                self._fetch_checkpoint(name)
-                is_behind = True
-                break
-            except ValueError as error:
-                log(f"skipping {self.url}/{name}, which is not complete ({error})", file=sys.stderr)
+        newer = sorted({step for step in map(_step_of, names) if step > newest}, reverse=True)
+        is_behind = any(self._fetch_checkpoint(f"checkpoints/step-{step:08d}") for step in newer) or not here
         for name in names:
-            is_log = name in LOGS or name.startswith(f"{BEST}/")
-            if is_log and (is_behind or not (self.local / name).exists()):
+            is_wanted = is_behind or not (self.local / name).exists()
+            if is_wanted and (name in LOGS or name.startswith(f"{BEST}/")):
                 self._storage.download(name, self.local / name)
 
     def sync(self, keep: int | None = None) -> None:
@@ -121,7 +109,7 @@ class RemoteRun:
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
         there = _complete_steps(self._storage.sizes("checkpoints"))
-        for checkpoint in complete_checkpoints(self.local / "checkpoints"):
+        for checkpoint in list_checkpoints(self.local / "checkpoints"):
             if parse_step(checkpoint.name) > max(there, default=0):
                 files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
         for file in filter(Path.is_file, files):
@@ -134,22 +122,26 @@ class RemoteRun:
                 if kept and 0 < _step_of(name) < kept[0]:
                     self._storage.remove(name)
 
-    def _fetch_checkpoint(self, name: str) -> None:
-        """Raise ValueError if it is not complete."""
-        data = self._storage.read(f"{name}/{STATE_FILE}")
-        if data is None:
-            raise ValueError(f"{STATE_FILE} is missing")
-        manifest, stored = Manifest.parse(data), self._storage.sizes(name)
+    def _fetch_checkpoint(self, name: str) -> bool:
+        """Return whether it is complete."""
+        data, stored = self._storage.read(f"{name}/{STATE_FILE}"), self._storage.sizes(name)
         try:
+            if data is None:
+                raise ValueError(f"{STATE_FILE} is missing")
+            manifest = Manifest.parse(data)
             with atomic_folder(self.local / name) as partial:
                 for file in manifest.sha256:
                     if f"{name}/{file}" in stored:
                         self._storage.download(f"{name}/{file}", partial / file)
                 verify_files(partial, manifest)
                 (partial / STATE_FILE).write_bytes(data)
+        except (ValueError, FileNotFoundError) as error:
+            log(f"skipping {self.url}/{name}, which is not complete ({describe_fault(error)})", file=sys.stderr)
+            return False
         except OSError:
             if not (self.local / name).is_dir():  # else another process of this node was faster
                 raise
+        return True
 
     def _send(self, file: Path) -> None:
         status = file.stat()
@@ -177,74 +169,75 @@ class TakenOverError(InputError):
     """Another job trains in this run directory."""
 
 
+class NewestLease(NamedTuple):
+    number: int  # 0: there is none
+    holder: str  # "": it is free
+    host: str
+    count: str
+
+
 class Lease:
-    """An object that names its holder and the host, and a number that the holder counts up: no two clocks are
-    compared."""
+    """The newest of the objects leases/1, leases/2, …, each of which a conditional write gives to one job, its holder.
+
+    It holds the holder's name, its host and a number that it counts up, so that no two clocks are compared; once
+    released, nothing.
+    """
 
     def __init__(self, storage: ObjectStore, holder: str) -> None:
-        self._storage, self._holder, self._count = storage, holder, 0
+        self._storage, self._holder, self._number = storage, holder, 0
         self._released = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
     def take(self) -> None:
-        """Take the lease; raise TakenOverError if somebody else renews it. One that was left is free after PATIENCE_S.
-
-        A lease of this holder is of a process which has ended: this one holds the lock of the folder.
-        """
-        seen = self._read()
-        is_ours = seen[:1] == [self._holder]
-        if seen and not is_ours:
-            log(f"{self._storage.url} is in use by {seen[1]}, or was left by it: watching it", file=sys.stderr)
-            deadline = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline and (now := self._read()):
-                if now != seen:
-                    self.check()
-                time.sleep(PATIENCE_S / 20)
-        self._renew()
-        if not is_ours:
-            time.sleep(SETTLE_S)
-            self.check()
-        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+        """Take the lease; raise TakenOverError if another job renews it. One that was left is free after
+        LEASE_TIMEOUT_S; one of this holder at once: its process has ended, as this one holds the folder's lock."""
+        seen = now = self._read()
+        if seen.holder not in ("", self._holder):
+            log(f"{self._storage.url} is in use by {seen.host}, or was left by it: watching it", file=sys.stderr)
+            deadline = time.monotonic() + LEASE_TIMEOUT_S
+            while (now := self._read()) == seen and time.monotonic() < deadline:
+                time.sleep(LEASE_TIMEOUT_S / 20)
+            if now.holder and now != seen:
+                raise self._taken_over(now)
+        if not self._storage.create(f"{LEASES}/{now.number + 1}", self._text(0)):
+            raise self._taken_over(self._read())
+        self._number = now.number + 1
+        self._storage.remove(f"{LEASES}/{now.number}")
         self._thread.start()
 
     def check(self) -> None:
-        """Raise TakenOverError if the lease is somebody else's by now."""
-        now = self._read()
-        if now and now[0] != self._holder:
-            raise TakenOverError(
-                f"{self._storage.url} is in use by another training job, on {now[1]}: wait for it, or set run="
-            )
+        """Raise TakenOverError if another job has a newer lease."""
+        newest = self._read()
+        if newest.number > self._number:
+            raise self._taken_over(newest)
 
     def release(self) -> None:
         """Leave the directory to others at once, if it was held."""
         self._released.set()
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        try:
-            self.check()
-            self._storage.remove(LEASE)
-        except TakenOverError:
-            return  # theirs by now
-        except InputError as error:
-            log(f"the next job waits {PATIENCE_S:g} s for the lease of this one: {error}", file=sys.stderr)
+        if self._number:
+            self._thread.join()
+            try:
+                self._storage.write(f"{LEASES}/{self._number}", b"")
+            except InputError as error:
+                log(f"the next job waits {LEASE_TIMEOUT_S:g} s for the lease of this one: {error}", file=sys.stderr)
 
     def _keep_renewing(self) -> None:
-        while not self._released.wait(RENEW_S):
+        for count in itertools.count(1):
+            if self._released.wait(RENEW_S):
+                return
             try:
-                self.check()
-                self._renew()
-            except TakenOverError:
-                return  # raised by the next upload
-            except InputError as error:  # whoever waits has patience for some failures
+                self._storage.write(f"{LEASES}/{self._number}", self._text(count))
+            except InputError as error:  # whoever waits tolerates some failures
                 log(f"the lease was not renewed: {error}", file=sys.stderr)
 
-    def _renew(self) -> None:
-        self._count += 1
-        self._storage.write(LEASE, f"{self._holder} {socket.gethostname()} {self._count}".encode())
+    def _text(self, count: int) -> bytes:
+        return f"{self._holder} {socket.gethostname()} {count}".encode()
 
-    def _read(self) -> list[str]:
-        """Return the lease's holder, host and count; [] where there is none."""
-        lease = self._storage.read(LEASE)
-        return (lease.decode(errors="replace") + " ? ?").split(" ")[:3] if lease else []
+    def _read(self) -> NewestLease:
+        number = max((int(PurePosixPath(name).name) for name in self._storage.sizes(LEASES)), default=0)
+        text = (self._storage.read(f"{LEASES}/{number}") or b"").decode(errors="replace")
+        return NewestLease(number, *f"{text}   ".split(" ")[:3])
+
+    def _taken_over(self, lease: NewestLease) -> TakenOverError:
+        url = self._storage.url
+        return TakenOverError(f"{url} is in use by another training job, on {lease.host}: wait for it, or set run=")

@@ -23,23 +23,23 @@ from common.atomic_io import write_text
 from common.errors import InputError
 from common.logging import log
 from common.threads import run_in_thread
-from model.weights.pretrained import run_config
+from model.weights.pretrained import find_file, run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
     HostMemory,
     Snapshot,
     TrainState,
     check_checkpoint,
-    complete_checkpoints,
     list_checkpoints,
     load_checkpoint,
+    parse_step,
     save_checkpoint,
     take_snapshot,
 )  # fmt: skip
 from training.config import TrainConfig, differences, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
-from training.remote_run import RemoteRun, TakenOverError, staging
+from training.remote_run import RemoteRun, TakenOverError, local_run, staging
 
 
 class BackgroundWriter:
@@ -49,7 +49,8 @@ class BackgroundWriter:
         self._last: Future[None] | None = None
 
     @property
-    def has_failed(self) -> bool:
+    def failed(self) -> bool:
+        """Whether the newest job has; the next `wait` says why."""
         return self._last is not None and self._last.done() and self._last.exception() is not None
 
     def start(self, job: Callable[[], None]) -> None:
@@ -73,7 +74,7 @@ class BackgroundWriter:
 class RunDir:
     """Holds a run's directory for one training job; a context manager, entered and used by all ranks.
 
-    Entering decides, for all ranks and after the remote copy is here, whether the run is new or resumes from its newest
+    Entering decides, for all ranks and after the remote copy is here, whether the run is new or resumes, and from which
     checkpoint. The main rank alone writes.
     """
 
@@ -88,19 +89,11 @@ class RunDir:
         self.profile = self.path / "profile"
         self.figures = self.path / "figures"  # the newest ones, for the report
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
-        self.checkpoint: Path | None = None  # to resume from
+        self.is_new = True
+        self.checkpoint: Path | None = None  # to continue from: of its own or, if it is new, of the run that it forks
         self._next_save_s = math.inf  # by the monotonic clock
-        self._writer = BackgroundWriter()
+        self.writer = BackgroundWriter()
         self._memory = HostMemory()  # of the last snapshot
-
-    @property
-    def is_new(self) -> bool:
-        return self.checkpoint is None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a checkpoint could not be written; the next `save` says why."""
-        return self._writer.has_failed
 
     @property
     def is_save_due(self) -> bool:
@@ -123,7 +116,7 @@ class RunDir:
         with self._held:
             try:
                 if self.dist.is_main:
-                    self._writer.wait()
+                    self.writer.wait()
                     if self.remote is not None and self.checkpoints.exists():
                         self.remote.sync()
             except DivergedError as diverged:
@@ -132,7 +125,7 @@ class RunDir:
             raise DivergedError(f"{error}; {self._describe_recovery()}") from error
 
     def load(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState) -> TrainState:
-        """Load the checkpoint that the run resumes from; return how far the run is, `start` if it is new.
+        """Load the checkpoint that the run continues from; return how far the run is, `start` if there is none.
 
         The files' hashes are checked once per node: that takes longer than reading them."""
         state = start
@@ -158,18 +151,13 @@ class RunDir:
         """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
         if not self.dist.is_main:
             return
-        self._writer.wait()
+        self.writer.wait()
         self._next_save_s = time.monotonic() + 60 * self.config.checkpoint_minutes
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
         snapshot = take_snapshot(modules, optimizer, metadata, self._memory)
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
-        self._writer.start(lambda: self._write(state, snapshot, copied))
-
-    def in_background(self, job: Callable[[], None]) -> None:
-        """Do a job in the main rank when what is being written is there."""
-        if self.dist.is_main:
-            self._writer.start(job)
+        self.writer.start(lambda: self._write(state, snapshot, copied))
 
     def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -194,15 +182,27 @@ class RunDir:
                 " if they do, try again in a minute"
             )
         if not own:
+            self.checkpoint = self._find_source()
             return
-        self.checkpoint = own[-1]
+        self.is_new, self.checkpoint = False, own[-1]
         known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
         if changed := differences(self.config, known):
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, start a new"
-                f" run= with init_from={self.config.run} (the weights), or copy the folder and change the copy's"
-                " config.yaml (also optimizer state, step and data position)"
+                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
+                f" run= with init_from={self.config.run}, and init_keep=optimizer to continue at its step"
             )
+
+    def _find_source(self) -> Path | None:
+        """Return the checkpoint that a new run forks, if it does."""
+        if self.config.init_keep == "weights":
+            return None
+        checkpoint = find_file(local_run(self.config.init_from)).parent
+        if not parse_step(checkpoint.name):
+            raise InputError(
+                f"init_keep=optimizer needs a run or one of its checkpoints, and init_from={self.config.init_from} is"
+                " none: remove init_keep, which takes the weights alone"
+            )
+        return checkpoint
 
     def _write(self, state: TrainState, snapshot: Snapshot, copied: torch.cuda.Event | None) -> None:
         if copied is not None:
@@ -214,8 +214,8 @@ class RunDir:
                         f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is not finite"
                     )
         save_checkpoint(self.checkpoints, state, snapshot)
-        for old in complete_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
-            shutil.rmtree(old)  # one that is not complete neither counts nor goes
+        for old in list_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
+            shutil.rmtree(old)
         if self.remote is not None:
             try:
                 self.remote.sync(self.config.keep_checkpoints)
@@ -226,14 +226,11 @@ class RunDir:
 
     def _describe_recovery(self) -> str:
         advice = "lower optimizer.base_lr or set optimizer.clip_grad_norm"
-        saved = [folder.name for folder in complete_checkpoints(self.checkpoints)]
+        saved = list_checkpoints(self.checkpoints)
         if not saved:
             return f"{advice}, in another run="
-        older = f", or after removing newer ones from {' or '.join(reversed(saved[:-1]))}" if saved[:-1] else ""
-        return (
-            f"all checkpoints are finite: copy {self.config.run} to another folder, {advice} in the config.yaml there,"
-            f" and `train.py run=THERE` resumes from {saved[-1]}{older}"
-        )
+        fork = f"train.py run=ANOTHER init_keep=optimizer init_from={saved[-1]}"
+        return f"all checkpoints are finite: {advice}, and `{fork}` continues from it"
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""

@@ -11,20 +11,20 @@ from typing import Any
 
 MESSAGE = "\nstopping: the run ends when this step is saved; press Ctrl-C again to end it at once, without saving\n"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-APART_S = 1.0  # what comes faster is the same Ctrl-C, which a launcher has forwarded
+DEBOUNCE_S = 1.0  # what comes faster is the same Ctrl-C, which a launcher has forwarded
 
 
 class StopRequest:
     """Whether a signal has asked this rank to stop; a context manager that installs the handlers.
 
     Any number of requests count as one: the scheduler, torchrun and the kernel may each send a signal for the same
-    reason. Until `is_deferred` is set, and in the `at_once` block, there is nothing to save, and a request raises
+    reason. Until `defer` is set, and in the `allow_interrupt` block, there is nothing to save, and a request raises
     KeyboardInterrupt; later only a second Ctrl-C does.
     """
 
     def __init__(self) -> None:
         self.is_set = False
-        self.is_deferred = False
+        self.defer = False
         self._first_ctrl_c = math.inf
         self._handlers: dict[int, Any] = {}
 
@@ -39,21 +39,21 @@ class StopRequest:
             signal.signal(number, handler)
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def allow_interrupt(self) -> Iterator[None]:
         """In the block, let a request end the run: it has been saved."""
-        self.is_deferred = False
+        self.defer = False
         try:
             if self.is_set:
                 raise KeyboardInterrupt
             yield
         finally:
-            self.is_deferred = True
+            self.defer = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._first_ctrl_c = min(self._first_ctrl_c, time.monotonic())
-        is_second_ctrl_c = number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > APART_S
-        if is_second_ctrl_c or not self.is_deferred:
+        is_second_ctrl_c = number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > DEBOUNCE_S
+        if is_second_ctrl_c or not self.defer:
             raise KeyboardInterrupt
         if not self.is_set:
             self.is_set = True

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from model.blocks import Block
 from model.casting import Linear
 from model.config import SAMPLER_HEADS, ModelConfig
-from model.masking.mask import Mask, MaskingStrategy, descending_ranks, sample_in_groups
+from model.masking.mask import MaskingStrategy
 
 CLIPS_AT_ONCE = 8  # recomputed together under activation checkpointing: 78 MiB per clip at ViT-Base, while it lasts
 
@@ -22,9 +22,7 @@ class AdaptiveMasking(MaskingStrategy):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.allocation = config.num_top, config.num_from_top if config.sampling_allocation == "rank" else None
         token_width, width = config.dimensions.encoder_width, config.sampler_dimension
-        self.autocast = config.sampler_autocast
         self.activation_checkpointing = config.activation_checkpointing
         self.positions = nn.Parameter(torch.zeros(config.num_tokens, token_width))
         self.projection = nn.Identity() if width == token_width else Linear(token_width, width)
@@ -45,22 +43,8 @@ class AdaptiveMasking(MaskingStrategy):
         parts = tokens.split(CLIPS_AT_ONCE)
         return torch.cat([checkpoint(self.predict, part, use_reentrant=False) for part in parts])
 
-    def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
-        """Sample from softmax(logits); with allocation by rank, a set number from the most probable tokens.
-
-        What is visible then depends on how tokens rank, and not on how much their probabilities differ.
-        """
-        num_top, num_from_top = self.allocation
-        if num_from_top is None:
-            return super().sample(logits, seed, offset)
-        is_top = descending_ranks(logits.detach()) < num_top
-        ids = sample_in_groups(logits.detach(), is_top, num_from_top, self.num_visible, seed, offset)
-        return Mask(*ids, logits.float().log_softmax(dim=1))
-
     def predict(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N"]:
+        x = self.body(self.projection(tokens + self.positions))  # fp32, as the positions are
         # The logits and what follows are always fp32: for most of the training log-probabilities differ little.
-        device = tokens.device.type
-        with torch.autocast(device, enabled=self.autocast and torch.is_autocast_enabled(device)):
-            x = self.body(self.projection(tokens + self.positions))  # fp32, as the positions are
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(tokens.device.type, enabled=False):
             return self.logit(x.float()).squeeze(-1)

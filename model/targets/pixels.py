@@ -1,7 +1,7 @@
 """The paper's target: the pixels of the masked patches (arXiv 2211.09120 §3.3)."""
 
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.masked_patch_loss import masked_patch_loss
 from model.config import ModelConfig
@@ -16,8 +16,8 @@ class PixelTarget(Target):
 
     is_pixels = True
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        super().__init__(config, teacher)
         self.num_values = config.patch_values
 
     def forward(

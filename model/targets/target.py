@@ -4,6 +4,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.registry import TARGETS, find_class
 
 
 class Target(nn.Module):
@@ -11,9 +12,8 @@ class Target(nn.Module):
 
     num_values: int  # to predict per token
     is_pixels = False  # whether predictions can be shown
-    digest = ""  # a hash of what the targets are made by, besides the clip
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
 
@@ -25,3 +25,8 @@ class Target(nn.Module):
     def forward(self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Compute the loss of the tokens at `ids`, in fp32."""
         raise NotImplementedError
+
+
+def make_target(config: ModelConfig, teacher: nn.Module | None = None) -> Target:
+    """Make what model.target names; teacher: what `model.weights.teachers.make_teacher` makes of model.teacher."""
+    return find_class(TARGETS, config.target)(config, teacher)

@@ -1,19 +1,18 @@
 """Features of a frozen teacher, as MVD (arXiv 2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them."""
 
 from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from common import devices
 from common.errors import InputError
 from model.config import Grid, ModelConfig
-from model.targets.encoders import hash_teacher, make_teacher
 from model.targets.target import Target
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
@@ -26,20 +25,17 @@ class TeacherTarget(Target):
     weights are kept in bf16 where the device multiplies bf16.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        with torch.device("meta"):
-            structure = make_teacher(config)
-        self.num_values = measure_width(structure, config)
-        self._unregistered = (make_teacher(config).requires_grad_(False).eval(),)
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        """teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own."""
+        super().__init__(config, teacher)
+        if teacher is None:
+            raise InputError("model.target=teacher needs a teacher: make it by model.weights.teachers.make_teacher")
+        self.num_values = measure_width(teacher, config)
+        self._unregistered = (teacher.requires_grad_(False).eval(),)
 
     @property
     def teacher(self) -> nn.Module:
         return self._unregistered[0]
-
-    @cached_property
-    def digest(self) -> str:  # type: ignore[override]
-        return hash_teacher(Path(self.config.teacher))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TeacherTarget":
         """Move the teacher too, as `to` and `to_empty` do."""
@@ -76,14 +72,16 @@ class TeacherTarget(Target):
 
 
 def measure_width(teacher: nn.Module, config: ModelConfig) -> int:
-    """Run a teacher without weights on a clip without pixels; return the width of its features.
+    """Run a teacher with neither weights nor pixels, which takes no time; return the width of its features.
 
     Raises InputError where they are not a grid over the clip.
     """
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):  # our blocks take no meta tensors
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):  # Block takes no meta tensors
             clip = torch.zeros(1, config.num_frames, *config.frame_size, config.in_channels, dtype=torch.uint8)
-            shape = teacher.to_empty(device="cpu").eval()(clip).shape
+            weights = chain(teacher.named_parameters(), teacher.named_buffers())
+            fake = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in weights}
+            shape = functional_call(teacher, fake, clip).shape
         width = shape[4]
     except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as error:
         reason = " ".join(str(error).split())[:300]

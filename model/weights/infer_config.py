@@ -1,13 +1,13 @@
-"""Infers a model's configuration from the names and shapes of its weights, in our layout."""
+"""Infers a model's configuration from the names and shapes of its weights."""
 
 import math
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
 from common.errors import InputError
-from model.config import MAX_CHANNELS, SIZES, ModelConfig
-from model.weights.loading import StateDict
+from model.config import SIZES, ModelConfig
+from model.state_dict import StateDict
 
 TOKENIZER = "tokenizer.projection.weight"
 LEARNED_POSITIONS = "token_sampler.positions"
@@ -33,7 +33,7 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
         raise InputError(
             f"these weights are for {num_tokens} tokens, which are not {time} square token frames:"
             f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
-            " into a file of ours"
+            " into its output"
         )
     return replace(config, image_size=side * config.patch_size)
 
@@ -79,13 +79,9 @@ def infer_architecture(state_dict: StateDict, like: ModelConfig | None = None) -
 
 
 def _factor_patch(num_values: int) -> tuple[int, int, int]:
-    """Find tubelet size, patch size and channels of `num_values`; RGB, grayscale and the usual tubelets first."""
-    others = (2, *range(4, MAX_CHANNELS + 1))
-    for channels, tubelet_size in chain(product((3, 1), TUBELETS), product(others, TUBELETS)):
+    """Find tubelet size, patch size and channels of `num_values`: RGB and the usual tubelets first, then grayscale."""
+    for channels, tubelet_size in product((3, 1), TUBELETS):
         side = math.isqrt(num_values // (channels * tubelet_size))
         if side and channels * tubelet_size * side**2 == num_values:
             return tubelet_size, side, channels
-    raise InputError(
-        f"these weights are for patches of {num_values} values: those are not square patches of up to"
-        f" {MAX_CHANNELS} channels"
-    )
+    raise InputError(f"these weights are for patches of {num_values} values: those are no square patches, RGB or gray")

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from common.errors import InputError
+from model.state_dict import StateDict
 from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
-from model.weights.loading import StateDict
 
-Names = dict[str, str]  # theirs -> ours
+Names = dict[str, str]  # external -> internal
 LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
 
 TOKENIZER_OF_MODEL = "embeddings.patch_embeddings.projection.weight"  # in Hugging Face's VideoMAEModel, without a head
@@ -76,7 +76,7 @@ def is_pretraining(state_dict: StateDict) -> bool:
 
 
 def from_external(state_dict: StateDict) -> StateDict:
-    """Convert a pre-training model or classifier to our layout; what is of no layout stays, to be reported."""
+    """Convert a pre-training model or classifier to the layout of this project; other names stay, to be reported."""
     if TOKENIZER_OF_MODEL in state_dict:
         state_dict = {f"videomae.{name}": value for name, value in state_dict.items()}
     if any(name.startswith("videomae.") for name in state_dict):
@@ -86,17 +86,17 @@ def from_external(state_dict: StateDict) -> StateDict:
         layout = adamae_layout(max((int(match[1]) for match in found if match), default=1))
     starts = layout.pretraining if is_pretraining(state_dict) else layout.classifier
     state = {}
-    for theirs, value in state_dict.items():
-        ours = _rename(theirs, starts, layout.in_block)
-        if ours.endswith("attn.key.bias"):  # in some versions of transformers; what all keys share, softmax cancels
+    for external, value in state_dict.items():
+        name = _rename(external, starts, layout.in_block)
+        if name.endswith("attn.key.bias"):  # in some versions of transformers; what all keys share, softmax cancels
             continue
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
-        ours = ours.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
-        if ours == TOKENIZER and value.dim() == 5:
+        name = name.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
+        if name == TOKENIZER and value.dim() == 5:
             value = value.permute(0, 2, 3, 4, 1).flatten(1)
-        for _ in range(LEADING_ONES.get(ours, 0)):
+        for _ in range(LEADING_ONES.get(name, 0)):
             value = value.squeeze(0)
-        state[ours] = value.contiguous()
+        state[name] = value.contiguous()
     for name in [name for name in state if name.endswith("attn.query.weight")]:
         parts = [name, name.replace("query", "key"), name.replace("query", "value")]
         if all(part in state and state[part].shape == state[name].shape for part in parts):
@@ -110,7 +110,7 @@ def to_external(
     tubelet_size: int = 2,
     in_channels: int = 3,
 ) -> StateDict:
-    """Convert from our layout; only the authors' has a place for the token sampler, but not for its projection."""
+    """Convert to another project's layout: the authors' alone has a token sampler, and none with a projection."""
     if layout_name == "adamae":
         if any(name.startswith("token_sampler.projection.") for name in state_dict):
             raise InputError("the authors' layout has no place for a token sampler with a width of its own")
@@ -122,21 +122,21 @@ def to_external(
         layout = {"videomae": VIDEOMAE, "huggingface": HUGGINGFACE}[layout_name]
         state_dict = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
     starts = layout.pretraining if is_pretraining(state_dict) else layout.classifier
-    starts, in_block = ({ours: theirs for theirs, ours in names.items()} for names in (starts, layout.in_block))
+    starts, in_block = ({name: external for external, name in names.items()} for names in (starts, layout.in_block))
     state = {}
-    for ours, value in state_dict.items():
-        theirs = _rename(ours, starts, in_block)
-        if ours == TOKENIZER:
+    for name, value in state_dict.items():
+        external = _rename(name, starts, in_block)
+        if name == TOKENIZER:
             side = math.isqrt(value.shape[1] // (in_channels * tubelet_size))
             if value.shape[1] != in_channels * tubelet_size * side**2:
                 raise InputError(f"patches of {value.shape[1]} values are not {tubelet_size} square frames deep")
             value = value.unflatten(1, (tubelet_size, side, side, in_channels)).permute(0, 4, 1, 2, 3)
-        value = value[(None,) * LEADING_ONES.get(ours, 0)]
-        if layout is HUGGINGFACE and ours.endswith("attn.qkv.weight"):
+        value = value[(None,) * LEADING_ONES.get(name, 0)]
+        if layout is HUGGINGFACE and name.endswith("attn.qkv.weight"):
             for part, weight in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                state[theirs.replace("qkv", part)] = weight.clone()
+                state[external.replace("qkv", part)] = weight.clone()
         else:
-            state[theirs] = value.contiguous()
+            state[external] = value.contiguous()
     return state
 
 

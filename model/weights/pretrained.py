@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -14,16 +15,16 @@ from common.errors import InputError
 from common.logging import log_note
 from common.yaml_io import read_yaml
 from model.adamae import AdaMAE
-from model.config import Masking, ModelConfig
+from model.classifier import make_classifier
+from model.config import ModelConfig
 from model.encoder import VideoEncoder
-from model.probe import make_classifier
+from model.state_dict import StateDict, check_keys, shapes
 from model.weights.hub import find_model
 from model.weights.infer_config import infer_config
 from model.weights.layouts import from_external, is_pretraining
-from model.weights.loading import StateDict, check_keys, shapes
 from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_tensors
 
-CONFIG_KEY = "model_config"  # in the metadata of a safetensors file of ours: ModelConfig as JSON
+CONFIG_KEY = "model_config"  # in the metadata of safetensors files written here: ModelConfig as JSON
 CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
 MULTI_LABEL_KEY = "multi_label"  # there too: whether it decides about each class by itself, as JSON
 SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
@@ -50,15 +51,16 @@ class Weights(NamedTuple):
     config: ModelConfig
     classes: list[str]  # a classifier's, by id; [] where the file does not say them
     multi_label: bool = False  # whether it decides about each class by itself
+    assumed: tuple[str, ...] = ()  # the fields of config that nothing says
 
 
 def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
     """Load the weights at `path`, in our layout, and the configuration of their model, on the CPU.
 
-    path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file of ours, of the
-    authors, of VideoMAE or of Hugging Face; as a string, also a model `user/name` of the Hub (model.weights.hub). Where
-    neither the file nor a config.yaml says what clips it is for, they are those of `like`, if that has as many tokens,
-    or of `num_frames` square frames. Raises InputError where there is no such model.
+    path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file written here or
+    by the authors, of VideoMAE or of Hugging Face; as a string, also a model `user/name` of the Hub
+    (model.weights.hub). Where neither the file nor a config.yaml says what clips it is for, they are those of `like`,
+    if that has as many tokens, or of `num_frames` square frames. Raises InputError where there is no such model.
     """
     file = find_file(path)
     state, metadata = read_state_dict(file)
@@ -72,9 +74,19 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
         raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
     if classes and len(classes) != len(state.get("head.weight", classes)):
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
-    config = _described_config(file, metadata) or infer_config(state, num_frames, like)
+    assumed: tuple[str, ...] = ()
+    if CONFIG_KEY in metadata:
+        config = _parse_config(read_json(metadata[CONFIG_KEY], file), file)
+    elif (run := run_of(file)) is not None:
+        config = config_of_run(run)
+    elif (described := _read_huggingface(file.parent / "config.json")) is not None:
+        config, assumed = described, ("masking", "mask_ratio")
+    else:
+        config = infer_config(state, num_frames, like)
+        assumed = "masking", "mask_ratio", "num_frames", "image_size", "positions"
     _check(state, config, file)
-    return Weights(state, config, classes, read_json(metadata.get(MULTI_LABEL_KEY, "false"), file) is True)
+    multi_label = read_json(metadata.get(MULTI_LABEL_KEY, "false"), file) is True
+    return Weights(state, config, classes, multi_label, assumed)
 
 
 def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
@@ -85,14 +97,13 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             model = make_classifier(state, config)
         elif is_pretraining(state):
             has_sampler = any(name.startswith("token_sampler.") for name in state)
-            masking: Masking = "adaptive" if has_sampler else "random"
-            pixels: dict[str, Any] = {"target": "pixels", "teacher": "", "loss": "mse"}
-            model = AdaMAE(replace(config, masking=masking, decoder_choice="random", **pixels))
+            masking = "adaptive" if has_sampler else "random"
+            model = AdaMAE(replace(config, masking=masking, target="pixels", teacher="", loss="mse"))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
             state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
     wanted = shapes(model.state_dict())
-    if config.target == "teacher":  # which may be gone, and is not needed for the encoder
+    if config.target != "pixels":  # a teacher may be gone, and is not needed for the encoder
         wanted |= {name: shape for name, shape in shapes(state).items() if name.startswith("decoder.head.")}
     check_keys(wanted, shapes(state), f"{file} is damaged or of another model")
 
@@ -171,46 +182,25 @@ def read_score(file: Path, name: str) -> float:
     return scores[name]
 
 
-def assumed_fields(path: Path, config: ModelConfig) -> list[str]:
-    """List the settings that `load` assumed, because neither the file nor what lies beside it says them."""
-    file = find_file(path)
-    if run_of(file) is not None or (file.suffix == ".safetensors" and CONFIG_KEY in read_metadata(file)):
-        return []
-    names = ["masking", "mask_ratio"]
-    if not (file.parent / "config.json").is_file():
-        names += ["num_frames", "image_size", "positions"]
-    return [f"{name} {getattr(config, name)}" for name in names]
-
-
-def _described_config(file: Path, metadata: dict[str, str]) -> ModelConfig | None:
-    """Read the configuration in a file of weights or beside it, if there is one."""
-    if CONFIG_KEY in metadata:
-        return _parse_config(read_json(metadata[CONFIG_KEY], file), file)
-    if (run := run_of(file)) is not None:
-        return config_of_run(run)
-    beside = file.parent / "config.json"
-    if not beside.is_file():
+def _read_huggingface(file: Path) -> ModelConfig | None:
+    """Read the configuration of a VideoMAE file its weights, if there is one."""
+    if not file.is_file():
         return None
-    described = read_json(beside.read_text(encoding="utf-8", errors="replace"), beside)
+    described = read_json(file.read_text(encoding="utf-8", errors="replace"), file)
     if not isinstance(described, dict) or described.get("model_type") != "videomae":
         return None
     described.setdefault("num_channels", 3)
     if missing := [name for name in HUGGINGFACE_KEYS.values() if name not in described]:
-        raise InputError(f"{beside} does not say {', '.join(missing)}")
-    values = {ours: described[theirs] for ours, theirs in HUGGINGFACE_KEYS.items()}
-    return _parse_config({**values, "masking": "tube", "mask_ratio": 0.9}, beside)
+        raise InputError(f"{file} does not say {', '.join(missing)}")
+    values = {name: described[key] for name, key in HUGGINGFACE_KEYS.items()}
+    return _parse_config({**values, "masking": "tube", "mask_ratio": 0.9}, file)
 
 
 def _parse_config(values: Any, where: Path) -> ModelConfig:
     """Check key by key, as a configuration from the command line."""
-    from jsonargparse import ArgumentParser  # only here: what loads no weights does not need it
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ModelConfig)
     try:
-        if not isinstance(values, dict):
-            raise TypeError("it is no table of keys and values")
-        return ModelConfig(**vars(parser.parse_object(values)))
-    except Exception as error:  # jsonargparse raises its own, argparse's and the types' errors
-        reason = " ".join(str(error).split())
-        raise InputError(f"{where} does not describe a model of this version ({reason})") from error
+        if isinstance(values, dict) and (unknown := values.keys() - {field.name for field in fields(ModelConfig)}):
+            raise TypeError(f"there is no {', '.join(sorted(map(str, unknown)))}")
+        return msgspec.convert(values, ModelConfig)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InputError(f"{where} does not describe a model of this version ({error})") from error

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.state_dict import StateDict, load_weights, shapes
 from model.weights import pretrained
 from model.weights.infer_config import LEARNED_POSITIONS
-from model.weights.loading import StateDict, load_weights, shapes
 
 ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
@@ -32,9 +32,9 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     Tokenizer and encoder must fit; a decoder or sampler that is missing or of another shape is initialized from
     scratch. Raises InputError with all that does not fit. The same clip shape changes no value.
     """
-    state, theirs, *_ = pretrained.load(path, like=model.config)
-    check_encoder(model.config, theirs, str(path))
-    given, own = adapt_weights(state, theirs, model.config), model.state_dict()
+    state, trained, *_ = pretrained.load(path, like=model.config)
+    check_encoder(model.config, trained, str(path))
+    given, own = adapt_weights(state, trained, model.config), model.state_dict()
     taken: StateDict = {}
     loaded, fresh = [], []
     for part, title in PARTS.items():
@@ -51,13 +51,10 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     left_out = sorted({name.split(".")[0] for name in given} - {name.split(".")[0] for name in own})
     said = [f"weights of {path}: {', '.join(loaded)}"]
     if LEARNED_POSITIONS in taken and given.get(LEARNED_POSITIONS) is not state.get(LEARNED_POSITIONS):
-        before, after = ("×".join(map(str, config.grid)) for config in (theirs, model.config))
-        said.append(f"the sampler's positions interpolated from {before} to {after} tokens")
-    if theirs.in_channels != model.config.in_channels:
-        said.append(
-            f"the tokenizer's and the decoder's weights averaged over {theirs.in_channels} channels for"
-            f" {model.config.in_channels}"
-        )
+        sizes = ("×".join(map(str, config.grid)) for config in (trained, model.config))
+        said.append(f"the sampler's positions interpolated from {' to '.join(sizes)} tokens")
+    if (before := trained.in_channels) != (after := model.config.in_channels):
+        said.append(f"the tokenizer's and the decoder's weights averaged over {before} channels for {after}")
     if fresh:
         said.append(f"initialized from scratch: {', '.join(fresh)}")
     if left_out:
@@ -65,9 +62,9 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     return "; ".join(said)
 
 
-def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
-    """Raise InputError, with all differences, if an encoder trained as `theirs` says is not what `ours` asks for."""
-    wanted, given = ({**vars(config), **config.dimensions._asdict()} for config in (ours, theirs))
+def check_encoder(config: ModelConfig, trained: ModelConfig, where: str) -> None:
+    """Raise InputError, with all differences, if an encoder trained as `trained` says is not what `config` asks for."""
+    wanted, given = ({**vars(each), **each.dimensions._asdict()} for each in (config, trained))
     if others := [name for name in ENCODER if wanted[name] != given[name]]:
         has = ", ".join(f"{name} {given[name]} instead of {wanted[name]}" for name in others)
         raise InputError(
@@ -76,23 +73,23 @@ def check_encoder(ours: ModelConfig, theirs: ModelConfig, where: str) -> None:
         )
 
 
-def adapt_weights(state: StateDict, theirs: ModelConfig, ours: ModelConfig) -> StateDict:
-    """Adapt weights of `theirs` to clips of the length, size and channels of `ours`.
+def adapt_weights(state: StateDict, trained: ModelConfig, config: ModelConfig) -> StateDict:
+    """Adapt weights of a model `trained` to clips of the length, size and channels of `config`.
 
     Only learned positions depend on the first two: they are interpolated trilinearly, between the centers of tokens.
-    Weights of patches become equal in all channels: what is predicted is the mean over theirs, what is read their sum
-    divided by ours, so that a gray clip makes equal tokens.
+    Weights of patches become equal in all channels: what is predicted is the mean over the trained ones, what is read
+    their sum divided by the new number, so that a gray clip makes equal tokens.
     """
     adapted = dict(state)
-    for name in OF_PATCHES.keys() & state.keys() if theirs.in_channels != ours.in_channels else ():
+    for name in OF_PATCHES.keys() & state.keys() if trained.in_channels != config.in_channels else ():
         axis = OF_PATCHES[name]
-        mean = state[name].unflatten(axis, (-1, theirs.in_channels)).mean(dim=axis + 1, keepdim=True)
+        mean = state[name].unflatten(axis, (-1, trained.in_channels)).mean(dim=axis + 1, keepdim=True)
         if axis == 1:
-            mean = mean * (theirs.in_channels / ours.in_channels)
-        adapted[name] = mean.repeat_interleave(ours.in_channels, dim=axis + 1).flatten(axis, axis + 1)
-    if LEARNED_POSITIONS in state and theirs.grid != ours.grid:
+            mean = mean * (trained.in_channels / config.in_channels)
+        adapted[name] = mean.repeat_interleave(config.in_channels, dim=axis + 1).flatten(axis, axis + 1)
+    if LEARNED_POSITIONS in state and trained.grid != config.grid:
         table = state[LEARNED_POSITIONS]
-        volume = table.float().unflatten(0, theirs.grid).movedim(-1, 0)[None]
-        volume = F.interpolate(volume, size=ours.grid, mode="trilinear", align_corners=False)
+        volume = table.float().unflatten(0, trained.grid).movedim(-1, 0)[None]
+        volume = F.interpolate(volume, size=config.grid, mode="trilinear", align_corners=False)
         adapted[LEARNED_POSITIONS] = volume[0].movedim(0, -1).flatten(0, 2).to(table.dtype).contiguous()
     return adapted

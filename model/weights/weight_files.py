@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import InputError
-from model.weights.loading import StateDict
+from model.state_dict import StateDict
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_JSON = 2**20  # characters

@@ -37,7 +37,7 @@ from pipeline.video_error import VideoError
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
 CHUNKS_AHEAD = 4  # whose videos are read meanwhile, from object storage
 READ_THREADS = 8
-ALIVE_S = 1.0  # from one sign of life to the next while a download is waited for
+SIGNS_OF_LIFE = 4  # in the time after which a worker counts as hung, while a download is waited for
 # Of the first chroma sample: pixels right of and below the first one of luma.
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
 
@@ -201,7 +201,7 @@ class DecodeWorker:
         if self._threads is None:
             return self._reader.clip(*wanted)
         read = self._reads.pop(wanted, None) or self._threads.submit(self._reader.clip, *wanted)
-        while not wait([read], ALIVE_S).done:
+        while not wait([read], self._setup.config.decode_timeout_s / SIGNS_OF_LIFE).done:
             self._connection.send(None)
         return read.result()
 

@@ -1,15 +1,17 @@
 """Exact frames of a video with PyAV: frame k is the k-th that decodes from the start, whatever container and codec say.
 
-Seeking to the nearest keyframe relies on timestamps. They are checked against each other and against the known number
-of frames; where anything does not fit (no timestamps, hidden frames, wrong edit lists), frames are counted from the
-start.
+Decoding from the nearest keyframe relies on timestamps. They are checked against each other and against the known
+number of frames; where anything does not fit (no timestamps, hidden frames, wrong edit lists), frames are counted from
+the start.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from contextlib import closing
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import av
 import av.error
@@ -26,6 +28,7 @@ from pipeline.decoding.colors import BT601, find_matrix
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
+MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 # Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
 EXACT_COLORS = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
@@ -39,26 +42,22 @@ UPRIGHT: tuple[list[tuple[str, str]], ...] = (
 )
 
 
-class Keyframe(NamedTuple):
-    pts: int
-    dts: int
-
-
 class Index(NamedTuple):
-    """Timestamps of all frames in presentation order, and of the keyframes."""
+    """All packets as they are stored, the timestamps of the frames in presentation order, and the keyframes."""
 
+    packets: list[av.Packet]
     pts: list[int]
-    keyframes: list[Keyframe]
+    keyframes: list[tuple[int, int]]  # timestamp, index of the packet
 
-    def find_keyframe(self, number: int) -> Keyframe | None:
+    def find_keyframe(self, number: int) -> tuple[int, int] | None:
         """Return the last keyframe presented no later than frame `number`."""
-        earlier = bisect_right(self.keyframes, self.pts[number], key=lambda keyframe: keyframe.pts)
+        earlier = bisect_right(self.keyframes, self.pts[number], key=itemgetter(0))
         return self.keyframes[earlier - 1] if earlier else None
 
     def find_gop_start(self, number: int) -> int:
         """Return the frame from which on frame `number` can be decoded."""
         keyframe = self.find_keyframe(number)
-        return bisect_left(self.pts, keyframe.pts) if keyframe else 0
+        return bisect_left(self.pts, keyframe[0]) if keyframe else 0
 
 
 class Video:
@@ -68,7 +67,7 @@ class Video:
         """num_frames: where known, a check on the timestamps. Raise VideoError if this is not a video."""
         self._source, self._num_frames = source, num_frames
         self.frames_decoded = 0
-        self.used_index = False  # whether frames were found by seeking to keyframes
+        self.used_index = False  # whether frames were decoded from keyframes
         try:
             self._open()
         except (av.error.FFmpegError, ValueError) as error:
@@ -77,7 +76,6 @@ class Video:
     def _open(self) -> None:
         # In fragmented MP4, FFmpeg would decode frames to guess the frame rate: 7 ms instead of 2.7.
         self._container = open_video(self._source, fpsprobesize="0")
-        self._unfinished: Any = None
         stream, problem = main_stream(self._container), ""
         if stream is None or stream.codec_context is None:
             problem = "no video stream" + (" of a known codec" if stream else "")
@@ -96,16 +94,7 @@ class Video:
         self.close()
 
     def close(self) -> None:
-        self._switch_to(None)
         self._container.close()
-
-    def _switch_to(self, iterator: Any) -> Any:
-        """Close the iterator over the container that was in use before. PyAV leaks 300 bytes of one that is neither
-        exhausted nor closed: 1 MiB per 3,500 clips."""
-        if self._unfinished is not None:
-            self._unfinished.close()
-        self._unfinished = iterator
-        return iterator
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield the frames with these numbers, each once, in ascending order. Raise VideoError if one is corrupt."""
@@ -114,7 +103,7 @@ class Video:
             raise ValueError(f"frame numbers must not be negative or none at all, got {list(numbers)}")
         given: set[int] = set()
         try:
-            for decode in (self._decode_by_seeking, self._decode_from_start):
+            for decode in (self._decode_from_keyframes, self._decode_from_start):
                 for number, frame in decode([number for number in wanted if number not in given]):
                     given.add(number)
                     yield number, frame
@@ -132,9 +121,7 @@ class Video:
         codec = self._stream.codec_context.codec.canonical_name
         splitter = BitStreamFilterContext(SPLITTERS[codec], self._stream) if codec in SPLITTERS else None
         last_keyframe = 0
-        for packet in self._switch_to(self._container.demux(self._stream)):
-            if packet.size == 0:
-                continue
+        for packet in self._read_packets():
             if packet.pts is None or packet.pts < 0 or packet.is_discard:
                 return False
             if packet.is_keyframe:
@@ -145,7 +132,7 @@ class Video:
                 return False
         return True
 
-    def _decode_by_seeking(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+    def _decode_from_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield those frames that can be found reliably from the nearest keyframes, decoding no more than needed."""
         index = self._read_index()
         if index is None or numbers[-1] >= len(index.pts):
@@ -153,7 +140,7 @@ class Video:
         self.used_index = True
         run: list[int] = []
         for number in numbers:
-            # A seek costs nothing measurable, a frame .3 ms.
+            # A jump costs nothing measurable, a frame .3 ms.
             if run and index.find_gop_start(number) > run[-1] + 1:
                 yield from self._decode_run(index, run)
                 run = []
@@ -162,12 +149,13 @@ class Video:
 
     def _decode_run(self, index: Index, run: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         keyframe = index.find_keyframe(run[0])
-        if keyframe is None or (packets := self._packets_from(keyframe)) is None:
+        if keyframe is None:
             return
         numbers = {index.pts[number]: number for number in run}
         to_send = len(numbers)
         decoder = self._stream.codec_context
-        for packet in packets:
+        decoder.flush_buffers()
+        for packet in index.packets[keyframe[1] :]:
             reduce_unwanted(decoder, packet.pts in numbers)
             to_send -= packet.pts in numbers
             # After the last wanted packet, drain what the decoder holds back for reordering.
@@ -180,40 +168,34 @@ class Video:
             if to_send == 0:
                 return
 
-    def _packets_from(self, keyframe: Keyframe) -> Iterator[av.Packet] | None:
-        """Seek to this keyframe or an earlier one and return the packets from there; None if that fails."""
-        for timestamp in keyframe:  # some containers seek by presentation, some by decoding time
-            try:
-                self._container.seek(timestamp, stream=self._stream)
-            except av.error.FFmpegError:  # -1, which reads as EPERM: Matroska whose index names no keyframe
-                continue
-            packets = self._switch_to(self._container.demux(self._stream))
-            first = next(packets, None)
-            if first is not None and first.is_keyframe and first.pts is not None and first.pts <= keyframe.pts:
-                return chain([first], packets)
-        return None
+    def _read_packets(self) -> list[av.Packet]:
+        return [packet for packet in self._container.demux(self._stream) if packet.size]
 
     def _read_index(self) -> Index | None:
-        """Read the timestamps of all packets; None if they do not identify the frames."""
-        packets = [packet for packet in self._container.demux(self._stream) if packet.size]
-        # Matroska stores no decoding times, and FFmpeg guesses none for the first packets.
-        timed = [(p.pts, p.pts if p.dts is None else p.dts, p) for p in packets if p.pts is not None]
-        shown = sorted(pts for pts, _, packet in timed if not packet.is_discard)
-        fits = self._num_frames is None or len(shown) == self._num_frames
-        if not fits or not times_tell_frames(self._stream, [packet.pts for packet in packets]):
+        """Read all packets; None if their timestamps do not identify the frames, or they do not go into memory."""
+        if isinstance(self._source, Path) and self._source.stat().st_size > MAX_BYTES:
             return None
-        return Index(shown, sorted(Keyframe(pts, dts) for pts, dts, packet in timed if packet.is_keyframe))
+        packets = self._read_packets()
+        shown = sorted(packet.pts for packet in packets if packet.pts is not None and not packet.is_discard)
+        fits = self._num_frames is None or len(shown) == self._num_frames
+        changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
+        if changes or not fits or not times_tell_frames(self._stream, [packet.pts for packet in packets]):
+            return None
+        keyframes = [(packet.pts, place) for place, packet in enumerate(packets) if packet.is_keyframe]
+        return Index(packets, shown, sorted(keyframes))
 
     def _decode_from_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         self.close()
         self._open()
         wanted = set(numbers)
-        for number, frame in enumerate(self._switch_to(self._container.decode(self._stream))):
-            self.frames_decoded += 1
-            if number in wanted:
-                yield number, frame
-            if number >= numbers[-1]:
-                return
+        # PyAV leaks 300 bytes of a decoder that is neither exhausted nor closed: 1 MiB per 3,500 clips.
+        with closing(self._container.decode(self._stream)) as frames:
+            for number, frame in enumerate(frames):
+                self.frames_decoded += 1
+                if number in wanted:
+                    yield number, frame
+                if number >= numbers[-1]:
+                    return
 
 
 def reduce_unwanted(decoder: VideoCodecContext, is_wanted: bool) -> None:

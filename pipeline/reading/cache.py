@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -106,14 +105,14 @@ class ShardCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path):
             if not path.exists():
-                self._download(url, path, size, sha256, None)
+                self._download(url, path, size, sha256)
         return path
 
-    def fetch(self, url: str, sha256: str, size: int, stop: threading.Event | None = None) -> Path | None:
+    def fetch(self, url: str, sha256: str, size: int) -> Path | None:
         """Get the copy of a shard, downloaded if there is none and room for it. None: there is no room.
 
         One process of the node downloads, the others wait for it. Raises InputError if the file cannot be read or is
-        another one, CancelledError once `stop` is set.
+        another one.
         """
         if not self._max_bytes:
             return None
@@ -121,11 +120,11 @@ class ShardCache:
         self._lease(path.parent)
         if path.exists() or self.is_full:
             return path if path.exists() else None
-        with locked(path, stop):
+        with locked(path):
             try:
                 if not path.exists():
                     self._reserve(path, size)
-                    self._download(url, path, size, sha256, stop)
+                    self._download(url, path, size, sha256)
                 return path
             except OSError as error:
                 if error.errno not in FULL_DISK:
@@ -184,13 +183,13 @@ class ShardCache:
         with _open_lock(folder / ".in_use") as lock:
             return not _try_lock(lock)
 
-    def _download(self, url: str, path: Path, size: int, sha256: str, stop: threading.Event | None) -> None:
+    def _download(self, url: str, path: Path, size: int, sha256: str) -> None:
         started = time.monotonic()
         store, name = self.store(url)
         unfinished = _partial(path, size)
         try:
             for _ in range(2):  # a file may be replaced while it is read
-                store.append_range(name, unfinished, size, stop)
+                store.append_range(name, unfinished, size)
                 if hash_file(unfinished) == sha256:
                     sync(unfinished)
                     unfinished.replace(path)
@@ -226,11 +225,8 @@ def _try_lock(lock: BinaryIO) -> bool:
 
 
 @contextmanager
-def locked(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
-    """Hold the lock of a file among all processes; raises CancelledError once `stop` is set."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file among all processes."""
     with _open_lock(path.with_name(f".{path.name}.lock")) as lock:
-        while not _try_lock(lock):
-            if stop is not None and stop.is_set():
-                raise CancelledError
-            time.sleep(0.02)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,10 +1,10 @@
 """Files in object storage, by fsspec: failed requests are repeated, hanging ones left behind, downloads resumed."""
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,6 @@ TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
 BLOCK = 2**23  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
 SMALLEST_BLOCK = 2**20
-POLL_S = 0.1
 FILE_SYSTEMS = ("file://", "local://", "sftp://", "ssh://")  # where files are visible while they are written
 FINAL = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError)  # no repetition helps
 T = TypeVar("T")
@@ -61,8 +60,8 @@ class ObjectStore:
 
         return self._retry("read", lambda: call_with_timeout(read, self._timeout), name)
 
-    def read_range(self, name: str, start: int, end: int, stop: threading.Event | None = None) -> bytes:
-        """Read bytes of a file; raises CancelledError once `stop` is set.
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Read bytes of a file.
 
         A request that takes too long is followed by smaller ones, so that a slow store is told from a silent one.
         """
@@ -73,14 +72,13 @@ class ObjectStore:
                 nonlocal block
                 last = min(first + block, end)
                 block = max(SMALLEST_BLOCK, block // 4)  # should this one fail
-                found = call_with_timeout(
-                    lambda: self._fs.cat_file(f"{self._root}/{name}", start=first, end=last), self._timeout, stop
-                )
+                request = partial(self._fs.cat_file, f"{self._root}/{name}", start=first, end=last)
+                found = call_with_timeout(request, self._timeout)
                 if len(found) != last - first:
                     raise OSError(f"{len(found)} bytes came instead of {last - first} from byte {first}")
                 return bytes(found)
 
-            data += self._retry("read", read, name, stop)
+            data += self._retry("read", read, name)
             block = min(BLOCK, block * 4)
         return data
 
@@ -90,15 +88,28 @@ class ObjectStore:
         with atomic_write(file) as temporary:
             self.append_range(name, temporary, self.size(name))
 
-    def append_range(self, name: str, file: Path, size: int, stop: threading.Event | None = None) -> None:
-        """Append to a local file what it lacks of the first `size` bytes; raises CancelledError as read_range."""
+    def append_range(self, name: str, file: Path, size: int) -> None:
+        """Append to a local file what it lacks of the first `size` bytes."""
         with file.open("ab") as output:
             while (first := output.tell()) < size:
-                output.write(self.read_range(name, first, min(first + BLOCK, size), stop))
+                output.write(self.read_range(name, first, min(first + BLOCK, size)))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file unless there is one, by a conditional write; return whether it now holds `data`."""
+
+        def create() -> None:
+            try:
+                self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
+            except OSError:  # not all clients call it FileExistsError, and an answer that was lost has a second request
+                if self.read(name) is None:
+                    raise
+
+        self._retry("written to", create, name)
+        return self.read(name) == data
 
     def upload(self, file: Path, name: str) -> None:
         """Write a file that others may be reading: they see the earlier one or this, never half of it."""
@@ -121,33 +132,26 @@ class ObjectStore:
 
         self._retry("removed", remove, name)
 
-    def _retry(self, what: str, request: Callable[[], T], name: str = "", stop: threading.Event | None = None) -> T:
+    def _retry(self, what: str, request: Callable[[], T], name: str = "") -> T:
         for attempt in range(TRIES):
             try:
                 return request()
-            except CancelledError:
-                raise
             except Exception as error:  # every store's client has a family of errors of its own
                 if isinstance(error, FINAL) or attempt == TRIES - 1:
                     where = f"{self.url}/{name}" if name else self.url
                     raise InputError(f"{where} cannot be {what}: {_explain(error)}") from error
-                if (stop or threading.Event()).wait(PAUSE_S * 2**attempt):
-                    raise CancelledError from error
+                time.sleep(PAUSE_S * 2**attempt)
         raise AssertionError
 
 
-def call_with_timeout(call: Callable[[], T], timeout: float, stop: threading.Event | None = None) -> T:
-    """Call in a thread; raise TimeoutError after `timeout` seconds, CancelledError once `stop` is set.
+def call_with_timeout(call: Callable[[], T], timeout: float) -> T:
+    """Call in a thread; raise TimeoutError after `timeout` seconds.
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
     future = run_in_thread(call, "request")
-    deadline = time.monotonic() + timeout
-    while not wait([future], min(POLL_S, timeout)).done:
-        if stop is not None and stop.is_set():
-            raise CancelledError
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+    if not wait([future], timeout).done:
+        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
     return future.result()
 
 

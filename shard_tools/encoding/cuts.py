@@ -15,7 +15,7 @@ from av.video.stream import VideoStream
 
 from shard_tools.encoding.codecs import CODECS, CONTAINER, Codec, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, UnusableError
-from shard_tools.encoding.source import START, SeekPoint, Timing, check_frames, open_source, show_frames
+from shard_tools.encoding.source import Timing, check_frames, open_source, show_frames
 from shard_tools.inputs.item import Segment
 from shard_tools.settings import Settings
 
@@ -53,18 +53,11 @@ class Cut(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The files of a cut, and why some or all of it is missing."""
+    """The files of a cut, or why there are none."""
 
     cut: Cut
     files: list[StoredVideo]
     problem: UnusableError | None = None
-
-
-class Damage(NamedTuple):
-    """Why a video cannot be decoded, and from which tick on."""
-
-    reason: UnusableError
-    tick: int
 
 
 class VideoWriter:
@@ -119,7 +112,6 @@ class Part:
         self.convert = FrameConverter(self.codec, settings.short_side, pixel_aspect)
         self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from; `wanted` is the next one to store
         self.files: list[StoredVideo] = []
-        self.damage = timing.missing if self.end == math.inf else None  # that is left out
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame, end: int) -> Result | None:
@@ -138,7 +130,7 @@ class Part:
             writer.write(picture)
             self.wanted += self.stride
             if writer.num_frames == self.max_frames:
-                self.end_file()
+                self._end_file()
 
     def _open(self, width: int, height: int) -> VideoWriter:
         self._start = float(self.wanted / self.source_rate)
@@ -147,38 +139,28 @@ class Part:
         rate = (self.source_rate / self.stride).limit_denominator(100_000)
         return VideoWriter(self._path, self.codec, self.settings, rate, (width, height))
 
-    def end_file(self) -> None:
+    def _end_file(self) -> None:
         """Finish the open file, if one is. Raise UnusableError if it does not decode."""
         if self._writer is None:
             return
         self._writer.close()
         with open_source(self._path) as (container, stream):
             size = stream.width, stream.height
-            num_frames = check_frames(container, stream, lambda _: None).num_frames
+            num_frames = len(check_frames(container, stream)[1])
         if num_frames != self._writer.num_frames:
             raise UnusableError(f"{self._writer.num_frames} frames were encoded, but {num_frames} decode")
-        fps = float(self.source_rate / self.stride)
-        codec = self.settings.encode
+        fps, codec = float(self.source_rate / self.stride), self.settings.encode
         self.files.append(StoredVideo(self._path, CONTAINER, codec, num_frames, fps, self.stride, *size, self._start))
         self._writer = None
 
-    def skip_to(self, tick: int, damage: UnusableError) -> None:
-        """Leave out what cannot be decoded before `tick`."""
-        self.end_file()
-        self.damage = self.damage or damage
-        self.wanted = max(self.wanted, tick)
-        self.first = max(self.first, tick)
-
-    def finish(self, damage: UnusableError | None = None) -> Result:
-        """Return what is stored; of a cut with damage, only to salvage it."""
+    def finish(self) -> Result:
+        """Return what is stored: no other frame comes."""
         try:
-            self.end_file()
+            self._end_file()
         except UnusableError as error:
             return Result(self.cut, [], error)
-        damage = self.damage or damage
-        if self.cut.segment and not self.files:
-            damage = damage or UnusableError("no frame is shown in its segment")
-        return Result(self.cut, self.files if self.settings.salvage or not damage else [], damage)
+        is_empty = self.cut.segment and not self.files
+        return Result(self.cut, self.files, UnusableError("no frame is shown in its segment") if is_empty else None)
 
 
 def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
@@ -204,45 +186,32 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
 
 
 def encode_parts(
-    frames: Iterator[tuple[int, VideoFrame]],
-    waiting: list[Part],
-    timing: Timing,
-    start: SeekPoint,
-    damage: list[Damage],
-    progress: Callable[[int], None],
+    frames: Iterator[tuple[int, VideoFrame]], waiting: list[Part], timing: Timing, progress: Callable[[], None]
 ) -> Iterator[Result]:
     """Encode what is `waiting`, last part first, from `frames` as (tick, frame); stop when no other frame is wanted, or
     none before another key frame.
 
-    What cannot be encoded in this pass is left in `waiting`. `damage` says why frames end early. `progress` is told the
-    tick.
+    What another pass must encode is left in `waiting`. Damage costs the parts that need frames behind it.
     """
     encoding: list[Part] = []
     postponed: list[Part] = []
-    end = start.tick
-    for end, frame in show_frames(frames):
-        while waiting and waiting[-1].first < end:
-            (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
-        for part in list(encoding):
-            if result := part.add(frame, end):
-                encoding.remove(part)
-                yield result
-        progress(end)
-        if not encoding and not (waiting and timing.find_seek_point(waiting[-1].first).tick <= end):
-            break
-    else:
-        reason = damage[0].reason if damage else None
-        if damage and start != START and damage[0].tick == start.tick and not any(part.damage for part in waiting):
-            del timing.seek_points[1:]  # they do not lead anywhere: all is decoded from the start
-            return
-        after = max(damage[0].tick, start.tick + 1) if damage else math.inf
-        resume = next((point for point in timing.seek_points if point.tick >= after), None)
-        behind = [part for part in waiting if resume and timing.find_seek_point(part.first).tick >= resume.tick]
-        for part in [*encoding, *(part for part in reversed(waiting) if part not in behind)]:
-            if reason and resume and part.settings.salvage and resume.tick < part.end:
-                part.skip_to(resume.tick, reason)
-                postponed.append(part)
-            else:
-                yield part.finish(reason)
+    end = timing.find_seek_point(waiting[-1].first).tick  # where the frames begin
+    try:
+        for end, frame in show_frames(frames):
+            while waiting and waiting[-1].first < end:
+                (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
+            for part in list(encoding):
+                if result := part.add(frame, end):
+                    encoding.remove(part)
+                    yield result
+            progress()
+            if not encoding and not (waiting and timing.find_seek_point(waiting[-1].first).tick <= end):
+                break
+        else:
+            yield from (part.finish() for part in [*encoding, *reversed(waiting)])
+            waiting.clear()
+    except UnusableError as error:
+        behind = [part for part in waiting if timing.find_seek_point(part.first).tick > end]
+        yield from (Result(part.cut, [], error) for part in [*encoding, *waiting] if part not in behind)
         waiting[:] = behind
     waiting += postponed

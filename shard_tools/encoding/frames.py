@@ -24,11 +24,9 @@ def list_frames(folder: Path) -> list[Path]:
         raise UnusableError("it is a folder without numbered pictures")
     kinds = sorted({(match[1], match[3]) for match in found})
     if len(kinds) > 1:
-        names = " and ".join(f"{prefix}…{extension}" for prefix, extension in kinds[:2])
-        raise UnusableError(f"its frames are named in several ways: {names}")
+        raise UnusableError(f"its frames are named in several ways: {' and '.join(map('…'.join, kinds[:2]))}")
     found.sort(key=lambda match: int(match[2]))
-    first = int(found[0][2])
-    for number, match in enumerate(found, first):
+    for number, match in enumerate(found, int(found[0][2])):
         if int(match[2]) != number:
             raise UnusableError(f"its frames have a hole or repeat a number: {match[0]} comes in place of {number}")
     return [folder / match[0] for match in found]
@@ -60,8 +58,8 @@ def require_one_size(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
     """Pass on frames. Raise UnusableError where their size changes: they are not those of one video."""
     size = None
     for number, frame in enumerate(frames):
-        size = size or (frame.width, frame.height)
-        if size != (frame.width, frame.height):
-            sizes = f"{size[0]}x{size[1]} and, of frame {number}, {frame.width}x{frame.height}"
-            raise UnusableError(f"its frames have several sizes: {sizes}")
+        found = f"{frame.width}x{frame.height}"
+        size = size or found
+        if found != size:
+            raise UnusableError(f"its frames have several sizes: {size} and, of frame {number}, {found}")
         yield frame

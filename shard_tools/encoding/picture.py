@@ -21,6 +21,16 @@ BT601 = 6  # AVCOL_SPC_SMPTE170M
 LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
 Filter = tuple[str, str]  # name and options
+# By the signs of a, b, c, d of a display matrix: column x goes to a x + c y, row y to b x + d y.
+TURNS: dict[tuple[int, ...], tuple[Filter, ...]] = {
+    (-1, 0, 0, 1): (("hflip", ""),),
+    (1, 0, 0, -1): (("vflip", ""),),
+    (-1, 0, 0, -1): (("hflip", ""), ("vflip", "")),
+    (0, 1, 1, 0): (("transpose", "cclock_flip"),),
+    (0, 1, -1, 0): (("transpose", "clock"),),
+    (0, -1, 1, 0): (("transpose", "cclock"),),
+    (0, -1, -1, 0): (("transpose", "clock_flip"),),
+}
 
 
 class UnusableError(Exception):
@@ -55,14 +65,8 @@ def _find_turn(frame: VideoFrame) -> tuple[Filter, ...]:
     data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
     if data is None:
         return ()
-    # Column x to a x + c y, row y to b x + d y.
-    a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
-    if a == d == 0 and b and c:
-        direction = {(True, True): "cclock_flip", (True, False): "clock", (False, True): "cclock"}
-        return (("transpose", direction.get((b > 0, c > 0), "clock_flip")),)
-    if b == c == 0:
-        return tuple((name, "") for name, value in (("hflip", a), ("vflip", d)) if value < 0)
-    return ()
+    a, b, _, c, d = np.sign(np.frombuffer(bytes(data), np.int32)[:5]).tolist()
+    return TURNS.get((a, b, c, d), ())
 
 
 def choose_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
@@ -101,10 +105,9 @@ class FrameConverter:
 
     def __init__(self, codec: Codec, short_side: int | None, pixel_aspect: Fraction | None):
         self.codec, self.short_side, self.pixel_aspect = codec, short_side, pixel_aspect
-        # Decided by the first frame for all of them.
+        # Decided by the first frame for all of them; shape: width over height.
         self.pose: Pose | None = None
-        self.size = (0, 0)
-        self.shape = 1.0  # width over height
+        self.size, self.shape = (0, 0), 1.0
         self.form: dict[str, Any] = {}
         self.graph: Graph | None = None
 

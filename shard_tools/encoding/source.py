@@ -5,14 +5,13 @@ had to guess.
 """
 
 import mimetypes
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import dropwhile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,7 +21,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from pipeline.decoding.containers import EXTENSIONS, MAX_PIXELS, main_stream, open_video
+from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
 from shard_tools.encoding.picture import UnusableError
@@ -41,16 +40,8 @@ NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 KINDS = mimetypes.MimeTypes()  # of files by their names, the same on every machine
 PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not know everywhere
 
-ENCRYPTED = re.compile(rb"(encv|drmi).*sinf", re.DOTALL)  # a sample entry of ISO/IEC 14496-12, 8.12, or of iTunes
-TS_PACKET = 188  # bytes; M2TS and AVCHD have four more before each
+Open = Callable[[], AbstractContextManager[tuple[InputContainer, VideoStream]]]
 ENCODE = "leave out --encode copy"
-
-
-def choose_extension(path: Path, container: InputContainer) -> str:
-    """Return the extension for a copy of `path`: its own if that fits what the file is, else the usual one."""
-    own = path.suffix.lower().removeprefix(".")
-    names = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
-    return own if own in names else names[0]
 
 
 @contextmanager
@@ -61,8 +52,6 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
     """
     if path.stat().st_size == 0:
         raise UnusableError("the file is empty")
-    if _is_encrypted(path):
-        raise UnusableError("it is encrypted, and can be decoded with its key only")
     try:
         container = open_video(path, **options)
     except av.error.FFmpegError as error:
@@ -94,47 +83,18 @@ def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
         return False
 
 
-def _is_cut_off(path: Path) -> bool:
-    """Whether an MP4 or Matroska file names a size that goes beyond its end: FFmpeg reads some as if complete."""
-    num_bytes = path.stat().st_size
+def _is_cut_off_matroska(path: Path) -> bool:
+    """Whether a Matroska file names a size that goes beyond its end: FFmpeg reads it as if complete."""
     with path.open("rb") as file:
         head = file.read(128)
-        if head[4:8] in (b"ftyp", b"moov", b"mdat"):
-            # Not mdat: whether frames are missing is seen when they are read. Nor is rubbish behind the last box.
-            return any(kind in (b"moov", b"moof") and end > num_bytes for kind, _, end in _read_boxes(file))
-    segment = head.find(b"\x18\x53\x80\x67")
-    if not head.startswith(b"\x1a\x45\xdf\xa3") or segment < 0:
+    at = head.find(b"\x18\x53\x80\x67") + 4  # of a segment's size
+    if not head.startswith(b"\x1a\x45\xdf\xa3") or at < 4:
         return False
     # The number of leading zero bits says how long the size is; all ones mean that it was not known.
-    length = 9 - head[segment + 4].bit_length()
+    length = 9 - head[at].bit_length()
     unknown = (1 << 7 * length) - 1
-    size = int.from_bytes(head[segment + 4 : segment + 4 + length]) & unknown
-    return size != unknown and segment + 4 + length + size > num_bytes
-
-
-def _read_boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (kind, start, end) of the outer boxes of an MP4 file; the last one may go beyond its end."""
-    start, num_bytes = 0, os.fstat(file.fileno()).st_size
-    while start < num_bytes:
-        file.seek(start)
-        header = file.read(16)
-        length, kind = int.from_bytes(header[:4]), header[4:8]
-        if length == 1:
-            length = int.from_bytes(header[8:])
-        if len(header) < 8 or length < 8:  # 0: to the end of the file
-            return
-        yield kind, start, start + length
-        start += length
-
-
-def _is_encrypted(path: Path) -> bool:
-    """Whether an MP4 file has a track that cannot be decoded without a key."""
-    with path.open("rb") as file:
-        for kind, start, end in _read_boxes(file):
-            if kind == b"moov":
-                file.seek(start)
-                return ENCRYPTED.search(file.read(end - start)) is not None
-    return False
+    size = int.from_bytes(head[at : at + length]) & unknown
+    return size != unknown and at + length + size > path.stat().st_size
 
 
 def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
@@ -165,25 +125,16 @@ START = SeekPoint(0, 0, 0, 0)
 
 def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint = START) -> Iterator[VideoFrame]:
     """Yield the frames in display order, from `start` on; raise UnusableError at the first that is not intact."""
-    count, is_there = start.number, start == START
-    decoder = stream.codec_context
+    count, decoder = start.number, stream.codec_context
     never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
     length_size = _read_length_size(decoder.codec.canonical_name, decoder.extradata or b"")
-    unsure: list[av.Packet] = []  # the packet after which some may be lost, and those that follow
     try:
-        if not is_there:
+        packets = container.demux(stream)
+        if start != START:
             container.seek(start.dts, stream=stream)
-        for packet in container.demux(stream):
-            is_there = is_there or packet.pts == start.pts  # seeking may lead to an earlier one
-            if not is_there:
-                continue
+            packets = dropwhile(lambda packet: packet.pts != start.pts, packets)  # it may lead to an earlier one
+        for packet in packets:
             if packet.is_corrupt:
-                unsure = [packet]
-            elif unsure and packet.is_keyframe and _begins_segment(container, unsure[-1]):
-                unsure = []
-            elif unsure:
-                unsure.append(packet)
-            if len(unsure) > (2 if container.format.name == "mpegts" and packet.size else 0):
                 raise UnusableError(f"the file is cut off or damaged after frame {count}")
             if never_zeros and packet.size and _has_hole(packet, length_size):
                 raise UnusableError(f"the file has a hole, filled with zeros, after frame {count}")
@@ -204,89 +155,60 @@ def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint
 
 def _read_length_size(codec: str, extradata: bytes) -> int:
     """Return the bytes of a NAL unit's length in front of it; 0 where start codes separate them (ISO/IEC 14496-15)."""
-    place = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
-    return (extradata[place] & 3) + 1 if extradata[:1] == b"\1" and place < len(extradata) else 0
+    at = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
+    return (extradata[at] & 3) + 1 if extradata[:1] == b"\1" and at < len(extradata) else 0
 
 
 def _has_hole(packet: av.Packet, length_size: int) -> bool:
     if not HOLE.search(packet):
         return False
-    data, place = bytes(packet), 0
-    while length_size and place < len(data):
-        start = place + length_size
-        place = start + int.from_bytes(data[place:start])
-        if HOLE.search(data[start:place].rstrip(b"\0")):  # zeros at its end are padding
+    data, at = bytes(packet), 0
+    while length_size and at < len(data):
+        start = at + length_size
+        at = start + int.from_bytes(data[at:start])
+        if HOLE.search(data[start:at].rstrip(b"\0")):  # zeros at its end are padding
             return True
-    return place != len(data)
+    return at != len(data)
 
 
-def _begins_segment(container: InputContainer, before: av.Packet) -> bool:
-    """Whether nothing is lost between a packet of a transport stream and the key frame behind it.
+def check_frames(
+    container: InputContainer, stream: VideoStream, progress: Callable[[], None] = lambda: None
+) -> tuple[VideoFrame, list[int | None]]:
+    """Decode all frames; return the first one and all times. `progress` is called after each.
 
-    Where segments of a broadcast were joined, counters begin anew, which FFmpeg takes for a loss and reports with the
-    last packet but one. Then the last one is whole: counted through, and its last TS packet is filled up with stuffing.
+    Raise UnusableError as `read_frames` does, and where a copy would show something else than what is meant: its
+    picture turns, changes its size or is interlaced.
     """
-    with open(container.name, "rb") as file:
-        file.seek(before.pos or 0)
-        extra = 0 if file.peek(1)[:1] == b"G" else 4  # 0x47 begins a TS packet
-        last = file.read(extra + TS_PACKET)[extra:]
-        while len(part := file.read(extra + TS_PACKET)[extra:]) == TS_PACKET:
-            if part[1] & 0x1F == last[1] & 0x1F and part[2] == last[2]:  # of the same stream
-                if part[1] & 0x40:  # the next packet begins
-                    break
-                if (part[3] - last[3]) % 16 != 1:
-                    return False
-                last = part
-    # An adaptation field, where there is one, is as long as its first byte says and ends in stuffing of ones.
-    return bool(last[3] & 0x20) and (last[4] < 2 or last[: 5 + last[4]].endswith(b"\xff"))
-
-
-class Checked(NamedTuple):
-    first: VideoFrame
-    num_frames: int
-    is_ordered: bool  # whether the frames' times ascend
-
-
-def check_frames(container: InputContainer, stream: VideoStream, progress: Callable[[int], None]) -> Checked:
-    """Decode all frames; `progress` is told their number. Raise UnusableError as `read_frames` does, and where a copy
-    would show something else than what is meant: its picture turns, changes its size or is interlaced."""
     # Errors show before the deblocking filter, which takes a fifth of the time.
     stream.codec_context.options |= {"skip_loop_filter": "all"}
-    frames = read_frames(container, stream)
-    first = next(frames)
-    times: list[int | None] = []
-    form = first.rotation, first.width, first.height
-    for frame in chain([first], frames):
+    first, form, times = None, None, list[int | None]()
+    for frame in read_frames(container, stream):
+        first = first or frame
+        form = form or (frame.rotation, frame.width, frame.height)
         if (frame.rotation, frame.width, frame.height) != form:
             raise UnusableError("its picture turns or changes size in the middle, which copies cannot show")
         if frame.interlaced_frame:
             raise UnusableError(f"it is interlaced, which copies stay: {ENCODE}")
         times.append(frame.pts)
-        progress(len(times))
-    is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
-    return Checked(first, len(times), is_ordered)
+        progress()
+    assert first is not None  # read_frames raises where there is none
+    return first, times
 
 
 def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
-    """Raise UnusableError if a file, of which `num_packets` were read, lacks bytes or packets that it promises."""
+    """Raise UnusableError if an MP4 or Matroska file, of which `num_packets` were read, lacks what it promises."""
     num_bytes, num_promised = path.stat().st_size, stream.frames
-    if _is_cut_off(path):
+    is_mp4 = container.format.name.startswith("mov")
+    reaches_beyond = is_mp4 and any(entry.pos + entry.size > num_bytes for entry in stream.index_entries)
+    if reaches_beyond or _is_cut_off_matroska(path):
         raise UnusableError("the file is cut off: it is shorter than it says itself")
-    if container.format.name == "avi":
-        with path.open("rb") as file:  # the number is often wrong, and the size sometimes
-            if num_packets < num_promised and 8 + int.from_bytes(file.read(8)[4:], "little") > num_bytes:
-                raise UnusableError(f"the file is cut off: it holds {num_packets} of its {num_promised} frames")
-    if not container.format.name.startswith("mov"):
-        return
-    if any(entry.pos + entry.size > num_bytes for entry in stream.index_entries):
-        raise UnusableError("the file is cut off: it is shorter than it says itself")
-    if num_packets < num_promised:
+    if is_mp4 and num_packets < num_promised:
         # Those that an edit list hides (a video trimmed on a phone) count too.
         with open_source(path, ignore_editlist="1") as (container, stream):
             num_packets = sum(1 for packet in container.demux(stream) if packet.size)
-    if num_packets < num_promised:
-        found = f"only {num_packets} of its {num_promised} frames can be reached"
-        raise UnusableError(f"the file is cut off or damaged: {found}")
+        if num_packets < num_promised:
+            found = f"only {num_packets} of its {num_promised} frames can be reached"
+            raise UnusableError(f"the file is cut off or damaged: {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +220,6 @@ class Timing:
     # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
     times: Sequence[int] | None
     ticks: Sequence[int] | None = None  # of the frames, from 0 at `rate`
-    missing: UnusableError | None = None  # why the video's end is
     seek_points: list[SeekPoint] = field(default_factory=lambda: [START])  # ascending
 
     def find_seek_point(self, tick: int) -> SeekPoint:
@@ -309,8 +230,8 @@ class Timing:
         """Return the tick of frame number `count`, shown at `time`."""
         if self.ticks is None:
             return count
-        place = count if self.times is None or time is None else bisect_left(self.times, time)
-        return self.ticks[min(place, len(self.ticks) - 1)]
+        index = count if self.times is None or time is None else bisect_left(self.times, time)
+        return self.ticks[min(index, len(self.ticks) - 1)]
 
 
 def read_timing(container: InputContainer, stream: VideoStream) -> Timing:

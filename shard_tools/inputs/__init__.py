@@ -4,80 +4,60 @@ import glob
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from common.errors import InputError
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
+from shard_tools.inputs import folders
 from shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
-from shard_tools.inputs.columns import Choices
-from shard_tools.inputs.folders import (
-    FRAME_FOLDERS,
-    GROUPS,
-    choose_subset,
-    holds_videos,
-    list_folder,
-    list_frame_folders,
-    list_url,
-    make_item,
-)
+from shard_tools.inputs.columns import ListOptions
 from shard_tools.inputs.item import Item, Location, Segment, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import ListReader
-from shard_tools.inputs.sniff import require_uncompressed
 from shard_tools.inputs.table import Inputs
+from shard_tools.inputs.table_reader import require_uncompressed
 from shard_tools.inputs.tars import list_tars
 
 __all__ = [
-    "Choices",
-    "Inputs",
-    "Item",
-    "LabelMap",
-    "Location",
-    "Segment",
-    "Skipped",
-    "TarMember",
-    "assign_class_ids",
-    "read_inputs",
-    "read_label_map",
-]
+    "Inputs", "Item", "LabelMap", "ListOptions", "Location", "Segment", "Skipped", "TarMember", "assign_class_ids",
+    "read_inputs", "read_label_map",
+]  # fmt: skip
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
 LEROBOT = "meta/info.json"
 
 
-def read_inputs(inputs: str, choices: Choices | None = None, skipped: Skipped | None = None) -> Inputs:
+def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skipped | None = None) -> Inputs:
     """Find all videos of `inputs`; `skipped` counts files without a video's name.
 
     `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list (or -
     for stdin), lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
     """
-    skipped, choices = skipped or Skipped(), choices or Choices()
-    found = Inputs()
-    path = Path(inputs)
+    skipped, options = skipped or Skipped(), options or ListOptions()
+    found, path = Inputs(), Path(inputs)
     if inputs == "-":
         with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
-            _read_lists([Path(copy.name)], found, choices, "stdin")
+            _read_list(Path(copy.name), found, options, "stdin")
     elif is_remote(inputs):
-        found.add(list_url(inputs, skipped, choices.subset))
+        found.add(folders.list_url(inputs, skipped, options.subset))
     elif path.is_dir():
-        _read_folder(path, found, choices, skipped)
-    elif not path.exists():
-        lists = [Path(name) for name in sorted(glob.glob(inputs))]
+        _read_folder(path, found, options, skipped)
+    elif path.suffix == ".tar" and path.exists():
+        require_uncompressed(path)
+        found.add(list_tars([path], path.parent, skipped, options.label, options.subset))
+    elif folders.has_video_extension(path.name) and path.exists():
+        found.add([folders.make_item(path.name, path, None)])
+    else:
+        lists = [inputs] if path.exists() else sorted(glob.glob(inputs))
         if not lists:
             raise InputError(f"{path} does not exist: give a folder of videos or a list of them")
-        _read_lists(lists, found, choices)
-    elif path.suffix == ".tar":
-        require_uncompressed(path)
-        found.add(list_tars([path], path.parent, skipped, choices.label, choices.subset))
-    elif path.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS:
-        found.add([make_item(path.name, path, None)])
-    else:
-        _read_lists([path], found, choices)
-    found.deduplicate(choices.unlabeled)
+        for name in lists:
+            _read_list(Path(name), found, options)
+    found.deduplicate(options.unlabeled)
     if not found.has_only_arrays:  # beside videos they are features of these, or tables
         found.skip_arrays(skipped, "arrays beside videos")
     if not len(found):
@@ -86,29 +66,28 @@ def read_inputs(inputs: str, choices: Choices | None = None, skipped: Skipped | 
     return found
 
 
-def _read_lists(
-    lists: Sequence[Path], found: Inputs, choices: Choices, name: str | None = None, prefix: str = ""
-) -> None:
-    for path in lists:
-        reader = ListReader(path, name or str(path), choices, Path() if name else path.parent)
-        found.add(item._replace(source=prefix + item.source) if prefix else item for item in reader.read())
-        found.notes.append(reader.describe())
+def _read_list(path: Path, found: Inputs, options: ListOptions, name: str = "", prefix: str = "") -> None:
+    reader = ListReader(path, name or str(path), options, Path() if name else path.parent)
+    found.add(item._replace(source=prefix + item.source) if prefix else item for item in reader.read())
+    found.notes.append(reader.describe())
 
 
-def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) -> None:
-    if metadata := next((path / name for name in METADATA if (path / name).is_file()), None):
-        _read_lists([metadata], found, choices)
+def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipped) -> None:
+    tables = [path / name for name in METADATA if (path / name).is_file()][:1]
+    if not tables and (splits := {table.parent: table for name in METADATA[::-1] for table in path.glob(f"*/{name}")}):
+        _read_splits(path, splits, found, options)
         return
-    if splits := {table.parent.name: table for name in reversed(METADATA) for table in path.glob(f"*/{name}")}:
-        _read_splits(path, splits, found, choices)
-        return
-    if not holds_videos(path) and (tables := sorted(path.rglob("*.parquet"))):
+    if not tables and not _holds_videos(path):
+        tables = sorted(path.rglob("*.parquet"))
         starts = {table: table.name.partition("-")[0] for table in tables}  # train-00000-of-00002.parquet
-        groups = {start: GROUPS.get(start) for start in starts.values()}
-        unwanted = choose_subset(groups, choices.subset, str(path)) if all(groups.values()) else set()
-        _read_lists([table for table in tables if starts[table] not in unwanted], found, replace(choices, subset=None))
+        unwanted = _find_unwanted(starts.values(), options, path)
+        tables = [table for table in tables if starts[table] not in unwanted]
+        options = replace(options, subset=None) if tables else options
+    for table in tables:
+        _read_list(table, found, options)
+    if tables:
         return
-    items = list_folder(path, skipped, choices.subset)
+    items = folders.list_folder(path, skipped, options.subset)
     if (path / LEROBOT).is_file() or next(path.glob(f"*/{LEROBOT}"), None):
         found.notes.append(f"{path} is a data set of LeRobot, whose folders are no classes: no labels")
         items = (item._replace(labels=None) for item in items)
@@ -116,24 +95,31 @@ def _read_folder(path: Path, found: Inputs, choices: Choices, skipped: Skipped) 
     tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
     if tars and found.has_only_arrays:  # tables of our shards are arrays
         found.skip_arrays(skipped, "arrays beside tars")
-        found.add(list_tars(tars, path, skipped, choices.label, choices.subset))
+        found.add(list_tars(tars, path, skipped, options.label, options.subset))
     else:
         for tar in tars:
             skipped.add("tars, which are read only where no videos lie beside them", tar.name)
-    if not len(found) and skipped.remove(FRAME_FOLDERS):
-        found.add(list_frame_folders(path, choices.subset))
+    if not len(found) and skipped.remove(folders.FRAME_FOLDERS):
+        found.add(folders.list_frame_folders(path, options.subset))
 
 
-def _read_splits(path: Path, tables: dict[str, Path], found: Inputs, choices: Choices) -> None:
+def _read_splits(path: Path, tables: dict[Path, Path], found: Inputs, options: ListOptions) -> None:
     """Read folders by the metadata of each. Raise InputError if one with videos has none."""
-    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)}
-    groups = {name: GROUPS.get(name.lower()) for name in folders}
-    unwanted = choose_subset(groups, choices.subset, str(path)) if all(groups.values()) else set()
-    for folder in sorted(folders - unwanted):
-        if folder in tables:
-            _read_lists([tables[folder]], found, replace(choices, subset=None), prefix=f"{folder}/")
-        elif holds_videos(path / folder):
-            raise InputError(
-                f"{next(iter(tables.values()))} describes videos, and there is none for those in {path / folder}:"
-                " give one of the folders as INPUT"
-            )
+    inner = [entry for entry in sorted(path.iterdir()) if entry.is_dir() and not is_hidden(entry.name)]
+    unwanted = _find_unwanted((folder.name for folder in inner), options, path)
+    for folder in inner:
+        if folder in tables and folder.name not in unwanted:
+            _read_list(tables[folder], found, replace(options, subset=None), prefix=f"{folder.name}/")
+        elif folder.name not in unwanted and _holds_videos(folder):
+            what = f"{next(iter(tables.values()))} describes videos, and there is none for those in {folder}"
+            raise InputError(f"{what}: give one of the folders as INPUT")
+
+
+def _find_unwanted(names: Iterable[str], options: ListOptions, path: Path) -> set[str]:
+    """Return the names that are not of the wanted subset, if all are names of subsets."""
+    groups = {name: folders.GROUPS.get(name.lower()) for name in names}
+    return folders.choose_subset(groups, options.subset, str(path)) if groups and all(groups.values()) else set()
+
+
+def _holds_videos(folder: Path) -> bool:
+    return any(folders.is_named_video(name) for _, files in folders.walk_folders(folder) for name in files)

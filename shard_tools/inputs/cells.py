@@ -5,7 +5,6 @@ import math
 import re
 from ast import literal_eval
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shard_tools.inputs.item import ParquetCell, Segment
@@ -14,60 +13,40 @@ MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
 NUMBERS = re.compile(r"\d+( +\d+)*")
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
-TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")
+TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")  # Charades: class, start, end
+HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
 
 Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
 
 
 class Times(NamedTuple):
-    """Two columns that say where a segment begins and ends; without a second one, a column of pairs, or a length."""
+    """The columns that say where a segment begins and ends."""
 
     start: int
-    end: int | None
+    end: int | None  # that of the start, if it holds pairs; None, if all segments are `length` long
     scale: float = 1  # seconds (or frames) per unit
     in_frames: bool = False
     is_length: bool = False  # the second column is one
-    length: float = math.inf  # where there is no second column
+    length: float = math.inf
     first: int = 0  # number of the first frame
 
 
-@dataclass
-class Roles:
-    """Which column holds what; numbers of columns from 0."""
-
-    path: int
-    label: int | None = None
-    is_multiple: bool = False
-    times: list[Times] = field(default_factory=list)
-    pair: int | None = None
-    subset: int | None = None
-    subset_codes: dict[str, str] = field(default_factory=dict)
-    skip: tuple[int, str, str] | None = None  # column, value and kind of rows that are no samples
-    label_of_all: str | None = None
-    label_is_folder: bool = False
-    unused: list[int] = field(default_factory=list)
-
-
-def to_key(name: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+def get_cell(row: Row, column: int | None) -> Any:
+    """Return a cell; None if the row ends before it, or there is no such column."""
+    return row[column] if column is not None and column < len(row) else None
 
 
 def to_text(cell: Any) -> str:
     """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
     if not isinstance(cell, str):
         return json.dumps(cell, ensure_ascii=False) if isinstance(cell, (dict, list)) else str(cell)
-    if cell.isascii():
+    try:
+        if not cell.isascii():
+            cell.encode()
         return cell.strip()
-    data = cell.encode("utf-8", "surrogatepass")
-    if b"\xed" in data:  # the first byte of surrogates, and of few other characters
-        try:
-            data = cell.encode("utf-8", "surrogateescape")
-            return data.decode("utf-8").strip()
-        except UnicodeDecodeError:
-            return data.decode("cp1252", "replace").strip()
-        except UnicodeEncodeError:  # half a pair, which JSON can name
-            return cell.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
-    return cell.strip()
+    except UnicodeEncodeError:  # surrogates: escaped bytes, or half a pair, which JSON can name
+        data = cell.encode("utf-8", "replace" if HALF_A_PAIR.search(cell) else "surrogateescape")
+        return data.decode("cp1252", "replace").strip()
 
 
 def to_path(cell: Any) -> str:
@@ -95,22 +74,20 @@ def parse_time(cell: Any) -> float | None:
         return None
 
 
-def parse_list(cell: Any, openings: str = "[") -> list[Any] | None:
+def parse_list(cell: Any) -> list[Any] | None:
     """Read a list, or the text of one as JSON or Python write it; None if it is none."""
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None
     try:
-        return list(literal_eval(cell)) if cell[:1] in tuple(openings) else None
+        return list(literal_eval(cell)) if cell[:1] in ("[", "(") else None
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
 
 
-def parse_pair(cell: Any) -> tuple[float, float] | None:
-    values = parse_list(cell, "[(")
-    if values is None or len(values) != 2:
-        return None
-    start, end = map(parse_time, values)
-    return None if start is None or end is None else (start, end)
+def is_pair(cell: Any) -> bool:
+    """Whether a cell holds the start and the end of a segment."""
+    values = parse_list(cell) or []
+    return len(values) == 2 and None not in map(parse_time, values)
 
 
 def read_label(cell: Any) -> str | None:
@@ -136,13 +113,11 @@ def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
     return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
 
 
-def read_segment(row: Row, roles: Roles, in_frames: bool = False) -> tuple[Segment | None, str | None]:
-    """Return the segment of a row, None if it is the whole video, and why it is none; by its frames where it can be."""
-    if not roles.times:
-        pair = parse_pair(row[roles.pair]) if roles.pair is not None and len(row) > roles.pair else None
-        return (Segment(*pair) if pair else None), None
-    times = next((times for times in roles.times if times.in_frames), roles.times[0]) if in_frames else roles.times[0]
-    first, last = (row[n] if n is not None and n < len(row) else None for n in times[:2])
+def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
+    """Return the segment of a row, None if it is the whole video, and why it is none."""
+    first, last = get_cell(row, times.start), get_cell(row, times.end)
+    if times.start == times.end and not is_missing(first):
+        first, last = parse_list(first) if is_pair(first) else (first, "")  # type: ignore[misc]
     if is_missing(first) and is_missing(last):
         return None, None
     start = 0.0 if is_missing(first) else parse_time(first)
@@ -160,6 +135,7 @@ def read_segment(row: Row, roles: Roles, in_frames: bool = False) -> tuple[Segme
 
 
 def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
+    """Return the cells of some columns as a JSON object, "" if all are missing."""
     cells = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
     values = {name: to_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()}
     values = {name: value for name, value in values.items() if not isinstance(value, ParquetCell)}

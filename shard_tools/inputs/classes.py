@@ -40,24 +40,21 @@ class LabelMap:
         known = {label: by_case[label.casefold()] for label in labels if label.casefold() in by_case}
         known |= {name: name for name in self.names} | self.codes
         numbers = {int(label) for label in labels if is_id(label) and label not in known}
-        possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
         if not numbers:
             return known, None
-        votes: Counter[int] = Counter()
-        for label, place in places:
-            folders = {fold(part) for part in place.split("/")[:-1]}
-            votes.update(
-                first for first in possible if is_id(label) and fold(self.names[int(label) - first]) in folders
-            )
-        first = self.first if self.first in possible else possible[0] if len(possible) == 1 else None
-        if votes:
+        possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
+        folders = ((label, set(map(fold, place.split("/")[:-1]))) for label, place in places if is_id(label))
+        votes = Counter(
+            first for label, names in folders for first in possible if fold(self.names[int(label) - first]) in names
+        )
+        first = self.first or 0
+        if votes or len(possible) == 1:
             first = max(possible, key=votes.__getitem__)
-        if len(possible) == 2 and first is None:
+        elif possible and self.first is None:
             raise InputError(
                 f"labels are numbers from {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)}"
                 " names and no numbers, which may count from 0 or from 1: write the numbers into the map (0 Name)"
             )
-        first = first if first is not None else self.first or 0
         return {str(number): name for number, name in enumerate(self.names, first)} | known, first
 
 
@@ -94,16 +91,13 @@ def _parse_json(value: Any) -> LabelMap:
 
 def _parse_lines(text: str) -> LabelMap:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if "," in lines[0] and {*lines[0].lower().split(",")} & {*NAME_COLUMNS}:
+        return _parse_table(list(csv.reader(lines)))
     for pattern in LINES:
-        for rest in (lines, lines[1:]):  # without a header
-            matches = [match for line in rest if (match := re.fullmatch(pattern, line))]
-            if len(matches) < max(1, len(rest)):
-                continue
-            rows = [(match["id"], match["name"].strip().strip('"')) for match in matches]
-            label_map = _parse_table([("id", "name"), *rows])
-            if label_map.codes or label_map.first is not None:
-                has_columns = rest is not lines and lines[0].count(",") > 1
-                return _parse_table(list(csv.reader(lines))) if has_columns else label_map
+        matches = [match for line in lines if (match := re.fullmatch(pattern, line))]
+        label_map = _parse_table([("id", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)])
+        if len(matches) == len(lines) and (label_map.codes or label_map.first is not None):
+            return label_map
     return LabelMap(lines)
 
 
@@ -114,13 +108,13 @@ def _parse_table(rows: list[Sequence[Any]]) -> LabelMap:
     named = next(keys.index(name) for name in NAME_COLUMNS if name in keys)
     names, first = [row[named] for row in rest], None
     codes: dict[str, str] = {}
-    for column in range(len(header)):
+    for column in set(range(len(header))) - {named}:
         values = [row[column] for row in rest]
-        starts = [start for start in (0, 1) if {*values} == {*map(str, range(start, len(rest) + start))}]
-        if column != named and starts and first is None:
-            first = starts[0]
+        start = next((start for start in (0, 1) if {*values} == {str(start + n) for n in range(len(rest))}), None)
+        if start is not None and first is None:
+            first = start
             names = [row[named] for row in sorted(rest, key=lambda row: int(row[column]))]
-        elif column != named and len({*values}) == len(rest):
+        elif len({*values}) == len(rest):
             codes |= {row[column]: row[named] for row in rest if not row[column].isdigit()}
     return LabelMap(names, first, codes)
 

@@ -135,26 +135,23 @@ class Skipped:
 
     def __init__(self) -> None:
         self._table = TempTable("CREATE TABLE skipped (source TEXT, kind TEXT)")
+        self.counts: Counter[str] = Counter()
         self.extensions: Counter[str] = Counter()  # of those of UNKNOWN kind
 
     def add(self, kind: str, name: str) -> None:
         self._table.insert("skipped", [(name, kind)], 2)
+        self.counts[kind] += 1
         if kind == UNKNOWN:
             self.extensions[PurePosixPath(name).suffix.lower() or "none"] += 1
 
     @property
-    def counts(self) -> dict[str, int]:
-        return dict(self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)"))
-
-    @property
     def total(self) -> int:
-        return sum(self.counts.values())
+        return self.counts.total()
 
     def remove(self, kind: str) -> bool:
         """Forget all of a kind, which are taken after all; return whether there were any."""
-        found = self.counts.get(kind, 0) > 0
         self._table.run("DELETE FROM skipped WHERE kind = ?", kind)
-        return found
+        return self.counts.pop(kind, 0) > 0
 
     def lines(self) -> list[str]:
         """Return a sentence for each kind."""
@@ -162,9 +159,10 @@ class Skipped:
         for kind, count in self.counts.items():
             rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
             names = [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
-            most = self.extensions.most_common(NUM_EXTENSIONS) if kind == UNKNOWN else []
-            by_extension = f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})" if most else ""
-            lines.append(f"skipped {count} {kind}{by_extension}: {', '.join(names)}")
+            if kind == UNKNOWN:
+                most = self.extensions.most_common(NUM_EXTENSIONS)
+                kind += f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})"
+            lines.append(f"skipped {count} {kind}: {', '.join(names)}")
         return lines
 
     def log(self) -> None:

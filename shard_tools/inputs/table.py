@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import groupby, islice
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
 from shard_tools.temp_table import TempTable
 
-NUM_NAMED = 10  # classes
+NUM_NAMED = 10  # classes, or files, in a sentence
 NUM_REASONS = 5
 MAX_HELD = 2**18  # names in memory, about 200 bytes each
 MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
@@ -85,10 +83,6 @@ class Inputs:
     def has_segments(self) -> bool:
         return self._exists("segment != ''")
 
-    @property
-    def repeats_sources(self) -> bool:
-        return self._exists("TRUE GROUP BY source HAVING count(*) > 1")
-
     def skip_arrays(self, skipped: Skipped, kind: str) -> None:
         for (source,) in self._table.run(f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"):
             skipped.add(kind, source)
@@ -96,30 +90,28 @@ class Inputs:
 
     def deduplicate(self, unlabeled: bool) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
-        table = self._table
         hashes = np.sort(np.frombuffer(self._hashes, np.int64))
         if (hashes[1:] == hashes[:-1]).any():
-            self._index()
-            table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
-                FROM items GROUP BY source, segment HAVING count(*) > 1""")
             self._remove_repeated()
-            table.run("DROP TABLE repeated")
         self._first_labels, self._hashes = {}, array("q")
         if unlabeled:
-            table.run("UPDATE items SET labels = NULL")
+            self._table.run("UPDATE items SET labels = NULL")
         elif self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
-            table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
+            self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
 
     def _remove_repeated(self) -> None:
         table = self._table
+        self._index()
+        table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
+            FROM items GROUP BY source, segment HAVING count(*) > 1""")
         whole = "SELECT source FROM repeated WHERE segment = ''"
-        conflicts = f"""SELECT source, min(items.rowid) FROM items WHERE segment = '' AND source IN ({whole})
+        conflicts = f"""SELECT source, labels, min(rowid) FROM items WHERE segment = '' AND source IN ({whole})
             GROUP BY source HAVING count(DISTINCT coalesce(labels, '')) > 1"""
-        for source, first in list(table.run(conflicts)):
-            labels = "SELECT labels FROM items WHERE source = ? AND segment = ''"
-            ((label,),) = table.run(f"{labels} AND rowid = ?", source, first)
-            ((other,),) = table.run(f"{labels} AND labels IS NOT ? ORDER BY rowid DESC LIMIT 1", source, label)
+        other_labels = """SELECT labels FROM items WHERE source = ? AND segment = '' AND labels IS NOT ?
+            ORDER BY rowid DESC LIMIT 1"""
+        for source, label, first in list(table.run(conflicts)):
+            ((other,),) = table.run(other_labels, source, label)
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
@@ -132,6 +124,7 @@ class Inputs:
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
             FROM items WHERE segment != '' AND (source, segment) IN (SELECT source, segment FROM repeated)
             ) WHERE items.rowid = id AND number > 1""")
+        table.run("DROP TABLE repeated")
 
     def measure(self) -> None:
         """Find out the bytes of files that so far are only known to be there, and whether they can be read."""
@@ -170,19 +163,18 @@ class Inputs:
         return self._count("TRUE")
 
     def __iter__(self) -> Iterator[Item]:
-        return self._select("TRUE ORDER BY source, segment")
+        return self._select("TRUE")
 
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""
-        return self._select(f"problem IS NULL AND {IS_NEW} ORDER BY source, segment")
+        return self._select(f"problem IS NULL AND {IS_NEW}")
 
     def new_problems(self) -> dict[str, str]:
         """Return the names of the new ones that cannot be used, with the reason."""
-        found = self._select(f"problem IS NOT NULL AND {IS_NEW} ORDER BY source, segment")
-        return {item.name: item.problem or "" for item in found}
+        return {item.name: item.problem or "" for item in self._select(f"problem IS NOT NULL AND {IS_NEW}")}
 
     def _select(self, condition: str) -> Iterator[Item]:
-        return map(_to_item, self._table.run(f"SELECT * FROM items WHERE {condition}"))
+        return map(_to_item, self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"))
 
     @property
     def num_usable(self) -> int:
@@ -222,34 +214,36 @@ class Inputs:
 
     def describe(self) -> str:
         """Say what was found: samples, files, classes, and what is wrong."""
-        total, usable, segments, unlabeled = next(
-            self._table.run("""SELECT count(*), sum(problem IS NULL), sum(segment != ''),
-                sum(problem IS NULL AND labels IS NULL) FROM items""")
-        )
+        columns = "count(*), sum(problem IS NULL), sum(segment != ''), sum(problem IS NULL AND labels IS NULL)"
+        total, usable, segments, unlabeled = next(self._table.run(f"SELECT {columns} FROM items"))
         files = next(self._table.run("SELECT count(DISTINCT source) FROM items"))[0] if segments else total
         labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
         some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
-        parts = [f"{usable} {'segments' if segments else 'videos'} of {files} files"]
-        parts += [f"{len(labels)} classes ({', '.join(map(printable, some))})"] if labels else ["no labels"]
-        parts += [f"{unlabeled} without a label"] * bool(labels and unlabeled)
-        parts += [f"{total - files} rows share a video"] * bool(segments)
-        parts += [f"{self.num_repeated} rows repeat another and are left out"] * bool(self.num_repeated)
-        return ", ".join([*parts, f"{total - usable} that cannot be used"])
+        parts = [
+            f"{usable} {'segments' if segments else 'videos'} of {files} files",
+            f"{len(labels)} classes ({', '.join(map(printable, some))})" if labels else "no labels",
+            f"{unlabeled} without a label" if labels and unlabeled else "",
+            f"{total - files} rows share a video" if segments else "",
+            f"{self.num_repeated} rows repeat another and are left out" if self.num_repeated else "",
+            f"{total - usable} that cannot be used",
+        ]
+        return ", ".join(filter(None, parts))
 
     def require_usable(self, limit: float, where: str) -> None:
         """Raise InputError if more than this share cannot be used, or all, with reasons, counts and examples."""
         total, bad = len(self), len(self) - self.num_usable
         if not total or (bad <= limit * total and bad < total):
             return
+        problems = "FROM items WHERE problem IS NOT NULL"
         reasons = self._table.run(
-            "SELECT problem, count(*) AS n FROM items WHERE problem IS NOT NULL GROUP BY 1 ORDER BY n DESC"
+            f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT ?", NUM_REASONS
         )
-        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in islice(reasons, NUM_REASONS))
-        rows = self._table.run("SELECT source FROM items WHERE problem IS NOT NULL ORDER BY rowid LIMIT 10")
-        names = ", ".join(printable(source) for (source,) in rows)
+        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in reasons)
+        rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
+        names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
         share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
         share = f"none of {total} videos can be used" if bad == total else share
-        raise InputError(f"{share}: {said} (in {where}: {names}{', …' * (bad > 10)}); nothing was written")
+        raise InputError(f"{share}: {said} (in {where}: {names}); nothing was written")
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
@@ -269,19 +263,18 @@ class Inputs:
             ("labels", "stored.labels IS NOT items.labels", "have another label now"),
             ("size", "items.size AND stored.size AND stored.size != items.size", "have changed since they were stored"),
         ):
-            rows = self._table.run(f"""
-                SELECT items.source, items.segment, stored.{column}, items.{column} FROM items
+            query = f"""
+                SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid) FROM items
                 JOIN stored ON stored.source = items.source AND stored.segment = items.segment
-                WHERE items.problem IS NULL AND {differs} ORDER BY items.source, items.segment, stored.rowid
-            """)
-            last_samples = [list(samples)[-1] for _, samples in groupby(rows, itemgetter(0, 1))]
-            if last_samples:
-                source, segment, then, now = last_samples[0]
+                WHERE items.problem IS NULL AND {differs} GROUP BY items.source, items.segment ORDER BY 1, 2
+            """
+            rows = list(self._table.run(query))
+            if rows:
+                source, segment, then, now, _ = rows[0]
+                how = f"{then} bytes then and {now} now"
                 if column == "labels":
                     how = f"{_format_labels(then)} there and {_format_labels(now)} in the input"
-                else:
-                    how = f"{then} bytes then and {now} now"
-                return f"{len(last_samples)} videos that {what} (the first: {join_name(source, segment)}, {how})"
+                return f"{len(rows)} videos that {what} (the first: {join_name(source, segment)}, {how})"
         return None
 
 

@@ -17,10 +17,10 @@ from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import LABELS, to_key
 from shard_tools.inputs.folders import FolderClasses, classify_name
+from shard_tools.inputs.formats import LABELS, to_key
 from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
-from shard_tools.inputs.sniff import require_uncompressed
+from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
 MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it is held in memory
@@ -29,14 +29,14 @@ MAX_LABEL_BYTES = 2**24  # a label may stand among other metadata, but all of it
 def list_tars(
     tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None = None, subset: str | None = None
 ) -> Iterator[Item]:
-    """Yield the videos of the tars of a folder. In shards of ours a label is a class id.
+    """Yield the videos of the tars of a folder. In shards that make_shards.py wrote, a label is a class id.
 
     `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
     """
-    ours = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
-    classes = read_dataset_info(folder).classes if ours else []
+    shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
+    classes = read_dataset_info(folder).classes if shards else []
     for tar in tars:
-        yield from _Tar(tar, skipped).list_items(classes if tar in ours else None, label, subset)
+        yield from _Tar(tar, skipped).list_items(classes if tar in shards else None, label, subset)
 
 
 class _Tar:
@@ -44,17 +44,17 @@ class _Tar:
 
     def __init__(self, path: Path, skipped: Skipped) -> None:
         self.path = path
-        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}
+        self.videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
         self.sidecars: dict[str, dict[str, Any]] = {}
         self.label_problems: dict[str, str] = {}
         for archive, member in _read_members(path):
             name = "/".join(part for part in member.name.split("/") if part != ".")
             base = name.rpartition("/")[2]
-            extension = base.rpartition(".")[2] if "." in base else ""
+            stem, dot, extension = name.rpartition(".")
             if member.isdir():
                 continue
-            if not is_hidden(base) and extension in SIDECARS:
-                self._read_sidecar(archive, member, name.rpartition(".")[0], base)
+            if not is_hidden(base) and dot and extension in SIDECARS:
+                self._read_sidecar(archive, member, stem, base)
             elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
                 skipped.add(kind, f"{path.name}/{name}")
             else:
@@ -83,6 +83,7 @@ class _Tar:
             folder, slash, base = name.rpartition("/")
             stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
             stem = next((stem for stem in stems if stem in self.sidecars or stem in self.label_problems), stems[0])
+            entries = self.sidecars.get(stem, {})
             found = folders.name(folder) if are_classes else labels.get(stem)
             if found is None:
                 problem = problem or self.label_problems.get(stem)
@@ -93,23 +94,18 @@ class _Tar:
                 found = None if unknown else tuple(classes[int(text)] for text in found)
             if others:
                 problem = problem or f"the tar holds it {len(others) + 1} times"
-            fields = _dump_fields(self.sidecars.get(stem, {}), classes is not None)
-            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=fields)
+            fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
+            if classes is not None:  # a shard has what its input said
+                fields = entries.get("fields") or {}
+            text = json.dumps(fields, ensure_ascii=False) if fields else ""
+            yield Item(f"{self.path.name}/{name}", place, found, place.size, problem, fields=text)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
-    keys = [label] if label else ["cls", *sorted(key for key in entries if to_key(key) in LABELS and key != "cls")]
-    values = (entries[key] for key in keys if not is_missing(entries.get(key)))
-    value = next(values, None)
+    usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
+    values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
+    value = next((value for value in values if not is_missing(value)), None)
     return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None
-
-
-def _dump_fields(entries: dict[str, Any], is_ours: bool) -> str:
-    """Return the rest of what is said of a video: all but its class, and of a shard of ours what was handed through."""
-    fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
-    if is_ours:
-        fields = entries.get("fields") or {}
-    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -138,17 +134,15 @@ def _require_end(path: Path, end: int) -> None:
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
-        if not block:
-            fix = f"if it is complete, `truncate -s +{2 * tarfile.BLOCKSIZE}` adds one"
-            raise InputError(f"{path} has no end-of-archive marker, as if cut off between two members: {fix}")
-        if block.strip(b"\0"):
-            raise InputError(f"{path} is not a complete tar file (no header at byte {end}): repair it, or move it away")
-        while block:
-            block = file.read(2**20)
+        if not block or block.strip(b"\0"):
+            what = (
+                f"no header at byte {end}" if block else "no end-of-archive marker, as if cut off between two members"
+            )
+            raise InputError(f"{path} is not a complete tar file ({what}): repair it, or move it away")
+        while block := file.read(2**20):
             if block.strip(b"\0"):
-                raise InputError(
-                    f"{path} contains data after the end-of-archive marker at byte {end} (concatenated tars?): split it"
-                )
+                what = f"contains data after the end-of-archive marker at byte {end} (concatenated tars?)"
+                raise InputError(f"{path} {what}: split it")
 
 
 def _may_be_video(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:

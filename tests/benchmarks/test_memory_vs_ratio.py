@@ -21,8 +21,7 @@ from benchmarks.memory_vs_ratio import (
 )
 from common.errors import InputError
 from model.config import ModelConfig
-from model.masking import MASKS
-from model.targets import TARGETS
+from model.registry import MASKS, TARGETS
 
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
 

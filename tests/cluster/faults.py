@@ -36,6 +36,8 @@ from torchrun import Job, send, wait_for
 from benchmarks.harness import RESULTS, Report, Row
 from common.errors import InputError, run_command
 from common.progress import progress_bar
+from shard_tools import make_shards as make_shards_command
+from shard_tools import synthetic_videos
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -114,13 +116,9 @@ Fault = Callable[[Site, Run, random.Random], None]
 def signal_to(target: str, number: int) -> Fault:
     def inject(_: Site, run: Run, dice: random.Random) -> None:
         node = dice.randrange(NODES)
-        targets = {
-            "worker": lambda: [dice.choice(list(run.workers(node).values()))],
-            "torchrun": lambda: [run.agents[node].pid or 0],
-            "node": lambda: run.processes(node),
-            "all": run.processes,
-        }
-        send(targets[target](), number)
+        workers = list(run.workers(node).values())
+        targets = {"worker": [dice.choice(workers)], "torchrun": [run.agents[node].pid or 0]}
+        send(targets.get(target) or run.processes(node if target == "node" else None), number)
 
     return inject
 
@@ -222,11 +220,7 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     ended = run.wait_until_over(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
     row["exit_codes"] = " ".join(map(str, run.wait(0)))
-    said = [
-        line
-        for line in run.said().replace("\r", "\n").splitlines()
-        if line.startswith(("error: ", "interrupted", "Stopped"))
-    ]
+    said = re.findall(r"^(?:error: |interrupted|Stopped).*", run.said().replace("\r", "\n"), re.M)
     row["message"] = re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""  # as on any machine
     if not ended:
         row["left_running"] = len(run.processes())
@@ -255,13 +249,10 @@ def _require(run: Run, fine: bool, claim: str) -> None:
 
 def make_shards(folder: Path) -> Path:
     """Make four shards of sixteen synthetic videos."""
-    tools = ROOT / "shard_tools"
-    settings = ["--num-videos", "16", "--size", "64", "--num-frames", "32", "--classes", "right", "left"]
-    subprocess.run([sys.executable, tools / "synthetic_videos.py", folder / "videos", *settings], check=True)
-    settings = ["--frame-stride", "2", "--samples-per-shard", "4"]
-    command = [sys.executable, tools / "make_shards.py", folder / "videos", folder / "shards", *settings]
-    subprocess.run(command, check=True)
-    return folder / "shards"
+    videos, shards = str(folder / "videos"), folder / "shards"
+    synthetic_videos.main([videos, "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"])
+    make_shards_command.main([videos, str(shards), "--frame-stride=2", "--samples-per-shard=4", "--workers=1"])
+    return shards
 
 
 def main() -> int:

@@ -12,8 +12,7 @@ from tiny import TINY
 
 from benchmarks.step import write_random_teacher
 from kernels.decoded_clips import frame_bytes
-from model.masking import MASKS
-from model.targets import TARGETS
+from model.registry import MASKS, TARGETS
 from pipeline.decoding.planes import find_window
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
@@ -67,9 +66,9 @@ def count_frame_bytes(shards: Path, arguments: list[str]) -> int:
 
 
 def list_runs(shards: Path, folder: Path) -> list[list[str]]:
-    """List a run of every masking strategy but the one that needs maps of true motion, every target, and gray clips,
+    """List a run of every masking strategy, every target, and gray clips,
     which the references make instead of Triton."""
-    changes = [[f"model.masking={masking}"] for masking in MASKS if masking != "oracle"]
+    changes = [[f"model.masking={masking}"] for masking in MASKS]
     for target in TARGETS:
         config = parse([*SETTINGS, "data.shards=s"]).model
         teacher = [f"model.teacher={write_random_teacher(config, folder)}"] if target == "teacher" else []

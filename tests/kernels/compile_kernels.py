@@ -131,8 +131,6 @@ def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, A
         "registers": found["REG"],
         "shared_bytes": compiled.metadata.shared,
         "spill_bytes": found["STACK"] + found["LOCAL"],
-        "constants": {source.fn.arg_names[place]: value for (place,), value in source.constants.items()},
-        "types": sorted({kind for kind in source.signature.values() if kind.startswith("*")}),
     }
 
 

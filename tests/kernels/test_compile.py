@@ -15,9 +15,7 @@ HERE = Path(__file__).parent
 KERNELS = {
     "crop_resize_kernel",
     "gumbel_topk_kernel",
-    "log_softmax_backward_kernel",
     "gather_kernel",
-    "gather_backward_kernel",
     "scatter_kernel",
     "mask_token_gradient_kernel",
     "patchify_kernel",
@@ -42,7 +40,6 @@ def test_every_kernel_compiles_without_spills(capability):
     rows = [json.loads(line) for line in run("compile_kernels.py", str(capability)).splitlines()]
     assert {row["kernel"] for row in rows} == KERNELS
     for row in rows:
-        print(row["kernel"], row["registers"], "registers", row["shared_bytes"], "B shared", row["constants"])
         one_register = (
             row["kernel"] == "gumbel_topk_kernel" and capability == 100 and triton.__version__.startswith("3.6")
         )

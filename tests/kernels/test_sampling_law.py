@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import torch
 from scipy import stats
 
@@ -36,22 +35,3 @@ def test_subsets_come_as_often_as_enumeration_says():
     seen = dict(zip(map(tuple, subsets.tolist()), counts.tolist(), strict=True))
     observed = [seen.get(subset, 0) for subset in exact]
     assert stats.chisquare(observed, [rows * chance for chance in exact.values()]).pvalue > CHANCE
-
-
-def test_inclusion_is_that_of_a_float64_reference_and_no_index_repeats():
-    rows, tokens, k = 20_000, 512, 40
-    logits = torch.randn(1, tokens, generator=torch.Generator().manual_seed(5)) * 2
-    ids = sample(logits, k, rows, seed=2)
-    assert bool((ids.diff(dim=1) > 0).all())
-    counts = np.bincount(ids.flatten().numpy(), minlength=tokens)
-
-    generator, weights = np.random.default_rng(6), np.exp(-logits[0].double().numpy())
-    reference = np.zeros(tokens)
-    for _ in range(0, rows, 500):
-        # The k first of exponential arrivals are the k largest of log-probability + Gumbel noise.
-        arrivals = generator.standard_exponential((500, tokens)) * weights
-        reference += (arrivals <= np.partition(arrivals, k - 1, axis=1)[:, k - 1 : k]).sum(axis=0)
-
-    share = (counts + reference) / (2 * rows)
-    z = (counts - reference) / np.sqrt(2 * rows * share * (1 - share))
-    assert stats.chi2.sf(np.square(z).sum(), tokens - 1) > CHANCE  # k a row costs one degree of freedom

@@ -27,7 +27,7 @@ def small(**changes: Any) -> ModelConfig:
 
 
 def random_clip(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> Tensor:
-    shape = (batch_size, config.num_frames, *config.frame_size, 3 + config.motion_channel)
+    shape = (batch_size, config.num_frames, *config.frame_size, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 

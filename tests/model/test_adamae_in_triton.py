@@ -5,7 +5,7 @@ import torch
 from material import close, random_clip, randomize, small
 
 from model.adamae import AdaMAE
-from model.masking import MASKS
+from model.registry import MASKS
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,7 @@ from model.masking import MASKS
 )
 def test_values_and_gradients_are_the_references(device, masking, detach, monkeypatch) -> None:
     num_frames = 2 if device == "cpu" else 4
-    sizes = {"num_frames": num_frames, "motion_channel": MASKS[masking].reads_motion}
-    config = small(masking=masking, mask_ratio=0.5, detach_sampler_input=detach, **sizes)
+    config = small(masking=masking, mask_ratio=0.5, detach_sampler_input=detach, num_frames=num_frames)
     here, there = AdaMAE(config).eval(), AdaMAE(config).eval().to(device)
     randomize(here)
     there.load_state_dict(here.state_dict())
@@ -44,8 +43,7 @@ def test_values_and_gradients_are_the_references(device, masking, detach, monkey
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("masking", MASKS)
 def test_the_host_never_waits(masking, checkpointing) -> None:
-    reads_motion = MASKS[masking].reads_motion
-    config = small(masking=masking, mask_ratio=0.5, activation_checkpointing=checkpointing, motion_channel=reads_motion)
+    config = small(masking=masking, mask_ratio=0.5, activation_checkpointing=checkpointing)
     model = AdaMAE(config).cuda()
     clip = random_clip(config).cuda()
     seed, offset = (torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(2))

@@ -16,9 +16,10 @@ from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD, patchify
 from model.adamae import AdaMAE
 from model.channels import adapt_channels
-from model.encoder import VideoEncoder
+from model.maps import reconstruct
 from model.weights import pretrained
 from model.weights.layouts import from_external, to_external
+from model.weights.models import load_adamae, load_encoder
 from model.weights.warm_start import warm_start
 from train import train
 from training.config import parse
@@ -78,7 +79,7 @@ def test_a_model_for_grey_makes_rgb_grey() -> None:
 def test_figures_show_what_can_be_visible_channels(channels: int, note: str | None) -> None:
     config = small(in_channels=channels)
     clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
-    maps = AdaMAE(config).reconstruct(clip)
+    maps = reconstruct(AdaMAE(config), clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
     visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
     frames = reconstruction.make_rows(maps)["frames"]
@@ -107,7 +108,7 @@ def test_weights_of_rgb_start_models_of_other_channels(channels: int, tmp_path: 
         model.decoder.head(features).unflatten(1, (-1, model.config.in_channels)) for model in (theirs, ours)
     )
     torch.testing.assert_close(after, before.mean(dim=2, keepdim=True).expand_as(after))
-    wide = VideoEncoder.from_pretrained(file, in_channels=channels)
+    wide = load_encoder(file, in_channels=channels)
     assert torch.equal(wide.tokenizer.projection.weight, ours.tokenizer.projection.weight)
 
 
@@ -142,7 +143,7 @@ def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
     start = f"init_from={tmp_path / 'rgb.safetensors'}"
     train(parse([*settings, "model.in_channels=1", start, f"run={tmp_path / 'run'}"]))
     assert "averaged over 3 channels for 1" in capsys.readouterr().err
-    assert AdaMAE.from_pretrained(tmp_path / "run").config.in_channels == 1
+    assert load_adamae(tmp_path / "run").config.in_channels == 1
     assert list((tmp_path / "run").rglob("*.png"))
     with pytest.raises(
         InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: set .* or 1 for grayscale"

@@ -10,8 +10,8 @@ from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVide
 
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
-from model.encoder import VideoEncoder
 from model.weights.layouts import from_external
+from model.weights.models import load_encoder
 
 CONFIG = small(masking="random")
 MEAN, STD = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -90,4 +90,4 @@ def test_a_folder_with_an_encoder_alone_or_without_its_last_norm(kind, mean_pool
     theirs.save_pretrained(tmp_path)
     clip = random_clip(CONFIG)
     outputs = theirs.videomae if kind is VideoMAEForPreTraining else theirs
-    close(VideoEncoder.from_pretrained(tmp_path).encode(clip).tokens, outputs(pixel_values(clip)).last_hidden_state)
+    close(load_encoder(tmp_path).encode(clip).tokens, outputs(pixel_values(clip)).last_hidden_state)

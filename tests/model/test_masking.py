@@ -1,20 +1,15 @@
 """Masking strategies: every one splits the tokens, depends on the seed alone, and samples as it should."""
 
-import typing
-
 import pytest
 import torch
 from material import random_clip, small
-from torch import Tensor
 
 from common.errors import InputError
-from model import config as model_config
-from model.adamae import AdaMAE
+from model.adamae import AdaMAE, sample_ids
 from model.config import ModelConfig
-from model.decoder_masking import running_cell, select_decoder_targets
-from model.masking import MASKS, Mask, make_masking
+from model.masking.mask import Mask, make_masking
 from model.masking.motion import log_motion
-from model.targets import TARGETS
+from model.registry import MASKS, find_class
 
 NOISE = torch.Generator().manual_seed(0)
 
@@ -23,22 +18,13 @@ def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
     torch.manual_seed(0)
     strategy = make_masking(config).eval()
     tokens = torch.randn(batch_size, config.num_tokens, config.dimensions.encoder_width)
-    clip = random_clip(config, batch_size)
-    return strategy(
-        clip[..., -1:] if strategy.reads_motion else clip, tokens if strategy.needs_tokens else None, seed, 0
-    )
-
-
-def test_registries_and_the_configs_choices_are_the_same() -> None:
-    assert tuple(MASKS) == typing.get_args(model_config.Masking)
-    assert tuple(TARGETS) == typing.get_args(model_config.Target)
+    return strategy(random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0)
 
 
 @pytest.mark.parametrize("masking", MASKS)
 @pytest.mark.parametrize("mask_ratio", [0.5, 0.75])
 def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> None:
-    motion_channel = MASKS[masking].reads_motion
-    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8, motion_channel=motion_channel)
+    config = small(masking=masking, mask_ratio=mask_ratio, num_frames=8)
     first, again, other = sample(config), sample(config), sample(config, seed=1)
     assert first.visible_ids.shape == (8, config.num_visible)
     both = torch.cat((first.visible_ids, first.masked_ids), dim=1)
@@ -46,7 +32,7 @@ def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> No
     for ids in (first.visible_ids, first.masked_ids):
         assert ids.dtype == torch.int64
         assert (ids.diff() > 0).all()
-    assert (first.log_probs is not None) == MASKS[masking].has_probabilities
+    assert (first.log_probs is not None) == find_class(MASKS, masking).has_probabilities
     assert torch.equal(first.visible_ids, again.visible_ids)
     assert not torch.equal(first.visible_ids, other.visible_ids)
     assert len(first.visible_ids.unique(dim=0)) > 1
@@ -70,20 +56,6 @@ def test_tubes_and_frames_are_kept_whole() -> None:
 )
 def test_number_of_visible_tokens(masking: str, mask_ratio: float, count: int) -> None:
     assert ModelConfig(masking=masking, mask_ratio=mask_ratio).num_visible == count
-
-
-def test_adaptive_masking_samples_tokens_as_often_as_their_probabilities_say() -> None:
-    """One of 32 sampled 4,000 times, chi-square: a biased logit would show at once."""
-    stats = pytest.importorskip("scipy.stats")
-    strategy = make_masking(small(mask_ratio=31 / 32)).eval()
-    with torch.no_grad():
-        strategy.logit.weight.mul_(3)
-        tokens = torch.randn(1, 32, 48, generator=torch.Generator().manual_seed(0)).expand(4000, -1, -1)
-        mask = strategy(random_clip(small(), 1), tokens, 5, 0)
-    counts = torch.bincount(mask.visible_ids[:, 0], minlength=32).double()
-    expected = mask.log_probs[0].double().softmax(0) * 4000
-    assert expected.max() > 2 * expected.min()
-    assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
 
 
 def test_only_an_mlp_sampler_reads_each_token_alone() -> None:
@@ -118,9 +90,8 @@ def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:
         AdaMAE(small(masking="motion", num_frames=2))
 
 
-@pytest.mark.parametrize("choice", ["random", "running-cell", "probability"])
-def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation(choice: str) -> None:
-    config = small(decoder_share=0.5, decoder_choice=choice)
+def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation() -> None:
+    config = small(decoder_share=0.5)
     model, clip = AdaMAE(config), random_clip(config)
     num_masked = config.num_tokens - config.num_visible
     assert model.eval()(clip, 0, 0).masked_ids.shape[1] == num_masked
@@ -140,20 +111,10 @@ def test_the_loss_of_a_random_fraction_is_an_unbiased_estimate_of_the_whole() ->
     model, clip = AdaMAE(config), random_clip(config, batch_size=1)
     with torch.no_grad():
         whole = model.eval()(clip, 3, 0)
-    mask = Mask(whole.visible_ids.expand(times, -1), whole.masked_ids.expand(times, -1), None)
-    chosen = select_decoder_targets(mask, config, 7, 0)
+    chosen = sample_ids(whole.masked_ids.expand(times, -1), config.num_reconstructed, 7, 0)
     errors = torch.zeros(config.num_tokens).scatter(0, whole.masked_ids[0], whole.loss_per_token[0])
     estimates = errors[chosen].mean(dim=1)
     assert (estimates.mean() - whole.reconstruction_loss).abs() < 4 * estimates.std() / times**0.5
-
-
-def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
-    cell: Tensor = running_cell((2, 2, 3), torch.device("cpu")).view(2, 2, 3)
-    assert cell[0].tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert torch.equal(cell[1], 1 - cell[0])
-    config = small(masking="random", decoder_share=0.4, decoder_choice="running-cell")
-    ids = AdaMAE(config)(random_clip(config), 0, 0).masked_ids
-    assert running_cell(config.grid, ids.device)[ids].all()  # there are enough on the cell
 
 
 @pytest.mark.parametrize(
@@ -170,20 +131,6 @@ def test_running_cell_masking_is_a_chessboard_that_moves() -> None:
         ({"sampler": "mlp", "sampler_depth": 2}, "model.sampler_depth is 2"),
         ({"decoder_share": 0.0}, "decoder_share is 0"),
         ({"decoder_share": 0.0001}, "leaves none of 24 masked tokens"),
-        ({"masking": "oracle"}, "model.masking=oracle needs maps of true motion: make the videos with"),
-        ({"oracle_share": 1.5}, "model.oracle_share is 1.5: must be at least 0 and at most 1"),
-        ({"hard_share": -0.1}, "model.hard_share is -0.1"),
-        ({"allocation_share": 2}, "model.allocation_share is 2"),
-        ({"allocation_quantile": 1.0}, "model.allocation_quantile is 1.0"),
-        (
-            {"sampling_allocation": "rank", "allocation_quantile": 0.1, "allocation_share": 1},
-            "model.allocation_share 1 asks for 8 of the 3 most probable tokens",
-        ),
-        (
-            {"sampling_allocation": "rank", "masking": "hard"},
-            "model.sampling_allocation=rank ranks what an adaptive sampler predicts, which hard masking does not use",
-        ),
-        ({"masking": "tube", "decoder_share": 0.5, "decoder_choice": "probability"}, "which tube masking has not"),
     ],
     ids=str,
 )

@@ -14,10 +14,12 @@ from torch import Tensor
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.targets import make_target
-from model.targets.teacher import TeacherTarget, fit_to_grid
+from model.maps import reconstruct
+from model.targets.target import Target, make_target
+from model.targets.teacher import fit_to_grid
+from model.weights.models import load_adamae, load_encoder
 from model.weights.pretrained import load, make_metadata, save
+from model.weights.teachers import hash_teacher, make_teacher
 from training.parallelize import compile_in_place
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -55,23 +57,29 @@ def write_timm(folder: Path, architecture: str, side: int = 32, **arguments: Any
 
 def write_transformers(folder: Path, kind: str) -> Path:
     transformers = pytest.importorskip("transformers")
-    if kind == "clip":
-        text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = transformers.CLIPConfig(text_config=text, vision_config=CLIP_VISION)
-        transformers.CLIPModel(config).save_pretrained(folder)
-    elif kind == "siglip":
-        transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**CLIP_VISION)).save_pretrained(folder)
-    elif kind == "dinov2":
-        transformers.Dinov2Model(transformers.Dinov2Config(**CLIP_VISION)).save_pretrained(folder)
-    else:
-        config = transformers.DINOv3ViTConfig(**CLIP_VISION, num_register_tokens=2)
-        transformers.DINOv3ViTModel(config).save_pretrained(folder)
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    name, arguments = {
+        "clip": ("CLIP", {"text_config": text, "vision_config": CLIP_VISION}),
+        "siglip": ("SiglipVision", CLIP_VISION),
+        "dinov2": ("Dinov2", CLIP_VISION),
+        "dinov3": ("DINOv3ViT", CLIP_VISION | {"num_register_tokens": 2}),
+    }[kind]
+    config = getattr(transformers, f"{name}Config")(**arguments)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
     return folder
 
 
 def teach(teacher: Path, **changes: Any) -> ModelConfig:
     return small(**{"target": "teacher", "teacher": str(teacher), "loss": "smooth-l1"} | changes)
+
+
+def target_of(config: ModelConfig) -> Target:
+    return make_target(config, make_teacher(config))
+
+
+def student_of(config: ModelConfig) -> AdaMAE:
+    return AdaMAE(config, target_of(config))
 
 
 def normalized(frames: Tensor) -> Tensor:
@@ -82,8 +90,8 @@ def normalized(frames: Tensor) -> Tensor:
 @torch.no_grad()
 def test_a_teacher_of_ours_is_its_encoder_on_our_grid(own: Path) -> None:
     config = teach(own)
-    clip, target = random_clip(config), make_target(config)
-    tokens = VideoEncoder.from_pretrained(own).encode(clip).tokens  # 2×2×2 of them; ours are 2×4×4
+    clip, target = random_clip(config), target_of(config)
+    tokens = load_encoder(own).encode(clip).tokens  # 2×2×2 of them; ours are 2×4×4
     volume = tokens.unflatten(1, (2, 2, 2)).movedim(-1, 1)
     finer = F.interpolate(volume, (2, 4, 4), mode="trilinear").flatten(2).mT
     features = target.prepare(clip)
@@ -95,21 +103,10 @@ def test_a_teacher_of_ours_is_its_encoder_on_our_grid(own: Path) -> None:
     residual = (pred - wanted).abs()
     smooth = torch.where(residual < 1, residual**2 / 2, residual - 0.5).mean(-1)
     torch.testing.assert_close(target(features, pred, ids), smooth)
-    cosine = TeacherTarget(replace(config, loss="cosine"))
+    cosine = target_of(replace(config, loss="cosine"))
     torch.testing.assert_close(cosine(features, 3 * wanted, ids), torch.zeros(2, 2), atol=1e-6, rtol=0)
-    raw = TeacherTarget(replace(config, loss="mse", normalize_target=False))
+    raw = target_of(replace(config, loss="mse", normalize_target=False))
     torch.testing.assert_close(raw(features, pred, ids), (pred - chosen).square().mean(-1))
-
-
-@torch.no_grad()
-def test_a_teacher_that_was_trained_with_maps_of_motion(tmp_path: Path) -> None:
-    theirs = small(masking="oracle", motion_channel=True)
-    model = AdaMAE(theirs)
-    save(tmp_path / "teacher.safetensors", model.state_dict(), make_metadata(theirs))
-    student = AdaMAE(teach(tmp_path / "teacher.safetensors", motion_channel=True))
-    clip = random_clip(student.config)
-    assert student(clip, 0, 0).loss.isfinite()
-    torch.testing.assert_close(student.target.prepare(clip[..., :3]), model.encode(clip).tokens, atol=0.03, rtol=0.03)
 
 
 @torch.no_grad()
@@ -121,8 +118,8 @@ def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> 
     theirs = timm.create_model(f"local-dir:{timm_vit}", pretrained=True, num_classes=0).eval()
     tokens = theirs.forward_features(normalized(clip[:, ::2]))[:, 1:]  # without the class token
     expected = fit_to_grid(tokens.reshape(2, 2, 2, 2, 48), config.grid)
-    torch.testing.assert_close(make_target(config).prepare(clip), expected)
-    larger = make_target(teach(timm_vit, teacher_image_size=64))
+    torch.testing.assert_close(target_of(config).prepare(clip), expected)
+    larger = target_of(teach(timm_vit, teacher_image_size=64))
     assert larger.prepare(clip).shape == (2, 32, 48)
     assert not torch.allclose(larger.prepare(clip), expected)
 
@@ -136,8 +133,8 @@ def test_a_teacher_of_transformers(kind: str, tmp_path: Path) -> None:
     tokens = getattr(theirs, "vision_model", theirs)(pixel_values=normalized(clip[:, ::2])).last_hidden_state
     assert tokens.shape[1] == {"clip": 5, "siglip": 4, "dinov2": 5, "dinov3": 7}[kind]
     expected = fit_to_grid(tokens[:, -4:].reshape(2, 2, 2, 2, 32), config.grid)
-    torch.testing.assert_close(make_target(config).prepare(clip), expected)
-    sharper = make_target(replace(config, teacher_image_size=64)).prepare(clip)  # of 4×4 patches, as our grid
+    torch.testing.assert_close(target_of(config).prepare(clip), expected)
+    sharper = target_of(replace(config, teacher_image_size=64)).prepare(clip)  # of 4×4 patches, as our grid
     assert sharper.shape == (2, 32, 32)
 
 
@@ -145,7 +142,7 @@ def test_a_teacher_of_transformers(kind: str, tmp_path: Path) -> None:
 def test_a_convolutional_teacher_and_one_with_windows(tmp_path: Path) -> None:
     swin = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4, "img_size": 32}
     for name, width, more in (("resnet10t", 512, {}), ("swin_tiny_patch4_window7_224", 32, swin)):
-        target = make_target(teach(write_timm(tmp_path / name, name, **more)))
+        target = target_of(teach(write_timm(tmp_path / name, name, **more)))
         assert target.num_values == width
         assert target.prepare(random_clip(target.config)).shape == (2, 32, width)
 
@@ -159,7 +156,7 @@ def test_features_are_averaged_or_interpolated() -> None:
 
 def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Path) -> None:
     config = teach(own, masking="random")
-    model, clip = AdaMAE(config), random_clip(config)
+    model, clip = student_of(config), random_clip(config)
     assert not any("teacher" in name or name.startswith("target") for name in model.state_dict())
     assert not any(name.startswith("target") for name, _ in model.named_parameters())
     before = [value.clone() for value in model.target.teacher.parameters()]
@@ -174,7 +171,7 @@ def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Pa
     assert losses[-1] < 0.7 * losses[0]
     assert all(map(torch.equal, before, model.target.teacher.parameters()))
     assert all(value.grad is None for value in model.target.teacher.parameters())
-    maps = model.reconstruct(clip)
+    maps = reconstruct(model, clip)
     assert maps.reconstruction is None
     assert maps.error.isnan().sum() == 2 * config.num_visible
 
@@ -182,7 +179,7 @@ def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Pa
 @pytest.mark.slow  # inductor compiles for a minute
 def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
     config = teach(own, encoder_depth=1, decoder_depth=1, visible_loss_weight=0.5)
-    model, clip = AdaMAE(config).eval(), random_clip(config)
+    model, clip = student_of(config).eval(), random_clip(config)
     plain = model(clip, 0, 0)
     plain.loss.backward()
     expected = {name: value.grad for name, value in model.named_parameters()}
@@ -197,43 +194,43 @@ def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
 
 def test_the_teacher_moves_with_the_model_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
     monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: wanted)
-    model = AdaMAE(teach(own)).to("cpu")
+    model = student_of(teach(own)).to("cpu")
     assert {value.dtype for value in model.target.teacher.parameters()} == {torch.bfloat16}
     assert {value.dtype for value in model.parameters()} == {torch.float32}
-    exact = AdaMAE(teach(own)).target.prepare(random_clip(model.config))
+    exact = student_of(teach(own)).target.prepare(random_clip(model.config))
     assert (model.target.prepare(random_clip(model.config)) - exact).abs().max() < 0.03 * exact.abs().max()
     with torch.device("meta"):
-        assert {value.device.type for value in AdaMAE(teach(own)).target.teacher.parameters()} == {"meta"}
+        assert {value.device.type for value in student_of(teach(own)).target.teacher.parameters()} == {"meta"}
 
 
 def test_a_digest_is_of_the_contents(own: Path, timm_vit: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(own.read_bytes())
-    digests = [make_target(teach(path)).digest for path in (own, copy, timm_vit)]
+    digests = [hash_teacher(teach(path)) for path in (own, copy, timm_vit)]
     assert digests[0] == digests[1] != digests[2]
-    assert make_target(small()).digest == ""
+    assert hash_teacher(small()) == ""
     torch.manual_seed(1)
     config = small(encoder_width=24, patch_size=16)
     save(copy, AdaMAE(config).state_dict(), make_metadata(config))
-    assert make_target(teach(copy)).digest != digests[0]
+    assert hash_teacher(teach(copy)) != digests[0]
 
 
 def test_weights_are_loaded_without_the_teacher_they_learned_from(own: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone.safetensors"
     gone.write_bytes(own.read_bytes())
     config = teach(gone)
-    save(tmp_path / "student.safetensors", AdaMAE(config).state_dict(), make_metadata(config))
+    save(tmp_path / "student.safetensors", student_of(config).state_dict(), make_metadata(config))
     gone.unlink()
     assert load(tmp_path / "student.safetensors").config == config
-    VideoEncoder.from_pretrained(tmp_path / "student.safetensors").encode(random_clip(config))
+    load_encoder(tmp_path / "student.safetensors").encode(random_clip(config))
     with pytest.raises(InputError, match=r"the teacher .*gone.safetensors does not exist"):
-        AdaMAE.from_pretrained(tmp_path / "student.safetensors")
+        load_adamae(tmp_path / "student.safetensors")
 
 
 @pytest.mark.parametrize("target", ["pixels", "teacher"])
 def test_visible_tokens_are_predicted_too(target: str, own: Path) -> None:
     config = teach(own, masking="random") if target == "teacher" else small(masking="random")
-    model, clip = AdaMAE(config), random_clip(config)
+    model, clip = student_of(config), random_clip(config)
     plain = model(clip, 0, 0)
     model.config = replace(config, visible_loss_weight=0.5)
     output = model(clip, 0, 0)
@@ -248,7 +245,7 @@ def test_visible_tokens_are_predicted_too(target: str, own: Path) -> None:
 def test_a_teacher_that_does_not_fit_is_one_sentence(own: Path, timm_vit: Path, tmp_path: Path) -> None:
     def says(sentence: str, teacher: Path, **changes: Any) -> None:
         with pytest.raises(InputError, match=sentence):
-            AdaMAE(teach(teacher, **changes))
+            student_of(teach(teacher, **changes))
 
     says("takes clips of num_frames 4, and model.num_frames is 8", own, num_frames=8)
     says("takes clips of image_size .*32.*, and model.image_size is .*64", own, image_size=64)

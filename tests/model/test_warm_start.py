@@ -1,8 +1,10 @@
 """Weights in a model that is not quite theirs: other clips, no sampler, no decoder."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from material import random_clip, randomize, same, small
@@ -13,9 +15,9 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import Grid
-from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.layouts import to_external
+from model.weights.models import load_adamae, load_encoder
 from model.weights.warm_start import adapt_weights, warm_start
 
 POSITIONS = "token_sampler.positions"
@@ -40,16 +42,11 @@ def saved(model: AdaMAE | VideoClassifier, file: Path) -> Path:
 
 def interpolate_by_hand(table: Tensor, before: Grid, after: Grid) -> Tensor:
     """Linear between the centers of tokens along each axis in turn, and even beyond the outermost of them."""
-    values = table.double().view(*before, -1)
+    values = table.double().view(*before, -1).numpy()
     for axis, (old, new) in enumerate(zip(before, after, strict=True)):
-        places = [min(max((i + 0.5) * old / new - 0.5, 0), old - 1) for i in range(new)]
-        rows = []
-        for place in places:
-            low = int(place)
-            high, share = min(low + 1, old - 1), place - low
-            rows.append((1 - share) * values.select(axis, low) + share * values.select(axis, high))
-        values = torch.stack(rows, axis)
-    return values.flatten(0, 2).float()
+        places = (np.arange(new) + 0.5) * old / new - 0.5
+        values = np.apply_along_axis(partial(np.interp, places, np.arange(old)), axis, values)
+    return torch.from_numpy(values).flatten(0, 2).float()
 
 
 @pytest.mark.parametrize("after", [(4, 6, 6), (1, 4, 4), (2, 3, 5), (3, 2, 8)])
@@ -125,14 +122,14 @@ def test_published_weights_of_other_clips_are_of_16_frames(tmp_path: Path) -> No
 
 
 def test_from_pretrained_takes_other_clips(model: AdaMAE, file: Path) -> None:
-    other = AdaMAE.from_pretrained(file, image_size=48, num_frames=8, mask_ratio=0.5)
+    other = load_adamae(file, image_size=48, num_frames=8, mask_ratio=0.5)
     assert other.config == replace(model.config, image_size=48, num_frames=8, mask_ratio=0.5)
     clip = random_clip(other.config)
     assert other(clip, 0, 0).masked_ids.shape == (2, 72)
-    encoder = VideoEncoder.from_pretrained(file, image_size=48, num_frames=8)
+    encoder = load_encoder(file, image_size=48, num_frames=8)
     assert torch.equal(encoder.encode(clip).tokens, other.encode(clip).tokens)
     clip = random_clip(model.config)
-    assert torch.equal(AdaMAE.from_pretrained(file)(clip, 0, 0).pred, model(clip, 0, 0).pred)
+    assert torch.equal(load_adamae(file)(clip, 0, 0).pred, model(clip, 0, 0).pred)
     encoder(random_clip(other.config)).pooled.sum().backward()  # as a module it learns
     learns = {name for name, value in encoder.named_parameters() if value.grad is not None}
     assert learns == {name for name, _ in encoder.named_parameters() if not name.startswith("token_sampler.")}

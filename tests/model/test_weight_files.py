@@ -95,7 +95,7 @@ def describe(**changes: Any) -> dict[str, str]:
         (describe(flavor="odd"), "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: "{"}, "is damaged"),
         ({pretrained.CONFIG_KEY: "[" * 100_000}, "is damaged"),
-        ({pretrained.CONFIG_KEY: "[]"}, "it is no table of keys and values"),
+        ({pretrained.CONFIG_KEY: "[]"}, "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: " " * 2**21}, "it is longer than"),
         ({pretrained.CLASSES_KEY: '{"a": 1}'}, "its classes are no list of names"),
         ({pretrained.CLASSES_KEY: "[1, 2]"}, "its classes are no list of names"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import av
 import numpy as np
+from frame_numbers import read_frame_number
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
@@ -59,3 +60,20 @@ def decode(video: bytes | Path) -> list[np.ndarray]:
     """All frames of a video, uint8 [H, W, 3]."""
     with av.open(io.BytesIO(video) if isinstance(video, bytes) else str(video)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def read_numbers(video: bytes | Path) -> list[int]:
+    """The numbers that synthetic_videos.draw_frame_number has written into the frames of a video."""
+    return [read_frame_number(frame) for frame in decode(video)]
+
+
+def numbers_of(folder: Path, field: str = "key") -> dict[str, list[int]]:
+    """The frame numbers in every sample of a dataset, by a field of it."""
+    samples = all_samples(folder)
+    return {getattr(sample, field): read_numbers(video_bytes(folder, shard, sample)) for shard, sample in samples}
+
+
+def rolling_noise(num_frames: int, height: int = 48, width: int = 64) -> Iterator[np.ndarray]:
+    """Noise that moves, uint8 [H, W, 3]: every picture is thousands of bytes, so that damage hits pictures."""
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return (np.roll(noise, (3 * number, 5 * number), (0, 1)) for number in range(num_frames))

@@ -39,17 +39,22 @@ def streamable(whole: Path) -> bytes:
     return remux(whole.read_bytes(), "mp4", movflags="+faststart")
 
 
-def encrypted(path: Path) -> None:
-    options = {
-        "encryption_scheme": "cenc-aes-ctr",
-        "encryption_key": "76a6c65c5ea762046bd749a2e632ccbb",
-        "encryption_kid": "a7e61c373e219033c21091fa607bf3b8",
-    }
-    with av.open(str(path), "w", options=options) as output:
-        stream = output.add_stream("libx264", rate=25)
-        stream.width = stream.height = 64
-        output.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
-        output.mux(stream.encode(None))
+def encode(path: Path, kind: str) -> None:
+    """Write a video that is encrypted or has no frames, or sound alone."""
+    key = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "76a6" * 8, "encryption_kid": "a7e6" * 8}
+    with av.open(str(path), "w", format="mp4", options=key if kind == "encrypted" else {}) as output:
+        sound = kind == "sound"
+        stream: Any = output.add_stream("aac", rate=44100, layout="mono") if sound else output.add_stream("libx264", 25)
+        frame: Any = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))
+        if sound:
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
+            frame.rate = 44100
+        else:
+            stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        if kind == "no frames":
+            output.start_encoding()
+        else:
+            output.mux([*stream.encode(frame), *stream.encode(None)])
 
 
 def flipped(data: bytes) -> bytes:
@@ -58,23 +63,6 @@ def flipped(data: bytes) -> bytes:
     middle = slice(len(data) // 3, len(data) * 2 // 3, 100)
     damaged[middle] ^= 255
     return damaged.tobytes()
-
-
-def sound_only(path: Path) -> None:
-    with av.open(str(path), "w", format="mp4") as output:
-        stream: Any = output.add_stream("aac", rate=44100, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
-        frame.rate = 44100
-        output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-
-
-def without_frames(path: Path) -> None:
-    with av.open(str(path), "w", format="mp4") as output:
-        stream: Any = output.add_stream("libx264", rate=25)
-        stream.width = stream.height = 64
-        stream.pix_fmt = "yuv420p"
-        output.start_encoding()
 
 
 def huge(path: Path) -> None:
@@ -105,16 +93,13 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut.ts": (remux(good, "mpegts")[:-3000], "cut off|damaged"),
         "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
         "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
-        "encrypted.mp4": (encrypted, "it is encrypted"),
-        "sound_only.mp4": (sound_only, "no video, only sound"),
-        "no_frames.mp4": (without_frames, "no frame|moov|no video"),
+        "encrypted.mp4": (lambda path: encode(path, "encrypted"), "frame 0 cannot be decoded"),
+        "sound_only.mp4": (lambda path: encode(path, "sound"), "no video, only sound"),
+        "no_frames.mp4": (lambda path: encode(path, "no frames"), "no frame|moov|no video"),
         "still.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"), "still image"),
         "photo.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"), "still image"),
         "huge.gif": (huge, "65535x65535|cannot be decoded|no frame|FFmpeg"),
-        "playlist.mp4": (
-            b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n",
-            "text file|no frame|no video",
-        ),
+        "playlist.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n", "text file|no frame|no video"),
         "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
     }
     for name, (content, _) in contents.items():
@@ -190,12 +175,12 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("list.txt.gz out", r"list\.txt\.gz is compressed \(gzip\): unpack it"),
     ("rubbish out", "none of 1 videos can be used"),
     ("videos out --frame-stride 0", "--frame-stride must be at least 1, not 0"),
-    ("videos out --encode copy --salvage", "--encode copy keeps every byte: it cannot go with --salvage"),
     ("videos out --fps -1", "--fps must be above 0, not -1.0"),
     ("videos out --quality 99", "--quality must be between 0"),
     ("videos out --workers 0", "--workers must be at least 1"),
+    ("videos out --timeout inf", r"--timeout above 0 and at most 1e\+09"),
     ("videos out --encode copy --clip-seconds 3", "cannot go with --clip-seconds"),
-    ("videos out --encode copy --gop 4", "cannot go with --gop"),
+    ("videos out --encode copy --gop 4", "--encode copy keeps every byte: it cannot go with --gop"),
     ("videos out --encode copy --tune size", "cannot go with --tune"),
     ("videos out --root videos", "--root is for the paths of a list"),
     ("videos out --label-map nowhere.txt", "nowhere.txt is not a label map"),
@@ -212,17 +197,14 @@ BAD_COMMANDS: list[tuple[str, str]] = [
 def test_bad_commands_end_in_one_sentence(
     whole: Path, tmp_path: Path, command: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pictures", "videos", "rubbish"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "pictures" / "a.jpg").touch()
-    (tmp_path / "quote.csv").write_text('a.mp4,left\nb.mp4,"left\nc.mp4,right\n')
-    (tmp_path / "videos" / "a.mp4").write_bytes(whole.read_bytes())
-    (tmp_path / "rubbish" / "a.mp4").write_bytes(b"rubbish")
-    (tmp_path / "empty.csv").touch()
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "list.txt.gz").write_bytes(gzip.compress(b"a.mp4 run"))
-    (tmp_path / "absent.csv").write_text("a.mp4,run\nb.mp4,walk\n")
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    files = {
+        "pictures/a.jpg": b"", "videos/a.mp4": whole.read_bytes(), "rubbish/a.mp4": b"rubbish", "empty.csv": b"",
+        "quote.csv": b'a.mp4,left\nb.mp4,"left\nc.mp4,right\n', "broken.json": b"{", "binary.csv": b"\xff\xfe\x00",
+        "list.txt.gz": gzip.compress(b"a.mp4 run"), "absent.csv": b"a.mp4,run\nb.mp4,walk\n",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=sentence) as caught:
         make_shards.main(command.split())

@@ -148,9 +148,7 @@ def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[st
     assert said.count("\n") < 20
 
 
-@pytest.mark.parametrize(
-    "column", [name for name in SAMPLE.names or () if name not in ("first_gop", "name", "num_gops")]
-)
+@pytest.mark.parametrize("column", ["label", "offset", "fps", "num_frames", "sha256"])
 def test_a_table_that_would_change_clips_is_refused(copied: Path, column: str) -> None:
     ShardDataset.open(copied)
     change_table("samples", column)(copied)

@@ -13,9 +13,9 @@ from shard_making import hashes, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs import Choices, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
+from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 
 
 @pytest.fixture
@@ -28,35 +28,11 @@ def clips(tmp_path: Path) -> Path:
     return folder
 
 
-LISTS = {
-    "header.csv": "id,path,label\n0,run/a.mp4,run\n1,walk/d.webm,walk\n",
-    "list.txt": "run/a.mp4 run\n\nwalk/d.webm walk\n",
-    "tabs.txt": "run/a.mp4\trun\nwalk/d.webm\twalk\n",
-    "windows.csv": "\ufeffrun/a.mp4,run\r\nwalk/d.webm,walk\r\n",
-    "quoted.csv": '"run/a.mp4","run"\n"walk/d.webm","walk"\n',
-    "without_extension.csv": "run/a,run\nwalk/d,walk\n",
-    "null.json": '[{"path": "run/a.mp4", "label": null, "class": "run"}, {"path": "walk/d.webm", "class": "walk"}]',
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_lists(clips: Path, tmp_path: Path, name: str, elsewhere: bool) -> None:
-    path = (tmp_path if elsewhere else clips) / name
-    path.write_text(LISTS[name])
-    items = read_inputs(str(path), Choices(root=str(clips) if elsewhere else None))
-    assert [(item.source, item.label, item.problem) for item in items] == [
-        ("run/a.mp4", "run", None),
-        ("walk/d.webm", "walk", None),
-    ]
+def test_paths_are_relative_to_the_root(clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("run/a.mp4,run\nwalk/d.webm,walk\n")
+    items = read_inputs(str(tmp_path / "list.csv"), ListOptions(root=str(clips)))
+    assert [(item.source, item.label) for item in items] == [("run/a.mp4", "run"), ("walk/d.webm", "walk")]
     assert [Path(item.location) for item in items] == [clips / "run/a.mp4", clips / "walk/d.webm"]
-
-
-def test_a_path_with_spaces_needs_no_quotes(clips: Path) -> None:
-    (clips / "list.txt").write_text("run/a.mp4\nrun/b c.mp4\n")
-    assert [i.source for i in read_inputs(str(clips / "list.txt"))] == ["run/a.mp4", "run/b c.mp4"]
-    (clips / "list.txt").write_text("run/a.mp4 3\nrun/b c.mp4 4\n")
-    assert [i.label for i in read_inputs(str(clips / "list.txt"))] == ["3", "4"]
 
 
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -68,7 +44,7 @@ def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
 
 
-def test_shards_of_ours_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
+def test_shards_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(dataset, tmp_path / "again", "--encode", "copy")
     before, after = read_dataset_info(dataset), read_dataset_info(tmp_path / "again")
     assert after.classes == before.classes
@@ -121,6 +97,11 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
         "skipped 2 hidden: .cache/, .hidden.mp4",
         "skipped 3 without a video's extension (.json 2, none 1): readme, run/a.json, run/b.JSON",
     ]
+    skipped.write(clips / "skipped.jsonl")
+    assert (
+        '{"source": "readme", "reason": "skipped: without a video\'s extension"}'
+        in (clips / "skipped.jsonl").read_text()
+    )
 
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:
@@ -139,55 +120,36 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
     assert dict(skipped.counts) == {"hidden": 1, "without a video's extension": 1}
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("list.txt", "x" * 5000),
-        ("list.txt", "x" * 300 + " run"),
-        ("list.csv", "x" * 300 + ",run"),
-        ("list.csv", "x" * 200_000 + ",run"),
-        ("list.csv", ",run"),
-        ("list.csv", "a\0b.mp4,run"),
-        ("list.csv", "loop.mp4,run"),
-        ("header.csv", "run"),
-        ("kinetics.csv", "run,,0,10"),
-        ("kinetics.csv", "run," + "x" * 300 + ",1e400,10"),
-        ("list.json", "\\ud800.mp4"),
-        ("list.json", "\\u0000.mp4"),
-        ("list.json", "http://nowhere/\\ud800.mp4"),
-    ],
-    ids=lambda text: text[:12].replace("\0", "0"),
-)
-def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path, name: str, line: str) -> None:
+KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"
+HEADER = "label,path\nrun,run/a.mp4\n"
+ROW = "run/a.mp4,run\n"
+BAD_LINES = [
+    "run/a.mp4 run\n" + "x" * 5000, "run/a.mp4 run\n" + "x" * 300 + " run", ROW + "x" * 300 + ",run",
+    ROW + "x" * 200_000 + ",run", ROW + ",run", ROW + "a\0b.mp4,run", ROW + "loop.mp4,run", HEADER + "run",
+    KINETICS + "run,,0,10", KINETICS + "run," + "x" * 300 + ",1e400,10",
+    *(f'[{{"path": "run/a.mp4"}}, {{"path": "{path}"}}]'
+      for path in ("\\ud800.mp4", "\\u0000.mp4", "http://nowhere/\\ud800.mp4")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path, text: str) -> None:
     (clips / "loop.mp4").symlink_to(clips / "loop.mp4")
-    heads = {
-        "header.csv": "label,path\nrun,run/a.mp4\n",
-        "kinetics.csv": "label,youtube_id,time_start,time_end\n,run/a,,\n",
-    }
-    text = heads.get(name, "run/a.mp4,run\n" if name.endswith("csv") else "run/a.mp4 run\n") + line + "\n"
-    if name.endswith("json"):
-        text = f'[{{"path": "run/a.mp4"}}, {{"path": "{line}"}}]'
-    (clips / name).write_text(text)
-    items = read_inputs(str(clips / name), Choices(unlabeled=True))
+    (clips / "list").write_text(text + "\n")
+    items = list(read_inputs(str(clips / "list"), ListOptions(unlabeled=True)))
     assert [item.source for item in items if item.problem is None] == ["run/a.mp4"]
     assert len([item for item in items if item.problem]) == 1
 
 
-def test_only_a_newline_ends_a_line(clips: Path) -> None:
-    names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4"]
+def test_only_a_newline_ends_a_line_and_a_list_on_stdin_may_hold_any_bytes(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4", os.fsdecode(b"caf\xe9.mp4")]
     for name in names:
         (clips / name).touch()
-    (clips / "list.tsv").write_text("".join(f"{name}\trun\n" for name in names), encoding="utf-8")
-    items = read_inputs(str(clips / "list.tsv"))
-    assert [(item.source, item.problem) for item in items] == [(name, None) for name in sorted(names)]
-
-
-def test_a_list_on_stdin_may_hold_any_bytes(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["run/a.mp4", os.fsdecode(b"caf\xe9.mp4")]
-    (clips / names[1]).touch()
     lines = b"".join(os.fsencode(name) + b"\n" for name in names)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
-    items = read_inputs("-", Choices(root=str(clips)))
+    items = read_inputs("-", ListOptions(root=str(clips)))
     assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
 
 
@@ -197,16 +159,16 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(videos.rglob("*.mp4")), path)
-    for number, item in enumerate(read_inputs(str(tmp_path / "in"), Choices(unlabeled=True))):
+    for number, item in enumerate(read_inputs(str(tmp_path / "in"), ListOptions(unlabeled=True))):
         stem = tmp_path / str(number)
-        job = Job(item.source, item.location, [(stem, Entry(item.source))], Settings(encode="copy"))
+        job = Job(item.source, item.location, {stem: Entry(item.source)}, Settings(encode="copy"))
         assert process_job(job) is None
-        outcome = load_outcome(stem)
+        outcome = read_outcome(stem)
         assert outcome is not None
         assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
         (tmp_path / "in" / item.source).unlink()
         assert process_job(job) is None
-        assert load_outcome(stem) == Outcome(item.source, [], "there is no such file")
+        assert read_outcome(stem) == Outcome(Entry(item.source), [], "there is no such file")
 
 
 def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:

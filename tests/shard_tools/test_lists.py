@@ -11,12 +11,12 @@ import pytest
 from shard_making import all_samples, make, video_bytes
 
 from common.errors import InputError
-from shard_tools.inputs import Choices, read_inputs, read_label_map
+from shard_tools.inputs import ListOptions, read_inputs, read_label_map
 
 FILES = [
     "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
     "CCCCCCCCCCC_000001.mp4", "P01/videos/P01_01.MP4", "run/vidéo.mp4", "brush_hair/#1_x.avi", "brush_hair/y_(1).avi",
-    "Archery/v_Archery_g01.avi", "Bowling/v_B.avi",
+    "Archery/v_Archery_g01.avi", "Bowling/v_B.avi", "b c.mp4",
 ]  # fmt: skip
 FRAMES = {"20bn/7": 5, "20bn/8": 5}
 
@@ -39,7 +39,7 @@ def read(target: Path, content: Any, **choices: Any) -> list[tuple[str, Any]]:
     if not isinstance(content, (str, bytes)):
         content = json.dumps(content)
     target.write_bytes(content.encode() if isinstance(content, str) else content)
-    items = read_inputs(str(target), Choices(**choices))
+    items = read_inputs(str(target), ListOptions(**choices))
     return [(item.name, f"! {item.problem}" if item.problem else item.label or item.labels) for item in items]
 
 
@@ -99,6 +99,13 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("UTF-16", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-16"), {}, AB),
     ("NFD", "path,label\nrun/vide\u0301o.mp4,run\n", {}, [("run/vidéo.mp4", "run")]),
     ("backslashes", "path,label\nwalk\\c.mp4,walk\n", {}, [("walk/c.mp4", "walk")]),
+    ("quotes", '"a.mp4","run"\n"b.mp4","walk"\n', {}, AB),
+    ("tabs", "a.mp4\trun\n\nb.mp4\twalk\n", {}, AB),
+    ("rows are numbered", "id,path,label\n0,a.mp4,run\n1,b.mp4,walk\n", {}, AB),
+    ("no extensions", "walk/c,walk\na,run\n", {}, [("a.mp4", "run"), ("walk/c.mp4", "walk")]),
+    ("JSON with null", [{"path": "a.mp4", "label": None, "class": "run"}, {"path": "b.mp4", "class": "walk"}], {}, AB),
+    ("spaces in paths", "a.mp4\nb c.mp4\n", {}, [("a.mp4", None), ("b c.mp4", None)]),
+    ("spaces in paths, labels", "a.mp4 3\nb c.mp4 4\n", {}, [("a.mp4", "3"), ("b c.mp4", "4")]),
     ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
 ]  # fmt: skip
 
@@ -156,16 +163,6 @@ def test_bad_segments_are_rejected_each_with_its_reason(folder: Path) -> None:
     }
 
 
-def test_missing_files_stop_a_list_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
-    (folder / "gone.csv").write_text("path,label\n" + "".join(f"gone{n}.mp4,run\n" for n in range(2000)))
-    with pytest.raises(
-        InputError, match=r"none of 2000 videos can be used: 2000 times: there is no such file"
-    ) as refused:
-        make(folder / "gone.csv", tmp_path / "out")
-    assert str(refused.value).count("gone") == 11, "ten examples and the list"
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +170,7 @@ def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
     assert make(folder / "list.csv", tmp_path / "out", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "3 rows in" in said
-    assert "(UTF-8, spaces, no header): path = column 1, label = column 2" in said
+    assert "(UTF-8, spaces, no header): path = column 1, label = column 2, format: paths and labels; below" in said
     assert "2 videos of 2 files, 2 classes (0, 1), 1 rows repeat another and are left out, 0 that cannot" in said
     assert not (tmp_path / "out").exists()
 
@@ -209,17 +206,6 @@ def test_numbers_that_may_count_from_0_or_1_are_refused(folder: Path) -> None:
         read_inputs(str(folder / "list")).apply_label_map(read_label_map(folder / "map.txt"))
 
 
-def test_folders_called_train_and_test_are_subsets(tmp_path: Path) -> None:
-    for name in ("train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4", "test/cat/d.mp4"):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).touch()
-    with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
-        read_inputs(str(tmp_path / "in"))
-    items = read_inputs(str(tmp_path / "in"), Choices(subset="train"))
-    assert [(item.source, item.label) for item in items] == [("train/cat/b.mp4", "cat"), ("train/dog/a.mp4", "dog")]
-    assert read_inputs(str(tmp_path / "in"), Choices(subset="all")).labels() == {"cat", "dog"}
-
-
 def make_folder(folder: Path, files: dict[str, str]) -> Path:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -228,14 +214,29 @@ def make_folder(folder: Path, files: dict[str, str]) -> Path:
 
 
 def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
-    return {item.name: item.label for item in read_inputs(str(place), Choices(**choices))}
+    return {item.name: item.label for item in read_inputs(str(place), ListOptions(**choices))}
 
 
-@pytest.mark.parametrize("camera", ["observation.images.top/chunk-000", "chunk-000/observation.images.top"])
-def test_folders_of_lerobot_are_no_classes(tmp_path: Path, camera: str) -> None:
-    other = camera.replace("top", "wrist")
-    files = {f"videos/{camera}/a.mp4": "", f"videos/{other}/a.mp4": "", "meta/info.json": "{}"}
-    assert set(labels_by_name(make_folder(tmp_path, files)).values()) == {None}
+SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
+FOLDERS: list[tuple[list[str], str | None, dict[str, str | None]]] = [  # files, --subset, labels
+    (SPLITS, "train", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
+    (SPLITS, "all", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog", "test/dog/c.mp4": "dog"}),
+    (["data/train/run/a.mp4", "data/test/walk/b.mp4", "annotations/train/x.json"], "train", {"data/train/run/a.mp4": "run"}),
+    *(([f"videos/{camera.format('top')}/a.mp4", f"videos/{camera.format('wrist')}/a.mp4", "meta/info.json"], None,
+       {f"videos/{camera.format(name)}/a.mp4": None for name in ("top", "wrist")})  # LeRobot's are no classes
+      for camera in ("observation.images.{}/chunk-000", "chunk-000/observation.images.{}")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "subset", "labels"), FOLDERS)
+def test_folders_are_classes_or_subsets(
+    tmp_path: Path, files: list[str], subset: str | None, labels: dict[str, str | None]
+) -> None:
+    make_folder(tmp_path, dict.fromkeys(files, ""))
+    assert labels_by_name(tmp_path, subset=subset) == labels
+    if subset == "all":
+        with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
+            read_inputs(str(tmp_path))
 
 
 def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
@@ -245,14 +246,9 @@ def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> No
         read_inputs(str(tmp_path))
     assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
     with pytest.raises(InputError, match=r"describes videos, and there is none for those in .*test"):
-        read_inputs(str(tmp_path), Choices(subset="all"))
+        read_inputs(str(tmp_path), ListOptions(subset="all"))
     make_folder(tmp_path, {"test/metadata.jsonl": table.replace("dog", "cat")})
     assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
-
-
-def test_folders_without_videos_are_no_classes(tmp_path: Path) -> None:
-    make_folder(tmp_path, {"data/train/run/a.mp4": "", "data/test/walk/b.mp4": "", "annotations/train/x.json": ""})
-    assert labels_by_name(tmp_path, subset="train") == {"data/train/run/a.mp4": "run"}
 
 
 def test_files_that_are_as_long_as_their_segments_are_trimmed(
@@ -272,20 +268,15 @@ def test_files_that_are_as_long_as_their_segments_are_trimmed(
 
 @pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "walk_on/AAAAAAAAAAA_12_22.mp4"])
 def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> None:
-    make_folder(tmp_path / "videos", {name: ""})
+    make_folder(tmp_path / "videos", {name: "", "video_000000.mp4": "", "video_0.mp4": ""})
     label = name.partition("/")[0].replace("_", " ")
     head = "classname,youtube_id,subset,start,end,label\n"
     (tmp_path / "list.csv").write_text(f"{head}{label},AAAAAAAAAAA,training,12.0,22.0,1\n")
     assert labels_by_name(tmp_path / "list.csv", root=str(tmp_path / "videos")) == {name: label}
-    (tmp_path / "list.csv").write_text(f"path,start,end,label\nvideos/{name},12,22,{label}\n")
-    assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label}
-
-
-@pytest.mark.parametrize("name", ["video_000000.mp4", "video_0.mp4"])
-def test_numbers_of_whole_videos_are_no_starts(tmp_path: Path, name: str) -> None:
-    make_folder(tmp_path, {name: ""})
-    (tmp_path / "list.csv").write_text(f"path,start,end,label\n{name},0,0.2,a\n")
-    assert labels_by_name(tmp_path / "list.csv") == {f"{name}#t=0,0.2": "a"}
+    rows = [f"videos/{name},12,22,{label}", "videos/video_000000.mp4,0,0.2,a", "videos/video_0.mp4,0,0.2,a"]
+    (tmp_path / "list.csv").write_text("\n".join(["path,start,end,label", *rows]))
+    whole = {"videos/video_000000.mp4#t=0,0.2": "a", "videos/video_0.mp4#t=0,0.2": "a"}  # whose numbers are no starts
+    assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label} | whole
 
 
 def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: Any) -> None:
@@ -322,32 +313,18 @@ def test_parquet_without_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytes
         read_inputs(str(tmp_path / "list.parquet"))
 
 
-def test_what_is_skipped_is_listed_with_its_reason(videos: Path, tmp_path: Path) -> None:
-    shutil.copytree(videos, tmp_path / "in")
-    make_folder(tmp_path / "in", {"notes.txt": "", ".hidden.mp4": "", "a/photo.jpg": ""})
-    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
-    lines = map(json.loads, (tmp_path / "out" / "skipped.jsonl").read_text().splitlines())
-    reasons = {line["source"]: line["reason"] for line in lines}
-    assert {name: reasons[name] for name in (".hidden.mp4", "a/photo.jpg", "notes.txt")} == {
-        ".hidden.mp4": "skipped: hidden",
-        "a/photo.jpg": "skipped: without a video's extension",
-        "notes.txt": "skipped: without a video's extension",
-    }
-
-
 def test_a_folder_is_listed_where_its_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{number % 3}/{number}.mp4": "" for number in range(300)}
     make_folder(tmp_path, files | {"3/a.mp4/00001.jpg": ""})
     (tmp_path / "3" / "gone.mp4").symlink_to(tmp_path / "nowhere")
-    names = [*files, "0/none.mp4", "4/none.mp4", "3/a.mp4", "3/gone.mp4"]
-    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{name},x\n" for name in names))
+    missing = dict.fromkeys(("0/none.mp4", "4/none.mp4"), "there is no such file")
+    missing["3/gone.mp4"] = "it is a link to a file that does not exist"
+    (tmp_path / "list.csv").write_text(
+        "path,label\n" + "".join(f"{name},x\n" for name in [*files, "3/a.mp4", *missing])
+    )
     asked = []
     look = os.stat
     monkeypatch.setattr(os, "stat", lambda path, *args, **options: asked.append(path) or look(path, *args, **options))
-    problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"), Choices())}
+    problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"))}
     assert len([path for path in asked if str(path).endswith(".mp4")]) < 50
-    assert {name: problem for name, problem in problems.items() if problem} == {
-        "0/none.mp4": "there is no such file",
-        "4/none.mp4": "there is no such file",
-        "3/gone.mp4": "it is a link to a file that does not exist",
-    }
+    assert {name: problem for name, problem in problems.items() if problem} == missing

@@ -1,37 +1,31 @@
-"""What make_shards makes: complete datasets that can be resumed and extended, and always have the same bytes."""
+"""Complete datasets that can be resumed and extended, always have the same bytes, and say what they hold."""
 
 import filecmp
 import hashlib
 import json
 import shutil
 import statistics
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import wds2idx
 import webdataset
-from frame_numbers import read_frame_number
-from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, decode, hashes, make, video_bytes
+from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, hashes, make, numbers_of, video_bytes
 
 from common.errors import InputError
-from pipeline.shards.format import read_dataset_info, read_samples, sample_line
+from pipeline.shards.format import Sample, read_dataset_info, read_samples, sample_line
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
+from shard_tools.report import describe_samples
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, load_outcome, process_job
-from shard_tools.write import PLACE
+from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
+from shard_tools.write import TAR_FIELDS
 
 THREE = ("--samples-per-shard", "3")
 COPY = ("--encode", "copy")
-
-
-def frame_numbers(folder: Path) -> dict[str, list[int]]:
-    """The frame numbers in every sample, by key."""
-    return {
-        sample.key: [read_frame_number(frame) for frame in decode(video_bytes(folder, shard, sample))]
-        for shard, sample in all_samples(folder)
-    }
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
     assert sorted(sample.source for _, sample in samples) == sources
     info = read_dataset_info(dataset)
     assert info.classes == ["down", "left", "right"]
-    assert list(frame_numbers(dataset).values()) == [list(range(0, NUM_FRAMES, 4))] * NUM_VIDEOS
+    assert list(numbers_of(dataset).values()) == [list(range(0, NUM_FRAMES, 4))] * NUM_VIDEOS
     for shard, sample in samples:
         assert hashlib.sha256(video_bytes(dataset, shard, sample)).hexdigest() == sample.sha256
         assert (sample.num_frames, sample.fps, sample.frame_stride, sample.codec) == (5, 7.5, 4, "h264")
@@ -71,7 +65,7 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
             assert entry["__key__"] == sample.key
             assert hashlib.sha256(entry["mp4"]).hexdigest() == sample.sha256
             assert json.loads(entry["json"]) == {
-                k: v for k, v in json.loads(sample_line(sample)).items() if k not in PLACE
+                k: v for k, v in json.loads(sample_line(sample)).items() if k not in TAR_FIELDS
             }
 
 
@@ -251,7 +245,7 @@ def test_pieces_of_long_videos_are_spread_over_all_shards_without_losing_a_frame
         shards.setdefault(sample.source, set()).add(shard)
     assert statistics.mean(map(len, shards.values())) > 2, "three pieces each"
     by_source: dict[str, list[int]] = {}
-    for key, numbers in sorted(frame_numbers(tmp_path / "out").items()):
+    for key, numbers in sorted(numbers_of(tmp_path / "out").items()):
         assert len(numbers) <= 4
         by_source.setdefault(key.rpartition("-")[0], []).extend(numbers)
     assert list(by_source.values()) == [list(range(0, NUM_FRAMES, 2))] * NUM_VIDEOS
@@ -281,6 +275,73 @@ def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shard_tools.work.store_cuts", store_cuts)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
     stem = tmp_path / "staged"
-    assert process_job(Job("one.mp4", str(tmp_path / "one.mp4"), [(stem, Entry("one.mp4"))], Settings())) is None
+    assert process_job(Job("one.mp4", str(tmp_path / "one.mp4"), {stem: Entry("one.mp4")}, Settings())) is None
     bug = "(TypeError: open() got an unexpected keyword argument)"
-    assert load_outcome(stem) == Outcome("one.mp4", [], f"a bug in make_shards, which you may want to report {bug}")
+    assert read_outcome(stem) == Outcome(
+        Entry("one.mp4"), [], f"a bug in make_shards, which you may want to report {bug}"
+    )
+
+
+HASHES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
+
+
+def sample(source: str, content: str, label: int | None = None, codec: str = "h264") -> Sample:
+    return Sample(
+        key=source, container="mp4", codec=codec, num_frames=30, fps=10.0, frame_stride=1, width=64, height=48,
+        labels=None if label is None else (label,), source=source, sha256=content, size=7, source_sha256=content,
+    )  # fmt: skip
+
+
+SAMPLES = [
+    sample("b\n.mp4", HASHES[0], 1),
+    sample("b\udc80.mp4", HASHES[1], 0),  # not UTF-8
+    sample("a.mp4", HASHES[1], 1, "vp9"),
+    sample("\uffee.mp4", HASHES[1]),
+    sample("b\udc80.mp4", HASHES[1], 0),  # the second piece of a video
+    sample("b", HASHES[0]),
+    sample("b\udc80.mp4", HASHES[2], 0),  # a third, cut when the video had been changed
+]
+
+
+def test_the_summary_covers_all_samples() -> None:
+    assert describe_samples(iter(SAMPLES), [], ["no", "yes"], {}, 0).report == {
+        "hours": round(21 / 3600, 6),
+        "num_sources": 5,
+        "class_histogram": {"no": 3, "yes": 2},
+        "duplicates": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
+        "conflicts": [["a.mp4", "b\udc80.mp4", "\uffee.mp4"], ["b", "b\n.mp4"]],
+    }
+
+
+def test_memory_does_not_grow_with_the_number_of_samples() -> None:
+    def many(count: int) -> Iterator[Sample]:
+        return (
+            sample(f"{number:09d}.mp4", hashlib.sha256(str(number).encode()).hexdigest()) for number in range(count)
+        )
+
+    peaks = []
+    for count in (500, 10_000):
+        tracemalloc.start()
+        assert describe_samples(many(count), [], [], {}, 0).report["num_sources"] == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000  # bytes; the samples alone are 10 MB
+
+
+def test_equal_files_with_other_labels_are_said(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run/a.mp4", "walk/b.mp4", "walk/c.mp4"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sorted(videos.rglob("*.mp4"))[name.endswith("c.mp4")], tmp_path / "in" / name)
+    make(tmp_path / "in", tmp_path / "out")
+    said = capsys.readouterr().err
+    for what in ("under several names", "with several labels"):
+        assert f"1 file appears {what}; all were kept (the first: run/a.mp4, walk/b.mp4)" in said
+
+
+def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:
+    text = (dataset / "README.md").read_text()
+    assert text.startswith('---\nconfigs:\n- config_name: default\n  data_files: "*.tar"\n---\n')
+    for part in (f"{NUM_VIDEOS} video clips", "h264 (9)", "0. down: 3\n1. left: 3\n2. right: 3", "load_dataset"):
+        assert part in text

@@ -2,7 +2,9 @@
 
 import os
 import tracemalloc
+from collections.abc import Iterable
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,17 @@ def test_keys_differ_between_sources() -> None:
 
 def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     classes = sorted({item.label for item in items if item.label})
-    return list(assign_shards(((item, 0, True) for item in items), Settings(**settings), classes))  # type: ignore[arg-type]
+    return by_shard(((item, 0, True) for item in items), Settings(**settings), classes)  # type: ignore[arg-type]
+
+
+def by_shard(items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str]) -> list[list[Entry]]:
+    counts, videos = assign_shards(items, settings, classes)
+    shards: dict[str, list[Entry]] = {}
+    for entry in sorted(chain(*videos), key=attrgetter("position")):
+        shards.setdefault(entry.shard, []).append(entry._replace(shard="", position=0))
+    assert list(shards) == [f"shard-{number:06d}.tar" for number in range(len(shards))]
+    assert counts == {name: len(entries) for name, entries in shards.items()}
+    return list(shards.values())
 
 
 def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
@@ -79,7 +91,7 @@ def test_shards_have_about_equal_bytes() -> None:
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
     pieces = [(Item(name, name, None, 5), piece, piece == 2) for name in NAMES for piece in range(3)]
-    entries = chain(*assign_shards(pieces, Settings(seed=7, samples_per_shard=1), []))
+    entries = chain(*by_shard(pieces, Settings(seed=7, samples_per_shard=1), []))
     found = [f"{entry.source}\0{entry.piece}" if entry.piece else entry.source for entry in entries]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
@@ -99,9 +111,9 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path, monkey
         inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
         inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
-        shards = assign_shards(((item, 0, True) for item in inputs.new()), Settings(), [])
-        save_plan(tmp_path / "plan.jsonl", Settings(), [], {}, False, False, shards, 0)
-        assert len(Plan.load(tmp_path / "plan.jsonl").offsets) == -(-count // 256)
+        items = ((item, 0, True) for item in inputs.new())
+        save_plan(tmp_path / "plan.jsonl", items, Settings(), [], {}, False, 0)
+        assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 20_000 * 24, "bytes: a hash for each; a list of all items takes megabytes"
@@ -120,7 +132,7 @@ def test_damaged_rejects_are_named(tmp_path: Path, line: bytes) -> None:
 def test_a_damaged_plan_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "plan.jsonl").write_bytes(data)
     with pytest.raises(InputError, match=r"plan\.jsonl is damaged"):
-        Plan.load(tmp_path / "plan.jsonl")
+        Plan(tmp_path / "plan.jsonl")
 
 
 @pytest.mark.parametrize("table", ["items (source", "files (sha256"])

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torchao.optim.subclass_8bit import OptimState8bit
 
 from common.errors import InputError
 from model.adamae import AdaMAE
@@ -154,9 +153,8 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"state": 
         *((lambda folder, name=name: flip_bit(folder / name), f"{name} has changed") for name in (WEIGHTS, MOMENTS)),
         *((lambda folder, name=name: (folder / name).unlink(), f"{name} is missing")
           for name in (WEIGHTS, MOMENTS, "train_state.json")),
-        (become_a_file, "it is not a folder"),
+        (become_a_file, "Not a directory"),
         *((write_state(content), "is damaged") for content in NO_STATES),
-        (write_state(" " * 2**21), "too large"),
         (edit(lambda manifest: manifest["state"].pop("global_batch")), "is damaged.*global_batch"),
         *((edit(lambda manifest, step=step: manifest["state"].update(step=step)), "is damaged")
           for step in ("5", -5, 0, 2.5, math.nan, None, True)),
@@ -177,20 +175,18 @@ def test_weights_of_another_model_are_refused(tmp_path, small):
     other = Small(tmp_path / "other", width=5)
     other.write(1)
     other.model = small.model
-    with pytest.raises(InputError, match=r"cannot be loaded \(Error.* size mismatch for"):
+    with pytest.raises(InputError, match=r"does not fit \(Error.* size mismatch for.*set model, task"):
         other.load()
 
 
-def test_only_the_newest_are_kept_and_neither_incomplete_ones_nor_strays_push_them_out(small, two):
+def test_only_the_newest_are_kept_and_strays_do_not_count(small, two):
     strays = ["step-backup", "step-00000001 (copy)", "step-3", "step--0000005", "step-٣", "step-00000000"]
     for name in strays:
         shutil.copytree(two, small.folder / name)
     assert [path.name for path in list_checkpoints(small.folder)] == ["step-00000001", "step-00000002"]
     with small.run:
-        for name in ("step-00000011", "step-00000012"):
-            (small.folder / name).mkdir()
         small.save(10)
-    assert set(small.saved()) == {*strays, *(f"step-{step:08d}" for step in (2, 10, 11, 12))}
+    assert set(small.saved()) == {*strays, "step-00000002", "step-00000010"}
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 917440")])
@@ -206,7 +202,7 @@ def test_a_save_that_fails_stops_the_run_and_leaves_the_older_checkpoint(small, 
     assert small.saved() == ["step-00000001"]
     small.run.__enter__()
     small.save(2)
-    while not small.run.has_failed:  # which the loop asks at every step
+    while not small.run.writer.failed:  # which the loop asks at every step
         threading.Event().wait(0.01)
     with pytest.raises(InputError, match=said):
         small.save(3)
@@ -256,9 +252,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
         for step in (1, 2):
             small.save(step)
     small.model[0].weight.data[0, 0] = torch.nan
-    said = (
-        r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*step-00000002, .*step-00000001$"
-    )
+    said = r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*init_from=.*step-00000002`"
     with pytest.raises(DivergedError, match=said), small.run:
         small.save(3)
     assert small.saved() == ["step-00000001", "step-00000002"]
@@ -272,38 +266,9 @@ def test_a_run_directory_is_one_jobs_at_a_time(small, tmp_path):
     assert small.saved() == ["step-00000001"]
 
 
-def make_moment(is_8_bit: bool) -> Tensor:
-    if not is_8_bit:
-        return torch.randn(64, 256)
-    moment = OptimState8bit.zeros((64, 256), signed=True)
-    moment.copy_(torch.randn(64, 256))
-    return moment
-
-
-@pytest.mark.parametrize("is_8_bit", [False, True])
-def test_a_snapshot_is_a_copy_whose_memory_is_used_again(is_8_bit):
-    class Optimizer:
-        moment = make_moment(is_8_bit)
-
-        def state_dict(self) -> dict[str, Tensor]:
-            return {"exp_avg": self.moment}
-
-    def read(moment: Tensor) -> tuple[Tensor, int]:
-        codes = moment.codes if isinstance(moment, OptimState8bit) else moment
-        return moment.dequantize() if isinstance(moment, OptimState8bit) else moment, codes.data_ptr()
-
-    memory = HostMemory()
-    first = take_snapshot({}, Optimizer(), {}, memory)
-    (value, place), (original, its_place) = read(first.optimizer["exp_avg"]), read(Optimizer.moment)
-    assert torch.equal(value, original)
-    assert place != its_place
-    Optimizer.moment = make_moment(is_8_bit)
-    value, place_now = read(take_snapshot({}, Optimizer(), {}, memory).optimizer["exp_avg"])
-    assert torch.equal(value, read(Optimizer.moment)[0])
-    assert place_now == place
-
-
-def test_a_snapshots_memory_is_a_few_blocks_and_its_files_hold_nothing_twice(tmp_path, monkeypatch):
+def test_a_snapshot_is_a_copy_in_a_few_blocks_that_are_used_again_and_its_files_hold_nothing_twice(
+    tmp_path, monkeypatch
+):
     """Tensor by tensor, PyTorch rounds page-locked memory up to powers of two."""
     allocated: list[int] = []
     plain = torch.empty
@@ -320,9 +285,11 @@ def test_a_snapshots_memory_is_a_few_blocks_and_its_files_hold_nothing_twice(tmp
     wanted = 3 * sum(p.nbytes for p in model.parameters())
     monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2**21)
     monkeypatch.setattr(torch, "empty", empty)
-    memory = HostMemory()
+    memory, copies = HostMemory(), []
     for _ in range(2):
         snapshot = take_snapshot({"model": model}, optimizer, {}, memory)
+        copies.append(snapshot.modules["model"]["19.weight"])
+    assert copies[0].data_ptr() == copies[1].data_ptr() != model[19].weight.data_ptr()
     assert sum(allocated) < wanted + 2 * 2**21
     folder = save_checkpoint(tmp_path, STATE, snapshot)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 1.05 * wanted

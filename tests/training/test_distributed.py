@@ -32,7 +32,7 @@ def use_store(monkeypatch: pytest.MonkeyPatch, store: dist.Store) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed, "_store", lambda: store)
-    monkeypatch.setattr(distributed, "ROLL_CALL_S", 0.2)
+    monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
 
 
 def fail_as_main_of_two(error: Exception) -> None:
@@ -75,7 +75,7 @@ def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: 
 def test_a_single_rank_answers_when_it_is_asked() -> None:
     number = 1
     with Distributed("cpu") as alone:
-        wait = alone.start_max(lambda: number)
+        wait = alone.async_max(lambda: number)
         number = 2
         assert wait() == 2
         assert alone.gather(3) == [3]

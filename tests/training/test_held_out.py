@@ -11,7 +11,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import HeldOut, find_voters, knn_top1, majority_top1, rankme, warn_of_majority
+from training.evaluation import HeldOut, find_allowed_neighbors, knn_top1, majority_top1, rankme, warn_of_majority
 
 ALONE = Distributed("cpu")
 SMALL = [*TINY, "model.encoder_depth=1", "model.decoder_depth=1", "steps=2"]
@@ -22,16 +22,16 @@ def plain_kernels(monkeypatch):
     monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests: the interpreter is slow
 
 
-def test_neighbors_of_the_bank_vote_but_those_that_may_not():
-    bank = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
+def test_neighbors_of_the_reference_set_vote_where_allowed():
+    reference = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    queries, theirs = torch.tensor([[1.0, 0.05], [-1.0, 0.05]]), torch.tensor([0, 1])
+    queries, own_labels = torch.tensor([[1.0, 0.05], [-1.0, 0.05]]), torch.tensor([0, 1])
     everybody = torch.ones(2, 6, dtype=torch.bool)
-    assert knn_top1(queries, theirs, bank, labels, everybody) == 1.0
-    assert knn_top1(queries, theirs.flip(0), bank, labels, everybody) == 0.0
-    assert knn_top1(queries, theirs, bank, labels, everybody & (labels != theirs[:, None])) == 0.0
+    assert knn_top1(queries, own_labels, reference, labels, everybody) == 1.0
+    assert knn_top1(queries, own_labels.flip(0), reference, labels, everybody) == 0.0
+    assert knn_top1(queries, own_labels, reference, labels, everybody & (labels != own_labels[:, None])) == 0.0
     nobody = torch.tensor([[True] * 6, [False] * 6])
-    assert knn_top1(queries, theirs, bank, labels, nobody) == 1.0, "who has no neighbor is not counted"
+    assert knn_top1(queries, own_labels, reference, labels, nobody) == 1.0, "who has no neighbor is not counted"
     assert majority_top1(torch.tensor([0, 1, 1, 2])) == 0.5
 
 
@@ -46,10 +46,10 @@ def test_neighbors_are_of_other_sources_and_other_groups(tmp_path):
     names = ["a", "b", "c", "d"]
     videos = [(name, encode(4, first=5 * i)) for i, name in enumerate(names)]
     fields = [{"group": "x"}, {"group": "x"}, {"group": "y"}, {}]
-    bank = ShardDataset.open(write_shards(tmp_path / "bank", videos, classes=2, fields=fields))
+    reference = ShardDataset.open(write_shards(tmp_path / "reference", videos, classes=2, fields=fields))
     held_out = ShardDataset.open(write_shards(tmp_path / "held", [videos[0], ("e", encode(4, first=50))], classes=2,
                                               fields=[{"group": "y"}, {}]))  # fmt: skip
-    found = find_voters(held_out, [0, 1], bank, range(4), "group")
+    found = find_allowed_neighbors(held_out, [0, 1], reference, range(4), "group")
     assert found.tolist() == [[False, True, False, True], [True] * 4]
 
 

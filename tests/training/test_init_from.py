@@ -1,11 +1,10 @@
-"""Runs that begin with what others have learned: from weights, as a copy, in the shape of a checkpoint."""
+"""Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from runs import is_same, load_weights, read_losses
 from tiny import TINY
 
@@ -32,24 +31,43 @@ def run(*arguments: str) -> TrainConfig:
     return config
 
 
-def copy_run(source: Path, folder: Path, step: int, **changes: object) -> Path:
-    """Copy a run as it was after a step, with changes in config.yaml."""
-    shutil.copytree(source, folder)
-    for newer in (folder / "checkpoints").glob("step-*"):
-        if newer.name > f"step-{step:08d}":
-            shutil.rmtree(newer)
-    (folder / "config.yaml").write_text(yaml.safe_dump(run_config(source) | changes))
-    return folder
+def fork(source: Path, folder: Path, *overrides: str) -> TrainConfig:
+    return run(f"init_from={source}", "init_keep=optimizer", f"run={folder}", *overrides)
 
 
-def test_a_copy_of_a_run_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
-    settings = run_config(tiny_run)["optimizer"] | {"weight_decay": 0.5}
-    copy = copy_run(tiny_run, tmp_path / "run", 6, steps=9, optimizer=settings)
-    run(f"run={copy}", "checkpoint_every=1", "keep_checkpoints=9")
-    assert list(read_losses(copy)) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    state = torch.load(copy / "checkpoints/step-00000009/optimizer.pt", weights_only=True)
+def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it(tiny_run, tmp_path):
+    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
+    fork(source / "checkpoints/step-00000003", tmp_path / "run", "checkpoint_every=2")
+    assert list(read_losses(tmp_path / "run")) == [4, 5, 6]
+    assert is_same(load_weights(tmp_path / "run"), load_weights(tiny_run))
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    shutil.rmtree(source)
+    run(f"run={tmp_path / 'run'}")
+    assert is_same(load_weights(tmp_path / "run"), load_weights(tiny_run))
+
+
+def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
+    fork(tiny_run, tmp_path / "run", "steps=9", "optimizer.weight_decay=0.5")
+    assert list(read_losses(tmp_path / "run")) == [7, 8, 9]
+    state = torch.load(tmp_path / "run/checkpoints/step-00000009/optimizer.pt", weights_only=True)
     assert {int(moments["step"]) for moments in state["state"].values()} == {9}
     assert {group["weight_decay"] for group in state["param_groups"]} == {0, 0.5}
+
+
+def test_what_cannot_be_forked_is_one_sentence(tiny_run, new, tmp_path):
+    weights = shutil.copy(tiny_run / "checkpoints/step-00000006/model.safetensors", tmp_path / "weights.safetensors")
+    for overrides, said in {
+        (
+            f"init_from={weights}",
+        ): r"needs a run or one of its checkpoints, and init_from=.*weights\.safetensors is none",
+        (f"init_from={tiny_run}", "batch_size=2"): "was trained with 4 clips per step.*with its weights alone",
+        (f"init_from={tiny_run}", "model.decoder_depth=1"): "step-00000006 does not fit .*: set model, task and",
+        (): "init_keep=optimizer continues another run: set init_from",
+    }.items():
+        with pytest.raises(InputError, match=said) as raised:
+            run(*new, "init_keep=optimizer", *overrides)
+        assert "\n" not in str(raised.value)
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
@@ -118,21 +136,20 @@ def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path
 
 def test_published_weights_give_what_they_know(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
-    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "theirs.pth")
-    config = load_config(labeled(new, tmp_path / "theirs.pth"))
+    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth")
+    config = load_config(labeled(new, tmp_path / "published.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
 
-def test_an_average_continues_in_a_copy(new, tmp_path):
+def test_an_average_goes_on_in_a_fork(new, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
-    save(tmp_path / "theirs.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
+    save(tmp_path / "weights.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
     averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
-    run(*labeled(new, tmp_path / "theirs.safetensors", *averaged))
-    copy = copy_run(tmp_path / "run", tmp_path / "copy", 1)
-    run(f"run={copy}")
+    run(*labeled(new, tmp_path / "weights.safetensors", *averaged))
+    fork(tmp_path / "run/checkpoints/step-00000001", tmp_path / "fork")
     for name in ("model", "average"):
-        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(copy, 2, name))
+        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name))
 
 
 def test_the_name_of_a_run_is_enough_to_resume_it(tiny_run, tmp_path):
@@ -158,7 +175,7 @@ def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
 def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
     start = f"init_from={tiny_run}"
     config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=32", "model.mask_ratio=0.5"])
-    theirs = pretrained.config_of_run(tiny_run)
-    assert (config.model.dimensions, config.model.tubelet_size) == (theirs.dimensions, theirs.tubelet_size)
+    source = pretrained.config_of_run(tiny_run)
+    assert (config.model.dimensions, config.model.tubelet_size) == (source.dimensions, source.tubelet_size)
     assert (config.model.patch_size, config.model.image_size) == (16, 32), "what the command line says stays"
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err

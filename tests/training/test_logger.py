@@ -51,7 +51,6 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
     assert rows[0]["lr"] == 0.1
     assert [row["pipeline/clips"] for row in rows[:2]] == [40, 40]
     assert rows[0]["data_wait_fraction"] > 0 == rows[1]["data_wait_fraction"], "since the row before"
-    assert "ranks" not in rows[0], "of one rank"
     events = b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
     for name in (b"train/loss", b"evaluation/rankme", b"pipeline/clips", b"log_every: 2"):
         assert name in events

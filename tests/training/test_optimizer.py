@@ -102,30 +102,23 @@ def trained(model: AdaMAE, optimizer: torch.optim.Optimizer, steps: range) -> fl
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_moments_of_8_bits_take_a_quarter_and_learn_alike(tmp_path):
-    final, state_bytes = {}, {}
+def test_moments_of_8_bits_take_a_quarter_learn_alike_and_resume_bit_by_bit(tmp_path):
+    final, models, saved = {}, {}, {}
     for bits in (32, 8):
         torch.manual_seed(0)
-        model = tiny_model()
-        optimizer = make(model, bits)
-        final[bits] = trained(model, optimizer, range(40))
-        save_checkpoint(tmp_path / str(bits), TrainState(40, 2, "these"), snapshot(model, optimizer))
-        state_bytes[bits] = next(tmp_path.glob(f"{bits}/*/optimizer.pt")).stat().st_size
+        models[bits] = tiny_model()
+        optimizer = make(models[bits], bits)
+        final[bits] = trained(models[bits], optimizer, range(40))
+        saved[bits] = save_checkpoint(
+            tmp_path / str(bits), TrainState(40, 2, "these"), snapshot(models[bits], optimizer)
+        )
+        trained(models[bits], optimizer, range(40, 43))
     assert final[8] == pytest.approx(final[32], rel=0.02)
     assert final[32] < 0.9
+    state_bytes = {bits: (folder / "optimizer.pt").stat().st_size for bits, folder in saved.items()}
     assert state_bytes[8] < 0.35 * state_bytes[32]  # moments of fewer than 4,096 weights stay in fp32
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_a_run_with_moments_of_8_bits_goes_on_bit_by_bit(tmp_path):
-    torch.manual_seed(0)
-    model = tiny_model()
-    optimizer = make(model, 8)
-    trained(model, optimizer, range(3))
-    saved = save_checkpoint(tmp_path, TrainState(3, 2, "these"), snapshot(model, optimizer))
-    trained(model, optimizer, range(3, 6))
-    other = tiny_model()
-    other_optimizer = make(other, 8)
-    load_checkpoint(saved, {"model": other}, other_optimizer)
-    trained(other, other_optimizer, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    resumed = tiny_model()
+    optimizer = make(resumed, 8)
+    load_checkpoint(saved[8], {"model": resumed}, optimizer)
+    trained(resumed, optimizer, range(40, 43))
+    assert all(torch.equal(a, b) for a, b in zip(models[8].parameters(), resumed.parameters(), strict=True))

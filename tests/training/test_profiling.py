@@ -1,25 +1,26 @@
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from training.profiling import ACTIVE, WARMUP, StepProfiler
+from training.profiling import ACTIVE, WARMUP, profile_steps
 
 
-def run(profiler: StepProfiler, steps: int, device: str) -> None:
-    with profiler:
+def run(folder: Path, steps: int, device: str) -> None:
+    with profile_steps(folder, torch.device(device)) as profile_step:
         for _ in range(steps):
             x = torch.ones(1024, 1024, device=device)
             (x @ x).sum()
             del x
-            profiler.step()
+            profile_step()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_few_steps_after_warm_up_are_traced(tmp_path, device) -> None:
     folder = tmp_path / "profile"
-    run(StepProfiler(folder, torch.device(device)), WARMUP + ACTIVE + 4, device)
+    run(folder, WARMUP + ACTIVE + 4, device)
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{WARMUP + i}" for i in range(ACTIVE)}
@@ -28,6 +29,6 @@ def test_a_few_steps_after_warm_up_are_traced(tmp_path, device) -> None:
 
 
 def test_too_few_steps_are_said_to_be_too_few(tmp_path, capsys) -> None:
-    run(StepProfiler(tmp_path / "profile", torch.device("cpu")), WARMUP + 1, "cpu")
+    run(tmp_path / "profile", WARMUP + 1, "cpu")
     assert f"nothing was profiled: that takes {WARMUP + ACTIVE} steps" in capsys.readouterr().err
     assert not (tmp_path / "profile").exists()

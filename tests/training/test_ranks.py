@@ -117,16 +117,6 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, t
         assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
 
 
-@pytest.mark.slow
-def test_steps_of_four_seconds_are_saved_ten_seconds_after_the_signal(arguments, log, tmp_path):
-    arguments = [*arguments, "steps=1000", "log_every=1", "batch_size=2"]
-    with torchrun.started(arguments, log, before=partial(torchrun.slow_down, 4.0)) as job:
-        wait_until(lambda: len(read_rows(tmp_path / "run")) > 0, 120)  # the next step has just begun
-        torchrun.send(job.processes(), signal.SIGTERM)
-        wait_until(lambda: bool(saved_steps(tmp_path / "run")), 10)
-        assert job.gone(10)
-
-
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
     with torchrun.started([*arguments, "steps=1000", "distributed.timeout_s=5"], log) as job:

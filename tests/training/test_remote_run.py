@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from object_store import request
 from torch import nn
 
 from common.errors import InputError
@@ -19,10 +20,10 @@ from pipeline.config import DataConfig
 from pipeline.reading import storage
 from pipeline.reading.storage import ObjectStore
 from training import remote_run
-from training.checkpoint import TrainState, complete_checkpoints, load_file
+from training.checkpoint import TrainState, list_checkpoints, load_file
 from training.config import TrainConfig
 from training.distributed import Distributed
-from training.remote_run import LEASE, Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
+from training.remote_run import Lease, RemoteRun, TakenOverError, fetch_config, local_run, staging
 from training.run_dir import RunDir
 
 URL = "faulty://bucket/runs/x"
@@ -38,7 +39,7 @@ class Faulty(MemoryFileSystem):
     failing: Exception | None = None
     order: ClassVar[list[str]] = []
 
-    def pipe_file(self, path, value, mode="overwrite", **options):
+    def pipe_file(self, path, value, **options):
         self._written(path)
         super().pipe_file(path, value, **options)
 
@@ -60,8 +61,7 @@ def faulty(monkeypatch) -> Iterator[None]:
     Faulty.failing = None
     monkeypatch.setattr(storage, "PAUSE_S", 0)
     monkeypatch.setattr(remote_run, "RENEW_S", 0.01)
-    monkeypatch.setattr(remote_run, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(remote_run, "SETTLE_S", 0.0)
+    monkeypatch.setattr(remote_run, "LEASE_TIMEOUT_S", 0.5)
     yield
     Faulty.failing = None
 
@@ -131,53 +131,86 @@ def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
     of_three = [name.split("/")[2] for name in Faulty.order if "step-00000003" in name]
     assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
     assert of_three[2:] == ["train_state.json"]
-    assert "lease.txt" not in there()
+    assert ObjectStore(URL).read("leases/1") == b"", "released"
 
 
 def test_a_torn_checkpoint_is_said_and_skipped(node, trained, capsys):
-    trained.train(1, 2, 3, config=replace(CONFIG, keep_checkpoints=3))
-    del Faulty.store[f"{URL}/checkpoints/step-00000003/train_state.json"]
+    trained.train(1, 2, 3, 4, config=replace(CONFIG, keep_checkpoints=4))
+    del Faulty.store[f"{URL}/checkpoints/step-00000004/train_state.json"]
+    del Faulty.store[f"{URL}/checkpoints/step-00000003/optimizer.pt"]
     Faulty.store[f"{URL}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     node("two")
     assert trained.train() == 1
     said = capsys.readouterr().err
-    assert f"skipping {URL}/checkpoints/step-00000003, which is not complete (train_state.json is missing)" in said
+    assert f"skipping {URL}/checkpoints/step-00000004, which is not complete (train_state.json is missing)" in said
+    assert "step-00000003, which is not complete (optimizer.pt is missing)" in said
     assert "step-00000002, which is not complete (model.safetensors has changed since it was written)" in said
 
 
-def test_two_launches_are_refused_whatever_their_clocks_say(node, trained, monkeypatch):
+def leave_lease(url: str, holder: str) -> Lease:
+    """Return a lease as it is after a kill: taken, not renewed any more and not released."""
+    lease = Lease(ObjectStore(url), holder)
+    lease.take()
+    lease._released.set()
+    lease._thread.join()
+    return lease
+
+
+def test_a_lease_that_was_left_is_free_after_a_while_and_on_the_same_node_without_waiting(node, capsys):
+    left = leave_lease(URL, "someone")
+    again = leave_lease(URL, "someone")
+    assert "watching" not in capsys.readouterr().err
+    other = Lease(ObjectStore(URL), "another")
+    other.take()
+    assert "is in use by" in capsys.readouterr().err
+    for lost in (left, again):
+        with pytest.raises(TakenOverError):
+            lost.check()
+        lost.release()
+    other.check()
+    other.release()
+    assert {name: value.getvalue() for name, value in Faulty.store.items() if value.getvalue()} == {}
+    leave_lease(URL, "someone")
+    assert "watching" not in capsys.readouterr().err, "it was released"
+
+
+def test_two_launches_are_refused_as_the_first_renews_its_lease(node, trained, monkeypatch):
     with RunDir(CONFIG, Distributed("cpu")):
         node("two")
-        monkeypatch.setattr(remote_run.time, "time", lambda: 0.0)
+        monkeypatch.setattr(remote_run.time, "time", lambda: 0.0)  # whatever the clocks say
         with pytest.raises(InputError, match=f"{URL} is in use by another training job, on .*: wait for it"):
             trained.train()
     assert trained.train() == 0
 
 
-def test_a_lease_that_was_left_is_free_after_a_while_and_at_once_on_the_same_node(node, capsys):
-    Lease(ObjectStore(URL), "someone")._renew()
-    mine = Lease(ObjectStore(URL), "someone")
-    mine.take()
-    mine.release()
-    assert "watching" not in capsys.readouterr().err
-    left = Lease(ObjectStore(URL + "2"), "someone")
-    left._renew()
-    other = Lease(ObjectStore(URL + "2"), "another")
-    other.take()
-    assert "is in use by" in capsys.readouterr().err
-    with pytest.raises(TakenOverError):
-        left.check()
-    other.release()
-    assert ObjectStore(URL + "2").read(LEASE) is None
+def test_of_those_who_take_a_free_lease_at_the_same_time_one_gets_it(store):
+    """By a conditional write to S3: all see that it is free before the first one writes."""
+    request(store.url, "PUT", "/leases")
+    barrier, taken, refused = threading.Barrier(4), [], []
 
+    class Slow(ObjectStore):
+        def create(self, name: str, data: bytes) -> bool:
+            barrier.wait(30)
+            return super().create(name, data)
 
-def test_the_lease_is_renewed(node):
-    held = Lease(ObjectStore(URL), "me")
-    held.take()
-    first = ObjectStore(URL).read(LEASE)
-    while ObjectStore(URL).read(LEASE) == first:
-        threading.Event().wait(0.01)
-    held.release()
+    def take(holder: str) -> None:
+        lease = Lease(Slow("s3://leases/run"), holder)
+        try:
+            lease.take()
+            taken.append(lease)
+        except TakenOverError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=take, args=(f"job{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (lease,) = taken
+    assert all("s3://leases/run is in use by another training job, on " in said for said in refused)
+    assert len(refused) == 3
+    lease.check()
+    lease.release()
 
 
 def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
@@ -185,17 +218,17 @@ def test_who_has_lost_the_lease_uploads_nothing_more_and_ends(node, trained):
     run = RunDir(CONFIG, Distributed("cpu"))
     run.__enter__()
     trained.load(run)
-    ObjectStore(URL).write(LEASE, b"other elsewhere 1")
+    ObjectStore(URL).write("leases/2", b"other elsewhere 1")
     trained.steps(run, 1)
     with pytest.raises(TakenOverError, match=said):
         run.__exit__(None, None, None)
     assert not [name for name in there() if "step-" in name]
-    assert Faulty.store[f"{URL}/{LEASE}"].getvalue() == b"other elsewhere 1"
+    assert Faulty.store[f"{URL}/leases/2"].getvalue() == b"other elsewhere 1"
 
 
 def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
     Faulty.failing = PermissionError("Access Denied")
-    with pytest.raises(InputError, match=f"{URL}/lease.txt cannot be written to: no permission"):
+    with pytest.raises(InputError, match=f"{URL}/leases/1 cannot be written to: no permission"):
         trained.train(1)
     with pytest.raises(InputError, match="nowhere://bucket/x cannot be opened: Protocol not known"):
         trained.train(config=replace(CONFIG, run="nowhere://bucket/x"))
@@ -206,9 +239,9 @@ def test_an_upload_that_fails_is_tried_again_and_loses_nothing(node, trained, ca
         trained.load(run)
         Faulty.failing = OSError("503 slow down")
         trained.steps(run, 1)
-        run._writer.wait()
+        run.writer.wait()
         assert f"{run.path} keeps everything, and the next checkpoint tries again" in capsys.readouterr().err
-        assert complete_checkpoints(run.checkpoints)
+        assert list_checkpoints(run.checkpoints)
         Faulty.failing = None
         trained.steps(run, 2)
     assert {f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2)} <= there()
@@ -230,7 +263,7 @@ def test_a_run_that_could_not_be_uploaded_says_so_at_its_end(node, trained):
 def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(node, trained):
     trained.train(1)
     Faulty.store.clear()
-    with pytest.raises(InputError, match=f"{URL} is empty, and .* keeps what was trained there: remove it"):
+    with pytest.raises(InputError, match=f" keeps another run than {URL} holds: remove it"):
         trained.train()
     shutil.rmtree(staging(URL))
     assert trained.train() == 0
@@ -250,7 +283,7 @@ def test_nodes_without_the_main_rank_fetch_the_newest(node, trained, monkeypatch
     second = Distributed("cpu")
     second.rank = 1
     with RunDir(CONFIG, second) as run:
-        assert [path.name for path in complete_checkpoints(run.checkpoints)] == ["step-00000001"]
+        assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000001"]
 
 
 def test_commands_read_a_run_by_its_url(node, trained):

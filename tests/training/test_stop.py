@@ -15,7 +15,7 @@ def request_() -> Iterator[StopRequest]:
     """Handlers installed, in a run whose loop has begun."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}  # nohup has one ignored
     with StopRequest() as made:
-        made.is_deferred = True
+        made.defer = True
         yield made
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -38,22 +38,22 @@ def test_many_signals_are_one_and_only_a_second_ctrl_c_ends_the_run_at_once(requ
         send(number)
     send(signal.SIGINT)
     send(signal.SIGINT)  # torchrun's copy of the same
-    monkeypatch.setattr(stop, "APART_S", 0.0)
+    monkeypatch.setattr(stop, "DEBOUNCE_S", 0.0)
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
 
 
 def test_at_once_a_signal_ends_the_run_also_one_that_came_before(request_):
-    with pytest.raises(KeyboardInterrupt), request_.at_once():
+    with pytest.raises(KeyboardInterrupt), request_.allow_interrupt():
         send(signal.SIGTERM)
     assert not request_.is_set
     send(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), request_.at_once():
+    with pytest.raises(KeyboardInterrupt), request_.allow_interrupt():
         pytest.fail("went on")
 
 
 def test_before_the_loop_a_signal_ends_the_run(request_):
-    request_.is_deferred = False
+    request_.defer = False
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGUSR1)
 
@@ -62,7 +62,7 @@ def test_what_nohup_ignores_stays_ignored_and_handlers_are_restored():
     interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest() as made:
-            made.is_deferred = True
+            made.defer = True
             send(signal.SIGHUP)
             assert not made.is_set
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

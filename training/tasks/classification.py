@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,14 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
-from model.classifier import VideoClassifier
-from model.probe import Probe
+from model.classifier import Probe, VideoClassifier
 from model.weights import pretrained
 from model.weights.warm_start import adapt_weights, check_encoder
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import HeldOut, Views, check_classes, check_labels, predict
+from training.evaluation import Evaluator, HeldOut, Views, check_classes, check_labels
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -76,9 +76,9 @@ class Classification(Task):
 
     def init_weights(self, source: str) -> None:
         if source:
-            state, theirs, *_ = pretrained.load(local_run(source), like=self.config.model)
-            check_encoder(self.config.model, theirs, source)
-            self.model.load_encoder(adapt_weights(state, theirs, self.config.model))
+            weights = pretrained.load(local_run(source), like=self.config.model)
+            check_encoder(self.config.model, weights.config, source)
+            self.model.load_encoder(adapt_weights(weights.state, weights.config, self.config.model))
         if self.average is not None:
             self.average.load_state_dict(self.model.state_dict())
 
@@ -140,10 +140,10 @@ class Classification(Task):
         if self.validation is None:
             return
         model, config = self.model if self.average is None else self.average, self.config
-        views = Views(batch_size=config.batch_size)
-        shards, shape = self.validation, config.model
-        precision = config.precision
-        found = predict(model, shards, config.data, shape, views, self.dist, precision, self.multi_label).scores()
+        evaluator = Evaluator(
+            self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
+        )
+        found = evaluator.predict(model, Views(batch_size=config.batch_size), self.multi_label).scores()
         best, score = log.run.best, "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
             best.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,10 @@ from common.logging import log as log_line
 from figures.clips import Clip, read_clips
 from figures.reconstruction import make_rows, render_figure
 from model.adamae import AdaMAE, Output
+from model.maps import reconstruct
+from model.targets.target import make_target
 from model.weights import pretrained
+from model.weights.teachers import hash_teacher, make_teacher
 from model.weights.warm_start import warm_start
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
@@ -18,7 +21,6 @@ from training.config import TrainConfig
 from training.distributed import Distributed
 from training.evaluation import HeldOut
 from training.logger import Logger
-from training.motion import evaluate_motion
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
 from training.tasks.task import Task
@@ -30,13 +32,11 @@ PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
 class Pretraining(Task):
     def __init__(self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed) -> None:
         self.config, self.dist = config, dist
-        self.model: AdaMAE = AdaMAE(config.model).to(dist.device)
-        self.target_digest = self.model.target.digest if dist.device.type != "meta" else ""
+        target = make_target(config.model, make_teacher(config.model))
+        self.model: AdaMAE = AdaMAE(config.model, target).to(dist.device)
+        self.target_digest = hash_teacher(config.model)
         self.metadata = pretrained.make_metadata(config.model)
         self.held_out = HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
-        if dataset is not None and config.evaluation.motion_videos:  # what cannot be read is said before the first step
-            shape = config.model.num_frames, config.model.image_size
-            next(read_clips([config.evaluation.motion_videos], *shape, config.data, limit=1))
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -64,11 +64,8 @@ class Pretraining(Task):
         return output.loss, scalars
 
     def evaluate(self, step: int, log: Logger) -> None:
-        metrics = {} if self.held_out is None else self.held_out.evaluate(self.model, self.dist)
-        if self.config.evaluation.motion_videos:
-            metrics |= evaluate_motion(self.model, self.config)
-        if metrics:
-            log.evaluation(step, metrics)
+        if self.held_out is not None:
+            log.evaluation(step, self.held_out.evaluate(self.model, self.dist))
 
     def plot(self, step: int, log: Logger) -> None:
         if self.plotted is None:
@@ -77,6 +74,6 @@ class Pretraining(Task):
             self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
         for clip in self.plotted:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
-                maps = self.model.reconstruct(clip.frames[None].to(self.dist.device))
+                maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
             figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
             log.image(step, clip.name, figure)

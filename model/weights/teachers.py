@@ -1,10 +1,8 @@
-"""Frozen encoders as teachers: of our own runs and files, and image encoders of timm and transformers, from local
+"""Frozen encoders as teachers: of runs and files of weights, and image encoders of timm and transformers, from local
 folders. Nothing is downloaded, and no code in a folder is run."""
 
 import hashlib
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +16,44 @@ from common.atomic_io import hash_file
 from common.errors import InputError
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from model.config import ModelConfig
+from model.encoder import VideoEncoder
+from model.weights import pretrained
 from model.weights.weight_files import read_json
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 
-class OwnEncoder(nn.Module):
-    """A tokenizer and encoder in our layout, on whole clips."""
+class VideoTeacher(nn.Module):
+    """Tokenizer and encoder of a run or file, on whole clips."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Raise InputError where it was trained on clips of another shape."""
         super().__init__()
-        from model.encoder import VideoEncoder  # which imports this package
-        from model.weights import pretrained
-
-        state, theirs, *_ = pretrained.load(Path(config.teacher), config.num_frames)
-        for name in ("num_frames", "frame_size", "in_channels"):
-            wanted, given = getattr(config, name), getattr(theirs, name)
+        state, trained, *_ = pretrained.load(Path(config.teacher), config.num_frames)
+        for key in ("num_frames", "image_size", "in_channels"):
+            wanted, given = getattr(config, key), getattr(trained, key)
             if wanted != given:
-                key = "image_size" if name == "frame_size" else name
-                raise InputError(
-                    f"the teacher {config.teacher} takes clips of {key} {given}, and model.{key} is {wanted}: make them"
-                    " equal, or choose another teacher"
-                )
-        # Maps of motion are gone from the clips that it is given.
-        theirs = replace(theirs, masking="random", sampling_allocation="probability", motion_channel=False)
-        self.encoder = VideoEncoder(theirs, has_norm="encoder.norm.weight" in state)
+                raise InputError(f"it takes clips of {key} {given}, and model.{key} is {wanted}: make them equal")
+        self.encoder = VideoEncoder(trained, has_norm="encoder.norm.weight" in state)
         if not _is_structure_only():
-            names = self.encoder.state_dict().keys()
-            self.encoder.load_state_dict({name: state[name] for name in names})
+            self.encoder.load_state_dict({name: state[name] for name in self.encoder.state_dict()})
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
         return self.encoder(clip).tokens.unflatten(1, self.encoder.config.grid)
 
 
-class ImageEncoder(nn.Module):
+class ImageTeacher(nn.Module):
     """An image encoder, on the first frame of every token frame (as MVD's image teacher, arXiv 2212.04500)."""
 
+    encoder: Any
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: ModelConfig, size: tuple[int, int], mean: Any, std: Any) -> None:
+    def __init__(self, config: ModelConfig, encoder: nn.Module, size: tuple[int, int], mean: Any, std: Any) -> None:
         super().__init__()
         if config.in_channels != 3:
-            raise InputError(f"the teacher {config.teacher} takes RGB, and model.in_channels is {config.in_channels}")
-        self.size, self.tubelet_size = size, config.tubelet_size
+            raise InputError(f"it takes RGB, and model.in_channels is {config.in_channels}")
+        self.encoder, self.size, self.tubelet_size = encoder, size, config.tubelet_size
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1))
 
@@ -70,79 +61,75 @@ class ImageEncoder(nn.Module):
         images = rearrange(clip[:, :: self.tubelet_size], "b t h w c -> (b t) c h w").float() / 255
         if images.shape[2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
-        maps = self.encode((images - self.mean) / self.std)
-        return maps.unflatten(0, (len(clip), -1))
+        return self.encode((images - self.mean) / self.std).unflatten(0, (len(clip), -1))
 
     def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
         raise NotImplementedError
 
 
-class TimmEncoder(ImageEncoder):
+class TimmTeacher(ImageTeacher):
     """Any model of timm, from a folder as `huggingface_hub` downloads it."""
 
     def __init__(self, config: ModelConfig) -> None:
         import timm
 
-        size: dict[str, Any] = {} if config.teacher_image_size is None else {"img_size": config.teacher_image_size}
-        encoder: Any = timm.create_model(
-            f"local-dir:{config.teacher}", pretrained=not _is_structure_only(), num_classes=0, **size
-        )
+        side = config.teacher_image_size
+        size: dict[str, Any] = {} if side is None else {"img_size": side}
+        name = f"local-dir:{config.teacher}"
+        encoder: Any = timm.create_model(name, pretrained=not _is_structure_only(), num_classes=0, **size)
         known = encoder.pretrained_cfg
-        height, width = [config.teacher_image_size] * 2 if config.teacher_image_size else known["input_size"][1:]
-        super().__init__(config, (height, width), known["mean"], known["std"])
-        self.encoder = encoder
+        height, width = (side, side) if side else known["input_size"][1:]
+        super().__init__(config, encoder, (height, width), known["mean"], known["std"])
 
     def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
         features = self.encoder.forward_features(images)
         if features.ndim == 4:  # of a convolutional network, or of one with windows
             return features if getattr(self.encoder, "output_fmt", "NCHW") == "NHWC" else features.movedim(1, -1)
         tokens = features[:, self.encoder.num_prefix_tokens :]
-        side = math.isqrt(tokens.shape[1])
-        return tokens.unflatten(1, (side, -1))
+        return tokens.unflatten(1, (math.isqrt(tokens.shape[1]), -1))
 
 
-class TransformersEncoder(ImageEncoder):
+class TransformersTeacher(ImageTeacher):
     """A vision transformer of transformers, or that of a pair with a text encoder, from a folder."""
 
     def __init__(self, config: ModelConfig) -> None:
         try:
             from transformers import AutoConfig, AutoModel
         except ImportError as error:
-            raise InputError(
-                f"the teacher {config.teacher} is of transformers, which is not installed: pip install"
-                " 'adamae[transformers]'"
-            ) from error
+            raise InputError("it is of transformers: pip install 'adamae[transformers]'") from error
         folder = Path(config.teacher)
         known = AutoConfig.from_pretrained(folder, local_files_only=True)
         vision = getattr(known, "vision_config", known)
         if not hasattr(vision, "patch_size") or not hasattr(vision, "image_size"):
-            raise InputError(f"the teacher {folder} ({known.model_type}) is no vision transformer: choose one")
-        side = config.teacher_image_size or vision.image_size
-        height, width = (side, side) if isinstance(side, int) else side
-        file = folder / "preprocessor_config.json"
-        pixels = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        mean, std = pixels.get("image_mean", IMAGENET_MEAN), pixels.get("image_std", IMAGENET_STD)
-        super().__init__(config, (height, width), mean, std)
+            raise InputError(f"{known.model_type} is no vision transformer")
         if _is_structure_only():
             encoder = AutoModel.from_config(known)
         else:
             encoder = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-        self.encoder = getattr(encoder, "vision_model", encoder)
+        side = config.teacher_image_size or vision.image_size
+        height, width = (side, side) if isinstance(side, int) else side
+        file = folder / "preprocessor_config.json"
+        pixels = read_json(file.read_text(encoding="utf-8"), file) if file.is_file() else {}
+        mean, std = pixels.get("image_mean", IMAGENET_MEAN), pixels.get("image_std", IMAGENET_STD)
+        super().__init__(config, getattr(encoder, "vision_model", encoder), (height, width), mean, std)
         self.grid = height // vision.patch_size, width // vision.patch_size
-        self.options = {} if config.teacher_image_size is None else {"interpolate_pos_encoding": True}
-        if known.model_type.startswith("dino"):
-            self.options = {}  # they always interpolate
+        # DINO always interpolates its positions.
+        interpolates = config.teacher_image_size is not None and not known.model_type.startswith("dino")
+        self.options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
         tokens = self.encoder(pixel_values=images, **self.options).last_hidden_state
         return tokens[:, -math.prod(self.grid) :].unflatten(1, self.grid)  # after class and register tokens
 
 
-def make_teacher(config: ModelConfig) -> nn.Module:
-    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own.
+def make_teacher(config: ModelConfig) -> nn.Module | None:
+    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own; None
+    where model.teacher is "".
 
     Under `torch.device("meta")` its weights are not read. Raises InputError where it is missing or does not fit.
     """
+    if not config.teacher:
+        return None
     path = Path(config.teacher)
     if not path.exists():
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
@@ -155,27 +142,28 @@ def make_teacher(config: ModelConfig) -> nn.Module:
         raise InputError(f"the teacher {path} cannot be loaded ({reason}): choose another one") from error
 
 
-def hash_teacher(path: Path) -> str:
-    """Hash a teacher's weights and what describes them, wherever they are."""
-    from model.weights.pretrained import find_file
-
-    if _choose_kind(path) is OwnEncoder:
-        files = [find_file(path)]
+def hash_teacher(config: ModelConfig) -> str:
+    """Hash a teacher's weights and what describes them, wherever they are; "" where there is none."""
+    if not config.teacher:
+        return ""
+    path = Path(config.teacher)
+    if _choose_kind(path) is VideoTeacher:
+        files = [pretrained.find_file(path)]
     else:
         files = sorted(file for pattern in ("*.json", *WEIGHTS) for file in path.glob(pattern))
     return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
-def _choose_kind(path: Path) -> type[OwnEncoder | TimmEncoder | TransformersEncoder]:
+def _choose_kind(path: Path) -> type[VideoTeacher | TimmTeacher | TransformersTeacher]:
     """Tell by config.json, which folders of timm and transformers have."""
     file = path / "config.json"
     if not file.is_file():
-        return OwnEncoder
+        return VideoTeacher
     described = read_json(file.read_text(encoding="utf-8", errors="replace"), file)
     if "architecture" in described:
-        return TimmEncoder
-    # A VideoMAE is of our own architecture.
-    return OwnEncoder if described.get("model_type", "videomae") == "videomae" else TransformersEncoder
+        return TimmTeacher
+    # A VideoMAE has this project's architecture.
+    return VideoTeacher if described.get("model_type", "videomae") == "videomae" else TransformersTeacher
 
 
 def _is_structure_only() -> bool:

@@ -1,0 +1,44 @@
+"""Loads models for inference, on the CPU, from what `model.weights.pretrained.load` takes: a run, a checkpoint, an
+export, another project's file, or a model of the Hugging Face Hub."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from model.adamae import AdaMAE
+from model.encoder import VideoEncoder
+from model.state_dict import load_weights
+from model.targets.target import make_target
+from model.weights import pretrained
+from model.weights.teachers import make_teacher
+from model.weights.warm_start import CLIP, adapt_weights
+
+
+def load_adamae(path: str | Path, **changes: Any) -> AdaMAE:
+    """Load a pre-training model.
+
+    `changes` of its configuration, such as mask_ratio=0.9, or num_frames and image_size of other clips: learned
+    positions are then interpolated. Raises InputError where weights are missing.
+    """
+    state, config, *_ = pretrained.load(path)
+    if not any(name.startswith("decoder.") for name in state):
+        raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
+    wanted = replace(config, **{name: changes.pop(name) for name in CLIP if name in changes})
+    model = AdaMAE(wanted, make_target(wanted, make_teacher(wanted)))
+    load_weights(model, adapt_weights(state, config, wanted))
+    return (model.with_masking(**changes) if changes else model).eval()
+
+
+def load_encoder(path: str | Path, **changes: Any) -> VideoEncoder:
+    """Load tokenizer and encoder, and the token sampler where there is one.
+
+    `changes`: num_frames, image_size and in_channels of other clips than it was trained with. Raises InputError where
+    weights are missing.
+    """
+    state, config, *_ = pretrained.load(path)
+    state = {k: v for k, v in state.items() if k.startswith((*pretrained.ENCODER_PARTS, "token_sampler."))}
+    has_sampler = any(name.startswith("token_sampler.") for name in state)
+    encoder = VideoEncoder(replace(config, **changes), "encoder.norm.weight" in state, has_sampler)
+    load_weights(encoder, adapt_weights(state, config, encoder.config))
+    return encoder.eval()

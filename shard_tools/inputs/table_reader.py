@@ -1,0 +1,343 @@
+"""Read a list of any common form as rows of cells. What it is follows from its bytes, not from its name.
+
+`csv.Sniffer` finds the separator of 25 of 26 public lists: it knows neither that paths hold spaces, nor which files are
+there. So the ways to split a line are tried here, and the one under which most rows name a video is taken.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain, islice, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import InputError
+from pipeline.reading.storage import is_remote
+from shard_tools.inputs.cells import WHOLE, Row, to_path
+from shard_tools.inputs.folders import has_video_extension
+from shard_tools.inputs.formats import is_known, to_key
+from shard_tools.inputs.item import ParquetCell, import_pyarrow
+
+MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
+NUM_BYTES = 2**20  # at the beginning, which show the encoding
+SAMPLE_ROWS = 1000
+NUM_SCORED = 24  # rows of the sample whose files are looked for
+MAX_WORDS = 9  # of a line that is split at spaces
+SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
+# Ways to split lines: all of csv at a separator; at no space, at the last spaces, at the first one (-1).
+SPLITTERS = [*((separator, -1) for separator in SEPARATORS), *((" ", number) for number in (*range(MAX_WORDS), -1))]
+COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf": "7z",
+}  # fmt: skip
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+PARQUET = b"PAR1"
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+NO_VIDEO = ("Image", "Audio")  # what else Hugging Face keeps as {bytes, path}
+WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}  # beside or around a list of objects
+ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
+FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
+IsFile = Callable[[str], bool]  # whether a cell names a video that is there
+
+
+class SplitScore(NamedTuple):
+    """How well rows name videos: the larger, the better."""
+
+    num_found: int = 0  # cells of the best column that are files
+    num_known: int = 0  # cells of the first row that are names of columns
+    num_similar: int = 0  # cells of the best column that look like files
+    column: int = 0
+    num_rows: int = 1  # that were looked at
+    has_header: bool = False
+
+
+class Table(NamedTuple):
+    """A list: how it is written, the names of its columns, if it has any, and its rows, which stream."""
+
+    where: str
+    form: str  # UTF-8, commas, header
+    columns: list[str] | None
+    read_rows: Callable[[], Iterator[Row]]
+    score: SplitScore = SplitScore()
+    holds_videos: bool = False  # themselves, as cells
+
+    def sample(self) -> list[Row]:
+        return list(islice(self.read_rows(), SAMPLE_ROWS))
+
+
+def read_table(path: Path, where: str, is_file: IsFile) -> Table:
+    """Find out how a list is written. Raise InputError if it is none."""
+    require_uncompressed(path)
+    with path.open("rb") as file:
+        head = file.read(NUM_BYTES)
+    if head.startswith(PARQUET):
+        return _score_paths(_read_parquet(path, where), is_file)
+    encoding, name = _detect_encoding(head, where)
+    read_lines = partial(_read_lines, path, encoding, where)
+    first = next((line.strip() for line in read_lines() if line.strip()), None)
+    if first is None:
+        raise InputError(f"{where} is empty")
+    if first[0] == "<":
+        raise InputError(f"{where} is XML or HTML: {FORMS}")
+    table = _read_json(path, where, read_lines) if first[0] in "[{" else None
+    return _score_paths(table, is_file) if table else _read_text(read_lines, where, name, is_file)
+
+
+def _score_paths(table: Table, is_file: IsFile) -> Table:
+    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in table.sample()]
+    return table._replace(score=score_split([[], *paths], is_file))
+
+
+def require_uncompressed(path: Path) -> None:
+    """Raise InputError if a file that should be a tar or a list is an archive of another kind, or a workbook."""
+    with path.open("rb") as file:
+        head = file.read(2**16)
+    is_zipped_workbook = head.startswith(b"PK") and (b"xl/" in head or b"opendocument" in head)
+    if head.startswith(b"\xd0\xcf\x11\xe0") or is_zipped_workbook:
+        raise InputError(f"{path} is a workbook (Excel or OpenDocument): save its sheet as CSV")
+    for magic, name in COMPRESSED.items():
+        if head.startswith(magic):
+            raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars and lists are read")
+
+
+def score_split(rows: Sequence[Row], is_file: IsFile) -> SplitScore:
+    """Find the column that names videos, and whether the first row is a header."""
+    chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
+    counts = []
+    for column in range(max(map(len, rows))):
+        cells = [str(row[column]).strip() for row in chosen if column < len(row) and row[column] is not None]
+        similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
+        counts.append((sum(map(is_file, cells)), similar, -column))
+    found, similar, column = max(counts, default=(0, 0, 0))
+    first = [str(cell).strip().lstrip("#").strip() for cell in rows[0]]
+    path = first[-column] if -column < len(first) else ""
+    num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
+    others, num_others = found - is_file(path), len(chosen) - 1
+    is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
+    is_number = WHOLE.fullmatch(path) and not is_index
+    is_path = is_file(path) or has_video_extension(path) or "/" in path
+    names_columns = is_known(path) or num_known >= 2 or is_index
+    has_header = not is_path and not is_number and (names_columns or (num_others >= 2 and others == num_others))
+    return SplitScore(found, num_known * has_header, similar, -column, len(chosen) - has_header, has_header)
+
+
+def _detect_encoding(head: bytes, where: str) -> tuple[str, str]:
+    """Return Python's name of the encoding, and that for people."""
+    if head.startswith(UTF16):
+        return "utf-16", "UTF-16"
+    if sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1:
+        raise InputError(f"{where} is binary: {FORMS}")
+    try:
+        head[: head.rfind(b"\n") + 1 or None].decode()
+    except UnicodeDecodeError:
+        return "utf-8-sig", "not UTF-8: read as Windows-1252"
+    return "utf-8-sig", "UTF-8"
+
+
+def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
+    # Names of files may hold any byte: those that are not UTF-8 become surrogates, and the same bytes again.
+    errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
+    try:
+        with path.open(encoding=encoding, errors=errors, newline="") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not a text file in {encoding.upper()} ({error.reason})") from error
+
+
+def _split_at(separator: str, num_splits: int, lines: Iterable[str], where: str) -> Iterator[list[str]]:
+    """Yield the cells of all lines that are not blank, see SPLITTERS."""
+    if separator == " ":
+        for line in filter(None, map(str.strip, lines)):
+            cells = line.split(None, 1) if num_splits < 0 else line.rsplit(None, num_splits)
+            yield [cell.strip('"') for cell in cells] if '"' in line and num_splits >= 0 else cells
+        return
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    line_number = 0
+    try:
+        for row in reader:
+            line_number = reader.line_num
+            while row and not row[-1]:  # separators at the end of a line
+                row.pop()
+            if row:
+                yield row
+    except csv.Error as error:
+        what = f"line {line_number + 1}, cannot be split at {SEPARATORS[separator]} ({error})"
+        raise InputError(f"{where}, {what}: a quote there is not closed, or not doubled") from error
+
+
+def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: str, is_file: IsFile) -> Table:
+    """Choose the way to split lines under which most rows name a video, or else look most like a table."""
+    # Of lines "# …" at the beginning, the last holds the columns (AudioSet); Excel writes a line "sep=;".
+    num_skipped = max(0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1)
+    first = next(read_lines()).strip().strip('"')
+    num_skipped += first[:4].lower() == "sep=" and len(first) == 5
+    sample = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
+    found = []
+    for order, (separator, num_splits) in enumerate(SPLITTERS):
+        rows: list[list[str]] = []
+        with suppress(InputError):  # reading all rows will say which cannot be split
+            rows.extend(_split_at(separator, num_splits, sample, where))
+        width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
+        if 2 * count >= len(rows) > 0 and (width == num_splits + 1 or (num_splits < 0 and width > 1)):
+            score = score_split(rows, is_file)
+            found.append((score[:3], count / len(rows), -order, score))
+    if not found:
+        raise InputError(f"{where} is empty")
+    *_, order, score = max(found)
+    separator, num_splits = SPLITTERS[-order]
+
+    def read_rows() -> Iterator[list[str]]:
+        return _split_at(separator, num_splits, islice(read_lines(), num_skipped, None), where)
+
+    kind = SEPARATORS.get(separator, "spaces" if num_splits else "one path a line")
+    form = ", ".join([encoding, kind, "header" if score.has_header else "no header"])
+    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
+    unnamed = columns[1:] if columns[:1] == [""] else columns
+    if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
+        start = len(columns) - len(unnamed)
+        score = score._replace(column=score.column - start)
+        return Table(where, form, None, lambda: (row[start:] for row in islice(read_rows(), 1, None)), score)
+    return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score)
+
+
+def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]]) -> Table | None:
+    """Read objects, lists of cells or single names, as JSON or JSON lines; None if it is neither, nor called so."""
+    lines = list(islice(filter(str.strip, read_lines()), 2))
+    form, records = "JSON", None
+    with suppress(ValueError, RecursionError):
+        json.loads(lines[0])
+        form = "JSON lines" if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:] else form
+    try:
+        if form == "JSON":
+            records = list(_list_records(json.loads("".join(read_lines())), where))
+    except (ValueError, RecursionError) as error:  # not JSON, or too deep
+        if path.suffix not in JSON_SUFFIXES:
+            return None
+        raise InputError(f"{where} is not a list of videos ({error})") from error
+
+    def read_records() -> Iterator[Any]:
+        return iter(records) if records is not None else _parse_lines(read_lines(), where)
+
+    sample = list(islice(read_records(), SAMPLE_ROWS))
+    kinds = {type(record) for record in sample}
+    if kinds not in ({dict}, {list}, {str}):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        raise InputError(f"{where} is not a list of videos: it has {names}")
+    columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
+
+    def read_rows() -> Iterator[Row]:
+        for record in read_records():
+            if isinstance(record, dict) != (columns is not None):
+                raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
+            if columns is not None:
+                yield [record.get(name) for name in columns]
+            else:
+                yield record if isinstance(record, list) else [record]
+
+    return Table(where, form, columns, read_rows)
+
+
+def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
+            yield from _unfold(value)
+
+
+def _list_records(value: Any, where: str) -> Iterator[Any]:
+    """Yield one record a video, or a segment of one, of a list, of an object by id, or of what either is wrapped in."""
+    if isinstance(value, list):
+        yield from chain.from_iterable(map(_unfold, value))
+        return
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is not a list of videos: it is a {type(value).__name__}")
+    if {*map(to_key, value)} & ONE_VIDEO and not any(isinstance(entry, (dict, list)) for entry in value.values()):
+        yield value
+        return
+    if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
+        value = value["database"]
+    tables = [key for key, entries in value.items() if _are_objects(entries)]
+    if tables and len(tables) < len(value) and {*value} & WRAPPERS:
+        if len(tables) > 1:
+            raise InputError(f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own")
+        yield from _list_records(value[tables[0]], where)
+        return
+    for key, entry in value.items():
+        if isinstance(entry, dict):
+            yield from _unfold({"id": key, **entry})
+        else:
+            yield from ([key, item] for item in (entry if isinstance(entry, list) else [entry]))
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+
+
+def _unfold(entry: Any) -> Iterator[Any]:
+    """Yield an object once per annotation in it, with that one's own entries; anything else as it is."""
+    if not isinstance(entry, dict):
+        yield entry
+        return
+    name = next((name for name in ("annotations", "annotation") if entry.get(name)), "")
+    inner: Any = [entry[name]] if isinstance(entry.get(name), dict) else entry.get(name)
+    times = next((entry[name] for name in ("timestamps", "segments") if isinstance(entry.get(name), list)), None)
+    if _are_objects(inner):
+        outer = {key: value for key, value in entry.items() if key != name}
+        yield from ({**outer, **item} for item in inner)
+    elif times and all(isinstance(pair, list) and len(pair) == 2 for pair in times):  # ActivityNet Captions
+        parallel = [key for key, value in entry.items() if isinstance(value, list) and len(value) == len(times)]
+        for number, segment in enumerate(times):
+            yield {**entry, **{key: entry[key][number] for key in parallel}, "segment": segment}
+    else:
+        yield entry
+
+
+def _read_parquet(path: Path, where: str) -> Table:
+    """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
+    parquet = import_pyarrow(where)
+    try:
+        opened = parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where} is damaged or no Parquet ({error})") from error
+    schema = opened.schema_arrow
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    classes = {name: kind["names"] for name, kind in features.items() if kind.get("names")}
+    parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
+    bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
+    bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
+    for name, column in list(bytes_of.items()):
+        batch = next(opened.iter_batches(1, columns=[column]), None)
+        cell = batch.column(0)[0].as_py() if batch else None
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if features.get(name, {}).get("_type") in NO_VIDEO or content is None:  # there is a path at most
+            del bytes_of[name]
+    columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
+    columns = [column for column in columns if bytes_of.get(column) != column]
+
+    def read_rows() -> Iterator[Row]:
+        file, first = parquet.ParquetFile(path), 0
+        for group in range(file.num_row_groups):
+            start = 0
+            for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
+                for row, values in enumerate(batch.to_pylist(), start):
+                    for name, column in bytes_of.items():
+                        own_name = (values.get(name) or {}).get("path") or "video.mp4"
+                        place = f"{first + row:06d}-{own_name.rpartition('/')[2]}"
+                        values[name] = ParquetCell(str(path.absolute()), group, row, column, place)
+                    for name in parts.keys() - bytes_of.keys():
+                        values[name] = (values[name] or {}).get("path", values[name])
+                    for name, names in classes.items():  # -1: none
+                        values[name] = names[values[name]] if values[name] in range(len(names)) else None
+                    yield [values[name] for name in schema.names]
+                start += batch.num_rows
+            first += start
+
+    return Table(where, "Parquet", schema.names, read_rows, holds_videos=bool(bytes_of))

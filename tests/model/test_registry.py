@@ -1,0 +1,76 @@
+"""A mask, a target or a decoder is one file and one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.decoder import Decoder
+from model.masking.mask import MaskingStrategy
+from model.registry import DECODERS, MASKS, TARGETS, find_class
+from model.targets.target import Target
+
+ROOT = Path(__file__).parents[2]
+NEW_FILE = """
+import torch
+
+from model.masking.mask import MaskingStrategy
+from model.targets.target import Target
+
+
+class LateMasking(MaskingStrategy):
+    def logits(self, clip, tokens):
+        return torch.arange(tokens_of(clip)).float().expand(len(clip), -1) * 10
+
+
+class BrightnessTarget(Target):
+    num_values = 1
+
+    def forward(self, prepared, pred, ids):
+        return (pred[..., 0] - prepared.float().mean(dim=(1, 2, 3, 4))[:, None] / 255).square()
+
+
+def tokens_of(clip):
+    return clip.shape[1] // 2 * (clip.shape[2] // 8) * (clip.shape[3] // 8)
+"""
+SCRIPT = """
+import sys
+
+from model.registry import MASKS, TARGETS
+
+MASKS["late"] = "new_file:LateMasking"
+TARGETS["brightness"] = "new_file:BrightnessTarget"
+
+import torch
+
+from model.adamae import AdaMAE
+from training.config import parse
+
+shape = ["model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75"]
+config = parse([*shape, "data.shards=none", "model.masking=late", "model.target=brightness"])
+output = AdaMAE(config.model)(torch.zeros(2, 4, 32, 32, 3, dtype=torch.uint8), 0, 0)
+output.loss.backward()
+assert output.visible_ids.min() > 16, output.visible_ids
+assert output.pred.shape == (2, 24, 1)
+parse(["--help"])
+"""
+
+
+@pytest.mark.parametrize(("registry", "base"), [(MASKS, MaskingStrategy), (TARGETS, Target), (DECODERS, Decoder)])
+def test_every_name_is_a_class_of_its_kind(registry: dict[str, str], base: type) -> None:
+    for name in registry:
+        assert issubclass(find_class(registry, name), base)
+
+
+def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> None:
+    """The command line takes them, --help lists them, and a model learns with them."""
+    (tmp_path / "new_file.py").write_text(NEW_FILE)
+    path = os.pathsep.join(map(str, (ROOT, tmp_path)))
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "{adaptive,random,tube,frame,motion,late}" in ended.stdout
+    assert "{pixels,teacher,brightness}" in ended.stdout
