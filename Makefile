@@ -90,13 +90,15 @@ image-base:
 image-buildah: image-base
 	$(BUILDAH) bud --pull-never --build-arg BASE=localhost/adamae-base --tag $(IMAGE) $(SECRETS) .
 
-# All GPU tests and benchmarks, in stages of at most 8 minutes (benchmarks/on_gpu.py), into benchmarks/results/<gpu>/:
-# `make bench-gpu STAGES="probe tests"` runs some of them, VIDEOS=folder on your own videos.
-# A preinstalled PyTorch is used with GPU_PYTHON=python3; nothing is then installed, and stages say what they lack.
+# All GPU tests and benchmarks, in stages of at most 8 minutes (benchmarks/on_gpu.sh), into benchmarks/results/<gpu>/:
+# `make bench-gpu STAGES="step tests"` runs some of them, VIDEOS=folder on your own videos.
+# A preinstalled PyTorch is used with GPU_PYTHON=python3; nothing is then installed, and a stage that lacks a module fails
+# and names it.
 STAGES ?=
 GPU_PYTHON ?= $(BIN)/python
+GPU_NAME = import sys, torch; print(torch.cuda.get_device_name().lower().replace(" ", "-")) \
+  if torch.cuda.is_available() else sys.exit("error: no CUDA device")
 
 bench-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed-dev)
-	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "error: no CUDA device")'
-	$(GPU_PYTHON) -m benchmarks.on_gpu $(STAGES) $(if $(VIDEOS),--videos "$(VIDEOS)") \
-	  --output "benchmarks/results/$$($(GPU_PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')"
+	name=$$($(GPU_PYTHON) -c '$(GPU_NAME)') && \
+	  PYTHON=$(GPU_PYTHON) VIDEOS="$(VIDEOS)" bash benchmarks/on_gpu.sh "benchmarks/results/$$name" $(STAGES)

@@ -32,8 +32,6 @@ PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss")
 # share.
 AT_PEAK = ("weights", "optimizer", "weight_copies", "clip", "cublas", *PARTS, "gradients", "temporaries")
 
-# Operators that launch nothing: they allocate, or ask about what is there.
-IDLE = ("aten::empty", "aten::new_empty", "aten::detach", "prim::", "profiler::")
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
 MULTIPROCESSORS = 132  # of an H100 or H200
 # PyTorch's CublasHandlePool.cpp, on GPUs of capability 9, 10 and 12 (8 MiB on others): cuBLAS and cuBLASLt share
@@ -59,8 +57,6 @@ class Account:
 
     at_peak: dict[str, int]  # alive at the peak of the step, by AT_PEAK
     flops: int
-    repeated_flops: int  # of these, the scores that attention computes again in its backward pass
-    launches: int  # operators of forward and backward that launch at least one kernel
 
     @property
     def peak_bytes(self) -> int:
@@ -111,32 +107,22 @@ def account(
             parameter.grad = torch.empty_like(parameter)
         update(step.optimizer, 1e-4, None)
     live.label = "gradients"
-    launches = 0
     buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
     def keep_gradient(parameter: Tensor) -> None:
         if in_buckets:  # its own copy is freed once it has been copied there
             parameter.grad = buckets[id(parameter)]
         live.relabel(parameter.grad, "gradients")
-        nonlocal launches
-        launches = live.launches  # so far: the last gradient ends the backward pass
 
     live.label = "tokenizer"
     live.at_peak = live.now.copy()
-    live.launches = 0
     with ExitStack() as hooks:
         for parameter in model.parameters():
             hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
         with flops if with_flops and not in_another else nullcontext(), label_parts(model, live):
             step(clip)
     at_peak = {label: live.at_peak[label] for label in AT_PEAK}
-    return Account(at_peak, flops.get_total_flops(), repeated_flops(flops), launches)
-
-
-def repeated_flops(flops: FlopCounterMode) -> int:
-    """Return a fifth of attention's backward pass: the first of its five equal products repeats the scores."""
-    by_operator = flops.get_flop_counts()["Global"].items()
-    return sum(count for operator, count in by_operator if _is_attention_backward(str(operator))) // 5
+    return Account(at_peak, flops.get_total_flops())
 
 
 @contextmanager
@@ -161,7 +147,7 @@ def label_parts(model: AdaMAE, live: "LiveBytes") -> Iterator[None]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of all live storages allocated in this block by label, now and at the peak, and kernel launches.
+    """Count the bytes of all live storages allocated in this block by label, now and at the peak.
 
     A storage allocated before counts from when an operation in this block returns a view of it. `label` says what
     the next storages are for. on_gpu: count the workspaces of CUDA's libraries too.
@@ -172,7 +158,6 @@ class LiveBytes(TorchDispatchMode):
         self.label, self.on_gpu = label, on_gpu
         self.now: Counter[str] = Counter(cublas=CUBLAS_THREADS * CUBLAS_BYTES if on_gpu else 0)
         self.at_peak: Counter[str] = Counter()
-        self.launches = 0
         self._labels: dict[int, str] = {}
 
     def relabel(self, tensor: Tensor | None, label: str) -> None:
@@ -187,7 +172,6 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
-        self.launches += not func.is_view and not func.name().startswith(IDLE)
         label, size = workspace(func.name(), args) if self.on_gpu else ("", 0)
         if size and self.now.total() + size > self.at_peak.total():  # alive for a moment beside all that is now
             self.at_peak = self.now.copy()

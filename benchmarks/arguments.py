@@ -11,15 +11,14 @@ from common.errors import InputError
 class ArgumentParser(argparse.ArgumentParser):
     """A parser whose help is a module's docstring, and whose errors are one sentence."""
 
-    def __init__(self, doc: str | None, output: str | None = "benchmarks/results/<gpu> or .../cpu") -> None:
-        """output: the default of --output, which is required if there is none."""
+    def __init__(self, doc: str | None, output: str = "benchmarks/results/<gpu> or .../cpu") -> None:
+        """output: the default of --output."""
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        default = f"default: {output}" if output else "folder for everything"
-        self.add_argument("--output", type=Path, required=output is None, help=default)
+        self.add_argument("--output", type=Path, help=f"default: {output}")
 
     def add_videos(self) -> None:
         """Add the arguments of the benchmarks that make shards of videos first."""
-        self.add_argument("videos", type=existing_folder, help="folder of videos")
+        self.add_argument("videos", type=Path, help="folder of videos")
         self.add_argument(
             "--encodes", nargs="+", default=["h264", "mjpeg"], help="of make_shards.py; h264-size: its --tune size"
         )
@@ -39,9 +38,3 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return int(text)
 
     return convert
-
-
-def existing_folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return Path(text)

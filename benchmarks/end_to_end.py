@@ -16,30 +16,26 @@ from itertools import islice, repeat
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import Report, Row, in_fresh_process, noise_clip, print_table, require
-from benchmarks.pipeline_throughput import PACKAGES, cpu_seconds, open_loader, prepare_shards
+from benchmarks.pipeline_throughput import cpu_seconds, open_loader, prepare_shards
+from benchmarks.step import PretrainingStep
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
 from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
-from pipeline.loader import Batch, ClipLoader
+from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
-from train import train_step
-from training.config import TrainConfig
-from training.distributed import Distributed
 from training.logger import peak_memory_gib
-from training.optimizer import make_optimizer
-from training.parallelize import parallelize
-from training.tasks.pretraining import Pretraining
 
 WARM_UP_STEPS = 3
 NOTES = [
     f"A round: {WARM_UP_STEPS} warm-up steps, then steps_per_round by the wall clock, synchronized with the device at"
     " both ends. clips_per_second: of the median round; lower and upper: of the slowest and the fastest.",
-    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process.",
+    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and its workers.",
 ]
 
 
@@ -47,14 +43,14 @@ NOTES = [
 class Source:
     """Where batches come from."""
 
-    encode: str | None  # of the shards; None: one random batch
+    shards: Path | None  # in a folder named for their encoding; None: one random batch
     repeats: int = 1  # clips per decoded video
 
     @property
     def name(self) -> str:
-        if self.encode is None:
+        if self.shards is None:
             return "cached batch"
-        return f"{self.encode} shards" + (f", {self.repeats} clips per decoded video" if self.repeats > 1 else "")
+        return f"{self.shards.name} shards" + (f", {self.repeats} clips per decoded video" if self.repeats > 1 else "")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -68,53 +64,42 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device()
     on_gpu = device.type == "cuda"
     work = prepare_shards(options.videos, options.work, options.encodes)
-    batch_size = options.batch_size or (64 if on_gpu else 2)
-    steps = options.steps or (100 if on_gpu else 4)
-    sources = [Source(None), *(Source(encode, repeats) for encode in options.encodes for repeats in (1, 2))]
+    batch_size, steps = options.batch_size or (64 if on_gpu else 2), options.steps or (100 if on_gpu else 4)
+    sources = [Source(None), *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2))]
     report = Report(
-        "end_to_end", options.output, device, NOTES, PACKAGES, model=options.size, batch_size=batch_size,
-        compiled=options.compile, precision=choose_precision(device, TrainConfig.precision), steps_per_round=steps,
+        "end_to_end", options.output, device, NOTES, model=options.size, batch_size=batch_size,
+        compiled=options.compile, precision=choose_precision(device, "bf16"), steps_per_round=steps,
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
     )  # fmt: skip
     found: dict[Source, list[Row]] = {source: [] for source in sources}
     for number in progress_bar(range(options.rounds), unit="round"):
-        for source in sources:
-            config = make_config(source, work, options.size, batch_size, options.compile)
-            found[source].append(in_fresh_process(measure, source, config, steps))
+        for source, rounds in found.items():
+            rounds.append(in_fresh_process(measure, source, options.size, batch_size, steps, options.compile))
             rows = [summarize(source, measured) for source, measured in found.items() if measured]
             for row in rows:
                 row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
             report.about["rounds"] = number + 1
             report.write(rows)
-        print_table(rows)
-
-
-def make_config(source: Source, work: Path, size: str, batch_size: int, compiled: bool) -> TrainConfig:
-    """Configure the paper's pre-training over these shards; for the cached batch, `shards` is only a name."""
-    data = DataConfig(shards=str(work / (source.encode or "none")), repeats=source.repeats)
-    model = ModelConfig(size=size)  # type: ignore[arg-type]
-    return TrainConfig(model=model, data=data, batch_size=batch_size, compile=compiled)
+    print_table(rows)
 
 
 @explain_out_of_memory("lower --batch-size")
-def measure(source: Source, config: TrainConfig, steps: int) -> Row:
-    """Measure one round, in a process of its own."""
-    dist = Distributed()
-    task, device = Pretraining(config, None, dist), dist.device
-    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    model = parallelize(task, optimizer, config, dist, config.batch_size)
-    with open_batches(source, config, device) as (batches, loader):
-        for _ in range(WARM_UP_STEPS):
-            train_step(model, task, islice(batches, 1), optimizer, 1e-4, config)
+def measure(source: Source, size: str, batch_size: int, steps: int, compiled: bool) -> Row:
+    """Measure one round of the paper's pre-training, in a process of its own."""
+    config, device = ModelConfig(size=size), choose_device()  # type: ignore[arg-type]
+    step = PretrainingStep.of(config, device, compiled)
+    with open_clips(source, config, batch_size, device) as (clips, loader):
+        for clip in islice(clips, WARM_UP_STEPS):
+            step(clip)
         waited, cpu, started = waited_for(loader), cpu_seconds(), now(device)
-        for _ in range(steps):
-            scalars = train_step(model, task, islice(batches, 1), optimizer, 1e-4, config)
+        for clip in islice(clips, steps):
+            scalars = step(clip)
         seconds = now(device) - started
         waited, cpu = waited_for(loader) - waited, cpu_seconds() - cpu
     loss = scalars["loss"].item()
     require("the loss is a number", loss == loss, f"{source.name}: {loss}")
     return {
-        "clips_per_second": steps * config.batch_size / seconds,
+        "clips_per_second": steps * batch_size / seconds,
         "data_stall": waited / seconds,
         "cores_busy": cpu / seconds,
         "peak_memory_gib": peak_memory_gib(device),
@@ -122,19 +107,17 @@ def measure(source: Source, config: TrainConfig, steps: int) -> Row:
 
 
 @contextmanager
-def open_batches(
-    source: Source, config: TrainConfig, device: torch.device
-) -> Iterator[tuple[Iterator[Batch], ClipLoader | None]]:
-    """Open endless batches, and the loader that they come from, if any."""
-    size = config.batch_size
-    if source.encode is None:
-        clip = noise_clip(config.model, size, device)
-        labels = torch.full((size,), -1, dtype=torch.int64, device=device)
-        yield repeat(Batch(clip, labels, [""] * size, list(range(size)))), None
+def open_clips(
+    source: Source, config: ModelConfig, batch_size: int, device: torch.device
+) -> Iterator[tuple[Iterator[Tensor], ClipLoader | None]]:
+    """Open an endless iterator of clips uint8 [B, T, H, W, C], and the loader that they come from, if any."""
+    if source.shards is None:
+        yield repeat(noise_clip(config, batch_size, device)), None
         return
-    model, folder = config.model, Path(str(config.data.shards))
-    with open_loader(folder, config.data, size, model.num_frames, model.frame_size[0], device) as loader:
-        yield loader.batches(0), loader
+    data = DataConfig(repeats=source.repeats)
+    shape = config.num_frames, config.frame_size[0]
+    with open_loader(source.shards, data, batch_size, *shape, device) as loader:
+        yield (batch.clip for batch in loader.batches(0)), loader
 
 
 def waited_for(loader: ClipLoader | None) -> float:

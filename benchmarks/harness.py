@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -27,8 +27,7 @@ from model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-# Dense bf16 TFLOP/s by NVIDIA's data sheets: of the SXM modules, and of H100's card.
-DATA_SHEET_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.4, "H200": 989.4, "A100": 312.0, "B200": 2250.0}
+PACKAGES = "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcodec decord2 decord".split()
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]
@@ -113,20 +112,10 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, **options: A
 
     Its memory and caches are those of a new process, without the seconds of the imports.
     """
-    with _processes(1) as pool:
-        return pool.submit(function, *arguments, **options).result()
-
-
-def side_by_side(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """Yield the results of `function` for all items, in order, from as many processes as there are cores, or eight."""
-    with _processes(min(8, len(os.sched_getaffinity(0)))) as pool:
-        yield from pool.map(function, items)
-
-
-def _processes(count: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
-    return ProcessPoolExecutor(count, context, initializer=_exit_with_parent)
+    with ProcessPoolExecutor(1, context, initializer=_exit_with_parent) as pool:
+        return pool.submit(function, *arguments, **options).result()
 
 
 def _exit_with_parent() -> None:
@@ -137,7 +126,7 @@ def _exit_with_parent() -> None:
 
 
 def measure_cases(
-    cases: Sequence[Case], measure: Callable[[Case], Row], report: Callable[[list[Row]], object], unit: str
+    cases: Sequence[Case], measure: Callable[[Case], Iterable[Row]], report: Callable[[list[Row]], object], unit: str
 ) -> None:
     """Measure one case after the other, and report all rows after each, so that an interrupted run keeps its results.
 
@@ -147,7 +136,7 @@ def measure_cases(
     failed = 0
     for case in progress_bar(cases, unit=unit):
         try:
-            rows.append(measure(case))
+            rows += measure(case)
         except Exception as error:
             failed += 1
             print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -163,22 +152,6 @@ def require(claim: str, holds: bool, found: str) -> None:
         raise InputError(f"no results written, because a check failed: {claim} ({found})")
 
 
-def utilization(
-    gflop: float, repeated_gflop: float, clips_per_second: float, matmul: float, device: torch.device
-) -> Row:
-    """Return TFLOP/s and MFU from the arithmetic of a clip: what checkpointing recomputes is time, not work.
-
-    `mfu_once` is without the scores that attention computes again in its backward pass, `mfu_data_sheet` of the rate
-    that NVIDIA states for the device.
-    """
-    tflops, repeated = gflop * clips_per_second / 1e3, repeated_gflop * clips_per_second / 1e3
-    found = {"tflops": tflops, "mfu": tflops / matmul, "mfu_once": (tflops - repeated) / matmul}
-    name = get_device_name(device)
-    if peak := next((rate for model, rate in DATA_SHEET_TFLOPS.items() if model in name), None):
-        found["mfu_data_sheet"] = tflops / peak
-    return {name: round(value, 3) for name, value in found.items()}
-
-
 def results_folder(device: torch.device) -> Path:
     """Return `benchmarks/results/<gpu>` or `.../cpu`."""
     return RESULTS / (get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu")
@@ -188,22 +161,16 @@ class Report:
     """The result file of a benchmark: rows, what they depend on, and notes on the columns."""
 
     def __init__(
-        self,
-        name: str,
-        folder: Path | None,
-        device: torch.device,
-        notes: Sequence[str] = (),
-        packages: Sequence[str] = ("timm", "transformers"),
-        **about: Any,
+        self, name: str, folder: Path | None, device: torch.device, notes: Sequence[str] = (), **about: Any
     ) -> None:
-        """Describe the machine, versions of `packages` besides PyTorch and Triton, and the commit; `about` is added."""
+        """Describe the machine, package versions and the commit; `about` is added."""
         self.name, self.folder, self.notes = name, folder or results_folder(device), list(notes)
         self.about: dict[str, Any] = {
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "device": get_device_name(device),
             "cpu_threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "packages": {name: find_version(name) for name in ("torch", "triton", *packages)},
+            "packages": {name: found for name in PACKAGES if (found := find_version(name))},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
             "commit": _commit(),
             **about,
@@ -229,7 +196,7 @@ def format_table(heads: list[str], rows: Iterable[Sequence[str]]) -> str:
 
 def format_cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Measure the token path's ops, forward, backward and both, beside the published code's way and the compiled reference.
+"""Measure the token path's ops, forward, backward and both, beside the published code's way.
 
     python benchmarks/kernel_speed.py [--batch-size N ...] [--mask-ratio R ...] [--op NAME ...] [--output FOLDER]
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 import benchmarks.peers.token_path as published
 from benchmarks.arguments import ArgumentParser, at_least
-from benchmarks.harness import Report, Row, copy_gb_per_second, noise_clip, print_table, require, time_calls
+from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, noise_clip, require, time_calls
 from common.devices import choose_device
-from common.errors import InputError, run_command
+from common.errors import run_command
 from kernels.clip_tables import color_matrix, frame_bytes
 from kernels.crop_resize import crop_resize
 from kernels.crop_resize import num_bytes as crop_resize_bytes
@@ -33,17 +33,13 @@ from model.config import ModelConfig
 NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
     " mask, its sampling loss with one Categorical per clip; its patch loss starts from an existing float clip.",
-    "`compiled`: torch.compile of the op's reference, on GPUs at the largest batch and ratio .95. `ours` on a CPU is"
-    " the reference.",
+    "`kernel`: kernels/ of this repository; on a CPU that is the reference in plain PyTorch.",
     "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate of every plane.",
     "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`: of a replay of the"
     " CUDA graph of a call, without the host; GB/s is of this where there is one. `is_large`: it moves 100 MB or more,"
     " and so fills a GPU.",
-    "`backward` runs on a retained graph; patchify and crop_resize have none. `extra_mib`: memory that forward and"
-    " backward allocate.",
+    "`backward` runs on a retained graph; patchify and crop_resize have none. `speed_up`: of the kernel over this row.",
 ]
-
-
 LARGE_BYTES = 100e6
 
 
@@ -53,14 +49,12 @@ class Implementation(NamedTuple):
 
 
 class Case(NamedTuple):
-    ours: Implementation
+    kernel: Implementation
     published: Implementation
-    # Returns all outputs, so that a compiler drops none; `ours` is the last one. None: not to be compiled.
-    reference: Callable[[], Any] | None
     num_bytes: tuple[int, int]  # that forward and backward must move
     tolerance: float
     same_gradients: bool = True
-    as_published: Callable[[Tensor], Tensor] = lambda value: value  # ours as the published way's quantity
+    as_published: Callable[[Tensor], Tensor] = lambda value: value  # the kernel's value as the published way's quantity
 
 
 @dataclass
@@ -86,15 +80,15 @@ class Inputs:
 
 
 def make_case(
-    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], theirs: Implementation, sizes: tuple[int, ...],
+    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], published_way: Implementation, sizes: tuple[int, ...],
     tolerance: float, backward_bytes: int = 0, **options: Any,
 ) -> Case:  # fmt: skip
-    """Make the case of kernels/<op>.py from the arguments of the op and its reference, and those of its num_bytes."""
+    """Make the case of kernels/<op>.py from the arguments of the op, and those of its num_bytes."""
     module = import_module(f"kernels.{op}")
-    ours, reference = (partial(getattr(module, name), *arguments) for name in (op, f"{op}_ref"))
     moved = module.num_bytes(*sizes)
     num_bytes = moved if isinstance(moved, tuple) else (moved, backward_bytes)
-    return Case(Implementation(last_output(ours), wrt), theirs, reference, num_bytes, tolerance, **options)
+    kernel = Implementation(last_output(partial(getattr(module, op), *arguments)), wrt)
+    return Case(kernel, published_way, num_bytes, tolerance, **options)
 
 
 def last_output(call: Callable[[], Any]) -> Callable[[], Tensor]:
@@ -120,35 +114,30 @@ def crop_resize_case(inputs: Inputs) -> Case:
         matrix.repeat(batch, 1, 1),
         torch.full((batch, 2), 0.5, device=device),
     )
-    ours = Implementation(partial(crop_resize, clips, *size), [])
-    theirs = Implementation(partial(published.crop_resize, frames, stored, box, matrix, *size), [])
+    kernel = Implementation(partial(crop_resize, clips, *size), [])
+    published_way = Implementation(partial(published.crop_resize, frames, stored, box, matrix, *size), [])
     moved = crop_resize_bytes(*shape[:2], box[2] * box[3], size[0] * size[1], 1)
-    return Case(ours, theirs, None, (moved, 0), 1, same_gradients=False)  # a gray level: both are rounded
+    return Case(kernel, published_way, (moved, 0), 1, same_gradients=False)  # a gray level: both are rounded
 
 
 def sample_case(inputs: Inputs) -> Case:
     tokens, k = inputs.config.num_tokens, inputs.config.num_visible
     logits = torch.randn(inputs.batch, tokens, device=inputs.device, requires_grad=True)
     seed, offset = (torch.tensor(value, device=inputs.device) for value in (1, 2))
-    visible, masked, _ = gumbel_topk(logits, k, seed, offset)
-    together = torch.cat([visible, masked], dim=1).sort(dim=1).values
-    complete = bool((together == torch.arange(tokens, device=inputs.device)).all())
-    ascending = all(bool((ids.diff(dim=1) > 0).all()) for ids in (visible, masked))
-    require("visible and masked ids ascend and are all tokens", complete and ascending, f"{visible[0]}, {masked[0]}")
-    theirs = Implementation(lambda: published.sample_mask(logits, k)[1], [logits])
+    published_way = Implementation(lambda: published.sample_mask(logits, k)[1], [logits])
     sizes, moved = (inputs.batch, tokens, 4), inputs.batch * tokens * 12
-    # The gradients of ours are those of log-probabilities.
+    # The kernel's gradients are those of log-probabilities.
     options = {"same_gradients": False, "as_published": torch.exp}
-    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], theirs, sizes, 1e-5, moved, **options)
+    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], published_way, sizes, 1e-5, moved, **options)
 
 
 def gather_case(inputs: Inputs) -> Case:
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.encoder_width
     visible, _, mask = inputs.mask
     x, table = inputs.random(inputs.batch, tokens, width), torch.randn(tokens, width, device=inputs.device)
-    theirs = Implementation(partial(published.gather, x, mask, table), [x])
+    published_way = Implementation(partial(published.gather, x, mask, table), [x])
     sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("gather_tokens", (x, visible, table), [x], theirs, sizes, 3e-2)
+    return make_case("gather_tokens", (x, visible, table), [x], published_way, sizes, 3e-2)
 
 
 def scatter_case(inputs: Inputs) -> Case:
@@ -158,26 +147,26 @@ def scatter_case(inputs: Inputs) -> Case:
     table = torch.randn(tokens, width, device=inputs.device)
     mask_token = torch.randn(width, device=inputs.device, requires_grad=True)
     wrt = [features, mask_token]
-    theirs = Implementation(partial(published.scatter, features, mask_token, table, mask), wrt)
+    published_way = Implementation(partial(published.scatter, features, mask_token, table, mask), wrt)
     sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, theirs, sizes, 3e-2)
+    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, published_way, sizes, 3e-2)
 
 
 def patchify_case(inputs: Inputs) -> Case:
     config, dtype = inputs.config, inputs.dtype
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
-    theirs = Implementation(partial(published.patches, clip, *patch, dtype), [])
+    published_way = Implementation(partial(published.patches, clip, *patch, dtype), [])
     sizes = (inputs.batch, config.num_tokens, config.patch_values, dtype.itemsize)
-    return make_case("patchify", (clip, None, *patch, dtype), [], theirs, sizes, 2e-2, same_gradients=False)
+    return make_case("patchify", (clip, None, *patch, dtype), [], published_way, sizes, 2e-2, same_gradients=False)
 
 
 def patch_loss_case(inputs: Inputs) -> Case:
     config, (_, masked, mask) = inputs.config, inputs.mask
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
     pred, pixels = inputs.random(*masked.shape, config.patch_values), published.normalized_clip(clip)
-    theirs = Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred])
+    published_way = Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred])
     sizes = (inputs.batch, masked.shape[1], config.patch_values, inputs.dtype.itemsize)
-    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], theirs, sizes, 1e-2)
+    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], published_way, sizes, 1e-2)
 
 
 def sampling_loss_case(inputs: Inputs) -> Case:
@@ -186,10 +175,10 @@ def sampling_loss_case(inputs: Inputs) -> Case:
     losses = torch.rand(masked.shape, device=inputs.device)
     probabilities = log_probs.exp().requires_grad_()
     log_probs.requires_grad_()
-    theirs = Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities])
+    published_way = Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities])
     sizes = (inputs.batch, tokens, masked.shape[1])
     arguments = (log_probs, masked, losses)  # of whose logarithm the gradients are
-    return make_case("sampling_loss", arguments, [log_probs], theirs, sizes, 1e-4, same_gradients=False)
+    return make_case("sampling_loss", arguments, [log_probs], published_way, sizes, 1e-4, same_gradients=False)
 
 
 CASES: dict[str, Callable[[Inputs], Case]] = {
@@ -217,46 +206,36 @@ def main(arguments: list[str] | None = None) -> None:
     batches = options.batch_size or ([32, 64, 128, 256] if on_gpu else [2, 8])
     ratios = options.mask_ratio or ([0.8, 0.9, 0.95, 0.98] if on_gpu else [0.95])
     copy = copy_gb_per_second(device)
-    model = "base, N = 1568"
-    report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model=model)
-    rows: list[Row] = []
-    failures: list[str] = []
+    report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model="base, N = 1568")
+
+    def measure_case(case: tuple[int, float, str]) -> list[Row]:
+        batch, ratio, op = case
+        inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
+        return list(measure(CASES[op](inputs), op, inputs, options.repetitions, copy))
+
     # Backward passes run on the streams of their forward passes, and graphs are captured on any but the default one.
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
-        for batch, ratio in product(sorted(batches, reverse=True), ratios):
-            inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
-            compiled = on_gpu and batch == max(batches) and ratio == 0.95
-            for name in options.op:
-                try:
-                    rows.extend(measure(CASES[name](inputs), name, inputs, compiled, options.repetitions, copy))
-                except Exception as error:  # of a check, or of a compiler: torch 2.11's refuses the sampler's reference
-                    failures.append(f"{name}, batch {batch}, mask ratio {ratio}: {error}")
-                report.write(rows)
-    print_table(rows)
-    if failures:
-        raise InputError(f"{len(failures)} ops are not reported: {'; '.join(failures)}")
+        cases = list(product(sorted(batches, reverse=True), ratios, options.op))
+        measure_cases(cases, measure_case, report.write, unit="op")
 
 
-def measure(case: Case, name: str, inputs: Inputs, compiled: bool, repetitions: int, copy: float) -> Iterator[Row]:
-    """Yield the rows of an op, ours first."""
+def measure(case: Case, name: str, inputs: Inputs, repetitions: int, copy: float) -> Iterator[Row]:
+    """Yield the rows of an op, the kernel's first."""
     check(case, name)
-    implementations = {"ours": case.ours, "published": case.published}
-    if compiled and case.reference is not None:
-        implementations["compiled"] = Implementation(compile_reference(case.reference), case.ours.inputs)
     moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
-    ours: dict[str, float] = {}
-    for implementation, (call, wrt) in implementations.items():
+    kernel_medians: dict[str, float] = {}
+    for implementation, (call, wrt) in (("kernel", case.kernel), ("published", case.published)):
         for phase, run in phases(call, wrt).items():
             lower, median, upper = time_calls(run, inputs.device, warmup=3, repetitions=repetitions).quartiles
             kernel_ms = None
-            if inputs.device.type == "cuda" and implementation != "published":  # whose boolean masks wait for the GPU
+            if inputs.device.type == "cuda" and implementation == "kernel":  # boolean masks would wait for the GPU
                 kernel_ms = replay_ms(run, inputs.device, repetitions)
             rate = moved[phase] / (kernel_ms or median) / 1e6
             row = {"op": name, "batch": inputs.batch, "mask_ratio": inputs.config.mask_ratio, "phase": phase}
             row |= {"implementation": implementation, "ms": median, "ms_lower": lower, "ms_upper": upper}
             row |= {"kernel_ms": kernel_ms, "is_large": moved[phase] >= LARGE_BYTES}
-            row |= {"gb_per_second": rate, "fraction_of_copy": rate / copy, "extra_mib": extra_mib(run, inputs.device)}
-            yield {**row, "speed_up_of_ours": median / ours.setdefault(phase, median)}
+            row |= {"gb_per_second": rate, "fraction_of_copy": rate / copy}
+            yield {**row, "speed_up": median / kernel_medians.setdefault(phase, median)}
 
 
 def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int) -> float:
@@ -269,7 +248,7 @@ def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int)
 
 def check(case: Case, name: str) -> None:
     """Require the published way's values, and its gradients if both have the same ones."""
-    got, expected = case.as_published(case.ours.call()), case.published.call()
+    got, expected = case.as_published(case.kernel.call()), case.published.call()
     require(f"{name} has the published shape", got.shape == expected.shape, f"{got.shape}, {expected.shape}")
     off = (got.float() - expected.float()).abs().max().item()
     rtol = case.tolerance if got.is_floating_point() else 0
@@ -278,16 +257,12 @@ def check(case: Case, name: str) -> None:
     if not case.same_gradients:
         return
     gradient = torch.randn_like(expected)
-    ours = torch.autograd.grad(got, case.ours.inputs, gradient.to(got.dtype))
-    theirs = torch.autograd.grad(expected, case.published.inputs, gradient)
-    for mine, other in zip(ours, theirs, strict=True):
+    found = torch.autograd.grad(got, case.kernel.inputs, gradient.to(got.dtype))
+    wanted = torch.autograd.grad(expected, case.published.inputs, gradient)
+    for gradient, other in zip(found, wanted, strict=True):
         scale = other.float().abs().max().item()
-        off = (mine.float() - other.float()).abs().max().item()
+        off = (gradient.float() - other.float()).abs().max().item()
         require(f"{name} has the published way's gradients", off <= 2e-2 * scale, f"off by {off} of {scale}")
-
-
-def compile_reference(reference: Callable[[], Any]) -> Callable[[], Tensor]:
-    return last_output(torch.compile(reference, fullgraph=True, dynamic=False))
 
 
 def phases(call: Callable[[], Tensor], inputs: list[Tensor]) -> dict[str, Callable[[], object]]:
@@ -300,15 +275,6 @@ def phases(call: Callable[[], Tensor], inputs: list[Tensor]) -> dict[str, Callab
         "backward": lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True),
         "both": lambda: torch.autograd.grad(call(), inputs, gradient),
     }
-
-
-def extra_mib(call: Callable[[], object], device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Predict GPU memory by mask ratio and masking strategy, beside the paper's, and measure it where there is a GPU.
+"""Predict GPU memory by mask ratio beside the paper's, and measure it where there is a GPU.
 
     python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--output FOLDER]
     python benchmarks/memory_vs_ratio.py --config configs/x.yaml [--batch-size 16] [section.key=value ...]
@@ -6,7 +6,7 @@
 With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU. Otherwise the memory
 of every point is predicted for a GPU at --batch-size, byte by byte and by part of the model. On a GPU every point is
 then measured: the paper's setting first and, at the end, compiled. Results are written after every point; each
-measured point has a process of its own. Decoder depths and samplers are in benchmarks/ablations.py.
+measured point has a process of its own.
 """
 
 import argparse
@@ -25,7 +25,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    parser.add_argument("--repetitions", type=at_least(1), default=20, help="timed steps per point (default 20)")
     options = parser.parse_args(arguments)
     options.batch_size = options.batch_size or (16 if options.config is None else None)
     if options.overrides and options.config is None:
@@ -37,47 +36,30 @@ if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
 from dataclasses import replace
-from functools import partial
-from tempfile import TemporaryDirectory
 
 from benchmarks.accounting import RESERVE_GPU, Account, predict
-from benchmarks.harness import (
-    ROOT,
-    Report,
-    Row,
-    in_fresh_process,
-    matmul_tflops,
-    print_table,
-    side_by_side,
-    utilization,
-)
-from benchmarks.step import measure_config, write_random_teacher
-from common.devices import choose_device, choose_precision
+from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
+from benchmarks.step import measure_config
+from common.devices import choose_device
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
-from model.registry import MASKS, TARGETS
 from pipeline.config import DataConfig
 from training.config import parse
 
-RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)  # of adaptive masking
+RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 CAPACITIES_GB = (16, 24, 40, 80, 141)
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
-    " allocates. `launches`: operators of its forward and backward passes.",
+    " allocates.",
     "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
     "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak at batch 16 was 1"
     " or 2 MiB higher.",
-    "`loaded_mib`: what DALI holds besides, for prefetched clips from shards of 342×256. `largest_batch_*`: predicted,"
-    f" with that and {(RESERVE_GPU + NVDEC_BYTES) / 1e9:.1f} GB held back for the CUDA context, NCCL, NVDEC's decoders"
-    " and the allocator's fragmentation.",
-    "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2.",
-    "`mfu`: the step's own arithmetic, without what checkpointing recomputes (`recomputed_gflop_per_clip`), relative to"
-    " one large matrix product in the same run; `mfu_once`: also without the scores that attention recomputes in its"
-    " backward pass (`repeated_gflop_per_clip`).",
+    "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2: other code on other GPUs.",
+    "`gflop_per_clip` is without what checkpointing recomputes.",
     "On a CPU, GPU memory is predicted for bf16.",
 ]
 
@@ -88,52 +70,37 @@ def main(options: argparse.Namespace) -> None:
         return
     device = choose_device()
     on_gpu = device.type == "cuda"
-    precision = choose_precision(device, "bf16")
-    matmul = round(matmul_tflops(device, precision), 2)
-    report = Report("memory_vs_ratio", options.output, device, NOTES, precision=precision, matmul_tflops=matmul)
-    with TemporaryDirectory() as folder:
-        points = list_points(options.size, Path(folder))
-        rows: list[Row] = []
-        predicted = side_by_side(partial(predict_row, batch_size=options.batch_size), points)
-        for row in progress_bar(predicted, unit="point", desc="predict", total=len(points)):
-            rows.append(row)
+    report = Report("memory_vs_ratio", options.output, device, NOTES)
+    points = list_points(options.size)
+    rows: list[Row] = []
+    for config in progress_bar(points, unit="point", desc="predict"):
+        rows.append(predict_row(config, options.batch_size))
+        report.write(rows)
+    if on_gpu:
+        paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
+        # Compiling takes as long as ten other points.
+        cases = [(*point, False) for point in paper_first] + [(*paper_first[0], True)]
+        for config, row, compiled in progress_bar(cases, unit="point", desc="measure"):
+            row.update(measure_on_gpu(config, row, compiled))
             report.write(rows)
-        if on_gpu:
-            paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
-            # Compiling takes as long as ten other points.
-            cases = [(*point, False) for point in paper_first] + [(*paper_first[0], True)]
-            for config, row, compiled in progress_bar(cases, unit="point", desc="measure"):
-                row.update(measure_on_gpu(config, row, options.repetitions, matmul, compiled))
-                report.write(rows)
-    shown = ("masking", "target", "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib")
-    print_table([{name: row.get(name) for name in (*shown, "measured_peak_gib")} for row in rows])
+    shown = ("mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib", "measured_peak_gib")
+    print_table([{name: row.get(name) for name in shown} for row in rows])
 
 
-def list_points(size: str, folder: Path) -> list[ModelConfig]:
-    """List every masking at the paper's ratios (.9 if it has none), every target, and adaptive with checkpointing.
-
-    The teacher, of the size of the encoder, is written to `folder`.
-    """
+def list_points(size: str) -> list[ModelConfig]:
+    """List adaptive masking at the paper's ratios, without and with activation checkpointing."""
     base = ModelConfig(size=size)  # type: ignore[arg-type]
-    adaptive = [replace(base, mask_ratio=ratio) for ratio in RATIOS]
-    points = list(adaptive)
-    for masking in sorted(MASKS.keys() - {"adaptive"}):
-        ratios = [ratio for name, ratio in read_paper_memory() if name == masking] or [0.9]
-        points += [replace(base, masking=masking, mask_ratio=ratio) for ratio in ratios]
-    for target in sorted(TARGETS.keys() - {base.target}):
-        teacher = write_random_teacher(base, folder) if target == "teacher" else ""
-        points.append(replace(base, target=target, teacher=teacher))
-    return points + [replace(config, activation_checkpointing=True) for config in adaptive]
+    return [
+        replace(base, mask_ratio=ratio, activation_checkpointing=checkpointing)
+        for checkpointing in (False, True)
+        for ratio in RATIOS
+    ]
 
 
-def read_paper_memory() -> dict[tuple[str, float], float]:
-    """Return the GB of the paper's tables by masking and ratio, of ViT-Base at batch 16."""
-    tables = read_yaml(ROOT / "benchmarks/ablations.yaml")
-    found = {}
-    for row in tables["a"]["rows"] + tables["b"]["rows"]:
-        overrides = dict(override.split("=") for override in row["overrides"])
-        found[overrides.get("model.masking", "adaptive"), float(overrides["model.mask_ratio"])] = row["memory_gb"]
-    return found
+def read_paper_memory() -> dict[float, float]:
+    """Return the GB of the paper's Table 1b by mask ratio, of ViT-Base at batch 16."""
+    rows = read_yaml(ROOT / "benchmarks/ablations.yaml")["b"]["rows"]
+    return {float(row["overrides"][0].partition("=")[2]): row["memory_gb"] for row in rows}
 
 
 def is_default(config: ModelConfig) -> bool:
@@ -144,7 +111,7 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     own = account = predict(config, batch_size)
     if config.activation_checkpointing:
         own = predict(replace(config, activation_checkpointing=False), batch_size)
-    is_paper = config.size == "base" and config.target == "pixels" and not config.activation_checkpointing
+    is_paper = config.size == "base" and not config.activation_checkpointing
     row: Row = {
         "masking": config.masking,
         "target": config.target,
@@ -152,21 +119,15 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
         "num_visible": config.num_visible,
         "activation_checkpointing": config.activation_checkpointing,
         "batch_size": batch_size,
-        "paper_gb": read_paper_memory().get((config.masking, config.mask_ratio)) if is_paper else None,
+        "paper_gb": read_paper_memory().get(config.mask_ratio) if is_paper else None,
         "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
     }
     if is_default(config):
         in_buckets = predict(config, batch_size, in_buckets=True, with_flops=False)
         row["ddp_predicted_peak_gib"] = round(in_buckets.peak_bytes / 2**30, 3)
-    sizes = {f"at_peak_{label}_mib": size for label, size in account.at_peak.items()}
-    sizes["loaded_mib"] = batch_size * loaded_per_clip(config)
-    row |= {name: round(size / 2**20, 1) for name, size in sizes.items()}
-    ample = predict(config, AMPLE_BATCH, with_flops=False)
-    row |= {f"largest_batch_{size}gb": largest_batch(config, ample, size * 1e9) for size in CAPACITIES_GB}
+    row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
     row["gflop_per_clip"] = round(own.flops / batch_size / 1e9, 1)
-    row["repeated_gflop_per_clip"] = round(own.repeated_flops / batch_size / 1e9, 1)
     row["recomputed_gflop_per_clip"] = round((account.flops - own.flops) / batch_size / 1e9, 1)
-    row["launches"] = account.launches
     return row
 
 
@@ -198,12 +159,10 @@ def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
     return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - ample.fixed_bytes) / per_clip))
 
 
-def measure_on_gpu(config: ModelConfig, row: Row, repetitions: int, matmul: float, compiled: bool) -> Row:
+def measure_on_gpu(config: ModelConfig, row: Row, compiled: bool) -> Row:
     device, batch_size = choose_device(), row["batch_size"]
-    timing, columns = in_fresh_process(measure_config, config, batch_size, repetitions, device, compiled)
-    speed = timing.columns(batch_size)
-    gflop, repeated = row["gflop_per_clip"], row["repeated_gflop_per_clip"]
-    columns |= speed | utilization(gflop, repeated, speed["clips_per_second"], matmul, device)
+    timing, columns = in_fresh_process(measure_config, config, batch_size, 20, device, compiled)
+    columns |= timing.columns(batch_size)
     if compiled:
         return {f"compiled_{name}": value for name, value in columns.items()}
     return columns | {"prediction_error": round(row["predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)}

@@ -4,15 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Timing, noise_clip, time_calls
 from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.weights import pretrained
 from pipeline.config import DataConfig
 from pipeline.loader import Batch
 from train import train_step
@@ -25,14 +22,6 @@ from training.tasks.pretraining import Pretraining
 
 def make_config(config: ModelConfig) -> TrainConfig:
     return TrainConfig(data=DataConfig(shards="none"), model=config)
-
-
-def write_random_teacher(config: ModelConfig, folder: Path) -> str:
-    """Write an encoder as large as the model's own, with random weights, which cost what a real teacher costs."""
-    file = folder / f"teacher_{config.size}.safetensors"
-    config = replace(config, target="pixels", teacher="", loss="mse")
-    pretrained.save(file, VideoEncoder(config).state_dict(), pretrained.make_metadata(config))
-    return str(file)
 
 
 class PretrainingStep:
@@ -59,7 +48,7 @@ class PretrainingStep:
 def measure_config(
     config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
 ) -> tuple[Timing, Row]:
-    """Measure our own step, for a process of its own."""
+    """Measure a pre-training step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
     return measure_step(step, batch_size, repetitions, device)
 
@@ -80,10 +69,4 @@ def measure_step(
     time_calls(step, device, warmup=warmup - 1, repetitions=1)
     torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
     timing = time_calls(step, device, warmup=0, repetitions=repetitions)
-    free, total = torch.cuda.mem_get_info(device)
-    sizes = {
-        "measured_peak_gib": torch.cuda.max_memory_allocated(device),
-        "reserved_peak_gib": torch.cuda.max_memory_reserved(device),
-        "driver_used_gib": total - free,
-    }
-    return timing, {name: round(size / 2**30, 3) for name, size in sizes.items()}
+    return timing, {"measured_peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}

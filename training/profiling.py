@@ -41,8 +41,9 @@ def profile_steps(folder: Path | None, device: torch.device) -> Iterator[Callabl
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     schedule = torch.profiler.schedule(wait=0, warmup=WARMUP, active=ACTIVE, repeat=1)
-    options = {"activities": activities, "profile_memory": True, "record_shapes": True}
-    with profile(schedule=schedule, on_trace_ready=write, **options) as profiled:
+    with profile(
+        activities=activities, schedule=schedule, on_trace_ready=write, profile_memory=True, record_shapes=True
+    ) as profiled:
         yield step
     if steps < WARMUP + ACTIVE:
         log(f"nothing was profiled: that takes {WARMUP + ACTIVE} steps, the run had {steps}", sys.stderr)

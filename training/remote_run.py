@@ -173,7 +173,7 @@ class NewestLease(NamedTuple):
     number: int  # 0: there is none
     holder: str  # "": it is free
     host: str
-    count: str
+    renewals: str
 
 
 class Lease:

@@ -1,40 +1,29 @@
-"""Other libraries as loaders for video pre-training: strong ones, and the common one.
+"""Other libraries as loaders for video pre-training.
 
-Strong: SPDL, torchcodec and decord cut the very clips of a plan in threads, each with one thread of FFmpeg, into uint8.
+SPDL, torchcodec and decord cut the very clips of a plan in threads, each with one thread of FFmpeg, into uint8.
 The crop, the antialiased bilinear scaling and the flip are torch's: SPDL's FFmpeg filters took 1.05 times and
-torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards). Common: a Dataset of files,
-transforms with PIL and a torch DataLoader, MultiScaleCrop to 224², ImageNet-normalized float32, as VideoMAE and AdaMAE
-do it.
+torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards).
 """
 
 import io
-import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import count, islice
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeline.decoding.containers import main_stream, open_video
-from pipeline.planning import crops
 from pipeline.planning.plan import PlanRow
 
 NUM_FRAMES, SIDE = 16, 224
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-BATCHES_AHEAD = 2  # of the strong loaders: the threads never wait for a batch to be taken
+BATCHES_AHEAD = 2  # the threads never wait for a batch to be taken
 
 Source = str | bytes  # a file's path or content
 CutClip = Callable[[Source, PlanRow], UInt8[Tensor, "T H W C"]]
+S = TypeVar("S")
 
 
 class SpdlCutter:
@@ -87,83 +76,20 @@ def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tens
     return clip.flip(2) if row.flip else clip
 
 
-STRONG: dict[str, CutClip] = {"spdl": SpdlCutter(), "torchcodec": cut_with_torchcodec, "decord": cut_with_decord}
-# What loads a library's own libraries: importing SPDL and torchcodec does not yet.
-IMPORTS = {
-    "spdl": "from spdl.io.lib import _libspdl; _libspdl.make_demuxer",
-    "torchcodec": "import torchcodec.decoders",
-    "decord": "import decord",
-}
+PEERS: dict[str, CutClip] = {"spdl": SpdlCutter(), "torchcodec": cut_with_torchcodec, "decord": cut_with_decord}
 
 
 def plan_batches(
-    cut: CutClip, rows: Iterator[PlanRow], open_source: Callable[[int], Source], batch_size: int, threads: int
-) -> Iterator[UInt8[Tensor, "B T H W C"]]:
-    """Yield batches of the clips of endless `rows`, each cut by one of the threads; open_source: of a sample."""
+    cut: Callable[[S, PlanRow], Tensor],
+    rows: Iterator[PlanRow],
+    open_source: Callable[[PlanRow], S],
+    batch_size: int,
+    threads: int,
+) -> Iterator[Tensor]:
+    """Yield batches of the clips of endless `rows`, each opened and cut by one of the threads."""
     pending: deque[Future[Tensor]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for row in rows:
-            pending.append(pool.submit(lambda row: cut(open_source(row.sample), row), row))
+            pending.append(pool.submit(lambda row: cut(open_source(row), row), row))
             if len(pending) == (1 + BATCHES_AHEAD) * batch_size:
                 yield torch.stack([pending.popleft().result() for _ in range(batch_size)])
-
-
-def choose_frames(available: int, stride: int) -> list[int]:
-    start = random.randrange(max(1, available - (NUM_FRAMES - 1) * stride))
-    return [min(start + step * stride, available - 1) for step in range(NUM_FRAMES)]
-
-
-def decode_from_start(source: Source, stride: int) -> Sequence[np.ndarray]:
-    """Decode from the first frame on, as the examples of Hugging Face and PyAV do; 16 frames [H, W, 3]."""
-    with open_video(source if isinstance(source, bytes) else Path(source)) as video:
-        stream = main_stream(video)
-        assert stream is not None
-        numbers = choose_frames(stream.frames or sum(packet.size > 0 for packet in video.demux(stream)), stride)
-        video.seek(0)
-        frames = list(islice(video.decode(stream), numbers[-1] + 1))
-        return [frames[min(number, len(frames) - 1)].to_ndarray(format="rgb24") for number in numbers]
-
-
-def transform(frames: Sequence[np.ndarray]) -> Tensor:
-    """float32 [16, 3, 224, 224]"""
-    height, width = frames[0].shape[:2]
-    x, y, w, h = crops.multiscale_crop(width, height, [random.random(), random.random()])
-    box, flip = (x, y, x + w, y + h), random.random() < 0.5
-    images = [Image.fromarray(frame).crop(box).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for frame in frames]
-    if flip:
-        images = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
-    clip = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255) for image in images])
-    return clip.sub_(MEAN[:, None, None]).div_(STD[:, None, None])
-
-
-@dataclass
-class Files(IterableDataset[Tensor]):
-    """Yield clips of random files without end."""
-
-    paths: list[str]
-    stride: int
-
-    def __iter__(self) -> Iterator[Tensor]:
-        random.seed(getattr(get_worker_info(), "id", 0))
-        for _ in count():
-            yield transform(decode_from_start(random.choice(self.paths), self.stride))
-
-
-def file_batches(paths: list[Path], stride: int, batch_size: int, workers: int) -> Iterator[Tensor]:
-    dataset = Files([str(path) for path in paths], stride)
-    return iter(DataLoader(dataset, batch_size, num_workers=workers, multiprocessing_context="fork"))
-
-
-def tar_batches(tars: list[Path], stride: int, batch_size: int, workers: int) -> Iterator[Tensor]:
-    """Read the shards with webdataset, and decode with PyAV."""
-    import webdataset
-
-    def clip(sample: dict[str, Any]) -> Tensor:
-        video = next(value for name, value in sample.items() if not name.startswith("__") and name != "json")
-        return transform(decode_from_start(video, stride))
-
-    names = [str(tar) for tar in tars]
-    dataset = webdataset.WebDataset(names, resampled=True, shardshuffle=False, empty_check=False)
-    return iter(
-        DataLoader(dataset.shuffle(100).map(clip), batch_size, num_workers=workers, multiprocessing_context="fork")
-    )

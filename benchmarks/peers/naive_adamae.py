@@ -37,7 +37,7 @@ class TokenSampler(nn.Module):
         self.logit = nn.Linear(width, 1)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> tuple[Bool[Tensor, "B N"], Float[Tensor, "B N"]]:
-        """Return a mask that is True where a token is hidden, and the probabilities."""
+        """Return a mask that is True where a token is masked, and the probabilities."""
         return token_path.sample_mask(self.logit(self.body(tokens + self.positions)).squeeze(-1), self.num_visible)
 
 

@@ -1,4 +1,4 @@
-"""The training steps ours is compared with, each as its own code takes it, with the same weights and the same AdamW."""
+"""The training steps to compare with, each as its own code takes it, with the same weights and the same AdamW."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ MaskedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def naive(model: AdaMAE) -> MaskedLoss:
-    """The loss of the published step on uint8 clips, with the tokens hidden where the mask [B, N] is True."""
+    """The loss of the published step on uint8 clips, with the tokens masked where the mask [B, N] is True."""
     peer = NaiveAdaMAE(model).eval()
     return lambda clip, mask: peer(normalized_clip(clip), mask)
 

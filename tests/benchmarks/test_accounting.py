@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from tiny import write_random_teacher
 
 from benchmarks.accounting import (
     CUBLAS_BYTES,
@@ -19,10 +19,9 @@ from benchmarks.accounting import (
     attention_workspace,
     column_sum_workspace,
     predict,
-    repeated_flops,
 )
 from benchmarks.harness import ROOT, noise_clip
-from benchmarks.step import PretrainingStep, measure_config, write_random_teacher
+from benchmarks.step import PretrainingStep, measure_config
 from model.config import ModelConfig
 from training.config import parse
 from training.numerics import numerics
@@ -86,15 +85,7 @@ def test_gradients_in_buckets_are_there_all_the_time() -> None:
     assert plain.peak_bytes < in_buckets.peak_bytes <= plain.peak_bytes + 1.2 * weights
 
 
-def test_attention_repeats_a_fifth_of_its_backward_pass() -> None:
-    q, k, v = (torch.randn(1, 2, 30, 16, requires_grad=True) for _ in range(3))
-    with FlopCounterMode(display=False) as flops:
-        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
-    assert repeated_flops(flops) == 2 * 2 * 30 * 30 * 16
-    assert flops.get_total_flops() == 7 * repeated_flops(flops)
-
-
-# GiB, FLOPs and launches of 16 clips on a GPU; the paper's memory is 14.4 GB, and 21.3 with 8 decoder blocks.
+# GiB and FLOPs of 16 clips on a GPU; the paper's memory is 14.4 GB, and 21.3 with 8 decoder blocks.
 @pytest.mark.parametrize(
     ("changes", "gib", "flops"),
     [
@@ -108,15 +99,14 @@ def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flo
 from benchmarks.accounting import predict
 from model.config import ModelConfig
 account = predict(ModelConfig(**{changes}), 16)
-print(account.peak_bytes / 2**30, account.flops, account.launches)
+print(account.peak_bytes / 2**30, account.flops)
 """
     # In a process without Triton's interpreter, in which kernels need real memory and so cannot be predicted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True)
     found = [float(word) for word in done.stdout.split()]
     cublas = CUBLAS_THREADS * CUBLAS_BYTES / 2**30  # before torch 2.15
-    assert found[:2] == pytest.approx([gib + cublas, flops], rel=0.005)
-    assert changes or found[2] < 780  # 1,088 with a cast for every weight
+    assert found == pytest.approx([gib + cublas, flops], rel=0.005)
 
 
 @pytest.mark.gpu
@@ -126,4 +116,3 @@ def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     _, measured = measure_config(config, 16, 2, torch.device("cuda"))
     predicted = predict(config, 16).peak_bytes / 2**30
     assert predicted == pytest.approx(measured["measured_peak_gib"], rel=0.02)  # what kernels allocate is counted
-    assert measured["measured_peak_gib"] < measured["driver_used_gib"]

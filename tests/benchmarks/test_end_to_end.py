@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks import end_to_end
-from benchmarks.end_to_end import Source, make_config, open_batches, summarize
+from benchmarks.end_to_end import Source, open_clips, summarize
+from model.config import ModelConfig
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +40,15 @@ def test_every_source_has_its_row(results: Path) -> None:
     assert (found["about"]["videos"], found["about"]["batch_size"]) == (16, 2)
 
 
-def test_the_batches_are_the_shards_own(results: Path) -> None:
-    source = Source("h264", repeats=2)
-    config = make_config(source, results / "work", "tiny", 2, compiled=False)
-    with open_batches(source, config, torch.device("cpu")) as (batches, loader):
-        batch = next(batches)
-        assert batch.clip.shape == (2, 16, 224, 224, 3)
-        assert len(set(batch.keys)) == 1, "two clips of one video"
+def test_the_clips_are_the_shards_own(results: Path) -> None:
+    source = Source(results / "work" / "h264", repeats=2)
+    with open_clips(source, ModelConfig("tiny"), 2, torch.device("cpu")) as (clips, loader):
+        assert next(clips).shape == (2, 16, 224, 224, 3)
         assert loader is not None
         assert loader.counters["videos_read"] > 0
 
 
 def test_the_middle_round_counts() -> None:
     rounds = [{"clips_per_second": v, "data_stall": v / 100, "cores_busy": 1, "peak_memory_gib": v} for v in (5, 9, 1)]
-    row = summarize(Source("mjpeg"), rounds)
+    row = summarize(Source(Path("mjpeg")), rounds)
     assert (row["clips_per_second"], row["lower"], row["upper"], row["peak_memory_gib"]) == (5, 1, 9, 9)

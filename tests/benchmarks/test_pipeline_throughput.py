@@ -1,28 +1,25 @@
 """The benchmark measures what it says: its check fails for wrong clips, and other loaders give the same whole clips."""
 
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from made_videos import KINDS, LEVELS, encode, read_number, write_shards
+from made_videos import LEVELS, encode, write_shards
 
 from benchmarks.peers import loaders
-from benchmarks.peers.loaders import choose_frames, crop_and_scale, decode_from_start, transform
+from benchmarks.peers.loaders import crop_and_scale
 from benchmarks.pipeline_throughput import (
     Case,
     add_relative_speed,
-    can_import,
     check_clips,
     file_of,
     list_cases,
     measure,
     parse_arguments,
     prepare_shards,
-    time_decoding,
 )
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -30,23 +27,20 @@ from pipeline.decoding.sources import decode_frames
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.gops import VideoSlice
 
 
 def test_a_row_of_the_table(tmp_path: Path) -> None:
     write_shards(tmp_path / "h264", [(f"v{i}", encode(20, first=i)) for i in range(4)])
-    row = measure(Case("ours", "pyav", "h264", repeats=2), tmp_path, seconds=0.3, device="cpu")
+    row = measure(Case("adamae", "pyav", "h264", repeats=2), tmp_path, seconds=0.3, device="cpu")
     assert row["clips_per_second"] > 0
     assert row["cores_busy"] < 3
-    assert 0.3 < row["frames_decoded_per_delivered"] < 1, "two clips share a decode"
-    assert 50 < row["memory_mib"] < 20_000
-    slow, fast, common = (
+    slow, fast = (
         {**row, "loader": loader, "encode": "original", "clips_per_cpu_second": row["clips_per_cpu_second"] / divisor}
-        for loader, divisor in (("decord", 4), ("spdl", 2), ("pyav", 1))
+        for loader, divisor in (("decord", 4), ("spdl", 2))
     )
-    add_relative_speed(rows := [row, slow, fast, common])
-    assert [row["relative_to_reference"] for row in rows] == [2, 0.5, 1, 2], "to the fastest that is strong"
-    add_relative_speed(rows := [row, common])
+    add_relative_speed(rows := [row, slow, fast])
+    assert [row["relative_to_reference"] for row in rows] == [2, 0.5, 1], "to the fastest peer on the original files"
+    add_relative_speed(rows := [row, row])
     assert [row["relative_to_reference"] for row in rows] == [1, 1]
 
 
@@ -70,14 +64,14 @@ def shards(tmp_path_factory) -> Path:
     return work
 
 
-def cut_with_ours(source: bytes, row: PlanRow, late: int = 0) -> torch.Tensor:
+def cut_with_pyav(source: bytes, row: PlanRow, late: int = 0) -> torch.Tensor:
     """Stands for another library, which need not be installed; `late`: frames off."""
     frames = decode_frames(source, [min(number + late, LEVELS - 1) for number in row.frames])
     return crop_and_scale(torch.from_numpy(frames), row)
 
 
 def test_another_library_cuts_the_same_clips(shards: Path, monkeypatch) -> None:
-    monkeypatch.setitem(loaders.STRONG, "spdl", cut_with_ours)
+    monkeypatch.setitem(loaders.PEERS, "spdl", cut_with_pyav)
     row = measure(Case("spdl", "spdl", "h264", batch_size=2), shards, seconds=0.1, device="cpu")
     assert row["clips_per_second"] > 0
     assert row["videos_left_out"] == []
@@ -87,65 +81,36 @@ def test_videos_that_another_library_reads_wrong_are_left_out(shards: Path, monk
     def cut(source: bytes, row: PlanRow) -> torch.Tensor:
         if row.sample == 3:
             raise RuntimeError("cannot seek")
-        return cut_with_ours(source, row, late=int(row.sample == 1))
+        return cut_with_pyav(source, row, late=int(row.sample == 1))
 
-    monkeypatch.setitem(loaders.STRONG, "spdl", cut)
+    monkeypatch.setitem(loaders.PEERS, "spdl", cut)
     row = measure(Case("spdl", "spdl", "h264", batch_size=2), shards, seconds=0.1, device="cpu")
     assert sorted(row["videos_left_out"]) == ["v1", "v3"]
     said = capsys.readouterr().err
     assert "v1: has the frames beside the right ones\n" in said
     assert "v3: RuntimeError: cannot seek\n" in said
-    monkeypatch.setitem(loaders.STRONG, "spdl", lambda source, row: cut_with_ours(source, row)[1:])
+    monkeypatch.setitem(loaders.PEERS, "spdl", lambda source, row: cut_with_pyav(source, row)[1:])
     with pytest.raises(InputError, match="spdl reads most videos right"):
         measure(Case("spdl", "spdl", "h264"), shards, seconds=0.1, device="cpu")
 
 
-@pytest.mark.parametrize("loader", ["decoding", "planes"])
-def test_the_bound_is_decoding_alone(shards: Path, loader: str) -> None:
-    row = measure(Case(loader, "pyav", "h264", threads=3), shards, seconds=0.1, device="cpu")
-    assert row["clips_per_second"] == pytest.approx(3 * row["clips_per_cpu_second"])
+def test_the_bound_is_decoding_alone(shards: Path) -> None:
+    row = measure(Case("decoding", "pyav", "h264", threads=3), shards, seconds=0.1, device="cpu")
+    assert row["clips_per_second"] > 0
     assert row["videos_left_out"] == []
 
 
-@pytest.mark.parametrize("kind", ["h264 with B-frames", "h264 with open GOPs", "hevc with open GOPs", "vp9"])
-def test_decoding_alone_gives_every_frame(kind: str) -> None:
-    video = encode(40, **KINDS[kind])
-    for numbers in ((0, 4, 8), (10, 13), (29, 30), (39,)):
-        seconds = time_decoding(VideoSlice(video, numbers, 40))
-        assert seconds is not None
-        assert seconds > 0
-    assert time_decoding(VideoSlice(video, (41,), 42)) is None, "more frames than timestamps"
-
-
-def test_the_common_way_gives_whole_clips() -> None:
-    frames = decode_from_start(encode(70), 4)
-    numbers = [read_number(frame) for frame in frames]
-    assert {(b - a) % LEVELS for a, b in pairwise(numbers)} == {4}
-    assert transform(frames).shape == (16, 3, 224, 224)
-    assert choose_frames(10, 4) == [0, 4, 8, *[9] * 13]
-
-
-def our_cases(device: str, *arguments: str) -> set[tuple[str, str, int]]:
-    cases = list_cases(parse_arguments([".", *arguments]), torch.device(device))
-    return {(case.decoder, case.encode, case.repeats) for case in cases if case.loader == "ours"}
-
-
 def test_every_loader_meets_every_encode(monkeypatch) -> None:
-    monkeypatch.setattr("benchmarks.pipeline_throughput.can_import", lambda name: True)
-    by_pyav = {("pyav", encode, 1) for encode in ("h264", "mjpeg", "copy")}
-    both = by_pyav | {("pyav", "h264", 2), ("pyav", "mjpeg", 2)}
-    assert our_cases("cpu") == both | {("dali", "mjpeg", 1)}
-    assert our_cases("cuda") == both | {("dali", "h264", 1)}
-    assert ("dali", "hevc-size", 1) in our_cases("cuda", "--encodes", "hevc-size")
-    cases = list_cases(parse_arguments(["."]), torch.device("cpu"))
-    for loader in (*loaders.STRONG, "pyav"):
+    monkeypatch.setattr("benchmarks.pipeline_throughput.is_installed", lambda name: True)
+    cases = list_cases(parse_arguments([".", "--decoders", "pyav", "dali"]), on_gpu=True)
+    for loader in loaders.PEERS:
         assert {case.encode for case in cases if case.loader == loader} == {"original", "h264", "mjpeg"}
-    for loader in ("webdataset", "planes", "decoding"):
+    for loader in ("adamae", "decoding"):
         assert {case.encode for case in cases if case.loader == loader} == {"h264", "mjpeg", "copy"}
-    settings = ["--loaders", "ours", "--encodes", "h264", "--threads", "1", "2", "--prefetch", "1", "3"]
-    cases = list_cases(parse_arguments([".", *settings]), torch.device("cpu"))
-    assert {(case.threads, case.prefetch) for case in cases} == {(1, 1), (1, 3), (2, 1), (2, 3)}
-    assert {case.loader for case in cases} == {"ours"}
+    own = {(case.decoder, case.repeats, case.batch_size) for case in cases if case.loader == "adamae"}
+    assert own == {(decoder, repeats, 64) for decoder in ("pyav", "dali") for repeats in (1, 2)}
+    few = list_cases(parse_arguments([".", "--loaders", "adamae", "--encodes", "vp9", "--threads", "3"]), on_gpu=False)
+    assert [(case.encode, case.threads, case.batch_size) for case in few] == [("vp9", 3, 8)] * 2
 
 
 def test_an_encode_may_name_its_tune(tmp_path: Path, monkeypatch) -> None:
@@ -157,18 +122,3 @@ def test_an_encode_may_name_its_tune(tmp_path: Path, monkeypatch) -> None:
             prepare_shards(tmp_path, tmp_path, [name])
     assert commands[0][-5:] == ["--encode", "hevc", "--tune", "size", "--unlabeled"]
     assert commands[1][-3:] == ["--encode", "h264", "--unlabeled"]
-
-
-def test_a_peer_that_cannot_be_imported_is_skipped_with_a_sentence(tmp_path: Path, monkeypatch, capfd) -> None:
-    (tmp_path / "broken.py").write_text("raise OSError('libavutil.so.60 is missing')")
-    for package in ("broken", "json"):
-        (tmp_path / f"{package}-1.0.dist-info").mkdir()
-        (tmp_path / f"{package}-1.0.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: 1.0\n")
-        monkeypatch.setitem(loaders.IMPORTS, package, f"import {package}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert not can_import("broken")
-    said = "skipping broken: it is installed, but cannot be imported (OSError: libavutil.so.60 is missing)\n"
-    assert capfd.readouterr().err == said
-    assert not can_import("no_such_peer")
-    assert can_import("json")

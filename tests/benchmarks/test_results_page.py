@@ -7,34 +7,39 @@ from benchmarks import results_page
 from common.errors import InputError
 
 
-@pytest.mark.parametrize("page", [results_page.PAGE, results_page.README])
+@pytest.mark.parametrize("page", results_page.PAGES, ids=lambda page: page.name)
 def test_the_page_is_what_the_results_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert results_page.regenerate(text) == text, "run `python benchmarks/results_page.py`"
-    assert "| --- |\n<!-- end" not in text, "a table without a row"
 
 
-def test_figures_name_the_fastest_other_loader(monkeypatch, tmp_path: Path) -> None:
-    speeds = {
-        ("decord", "original", 1): 5.0, ("spdl", "original", 1): 10.0, ("decoding", "h264", 1): 90.0,
-        ("spdl", "h264", 1): 20.0, ("torchcodec", "h264", 1): 40.0,
-        ("ours", "h264", 1): 80.0, ("ours", "h264", 2): 120.0,
-    }  # fmt: skip
+def test_every_number_stands_on_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in results_page.PAGES)
+    assert [name for name in results_page.NUMBERS if f"<!-- = {name} -->" not in text] == []
+
+
+def test_a_number_is_that_of_the_best_row(monkeypatch, tmp_path: Path) -> None:
     rows = [
-        {"loader": loader, "encode": encode, "repeats": repeats, "clips_per_second": speed}
-        for (loader, encode, repeats), speed in speeds.items()
+        {"loader": loader, "what": "bf16, large", "speed": speed}
+        for loader, speed in (("spdl", 10.0), ("decord", 5.0), ("adamae", 80.0), ("other", 3000.0))
     ]
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / results_page.LOADING).write_text(json.dumps({"rows": rows}))
+    (tmp_path / "x.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    page = "<!-- = speed-up -->8<!-- end --> | <!-- = ours, same bytes --><!-- end -->"
-    assert results_page.regenerate(page) == (
-        "<!-- = speed-up -->8 times the throughput of spdl, the fastest other loader<!-- end --> |"
-        " <!-- = ours, same bytes -->80, **2×**<!-- end -->"
-    )
-    assert results_page.make_figure("fastest on our bytes") == "40, torchcodec"
-    assert results_page.make_figure("ours, two clips") == "120, **12×**"
-    with pytest.raises(InputError, match="names the figure nowhere: must be one of speed-up, "):
+    peers = {"file": "x.json", "column": "speed", "where": "what=bf16, large, loader=spdl|decord", "over": ""}
+    own = {**peers, "where": "loader=adamae", "over": "loader=spdl|decord"}
+    numbers = {
+        "peer": {**peers, "as": "{value} by {loader}"}, "peers": {**peers, "as": "{low:.0f} to {value:.0f}"},
+        "ratio": {**own, "as": "{ratio:.2g}×"}, "all": {**peers, "where": "", "as": "{value}"},
+        "none": {**own, "where": "loader=nobody"},
+    }  # fmt: skip
+    monkeypatch.setattr(results_page, "NUMBERS", numbers)
+    found = [results_page.make_number(name) for name in ("peer", "peers", "ratio", "all")]
+    assert found == ["10 by spdl", "5 to 10", "8×", "3,000"]
+    page = "<!-- = ratio -->\n9×<!-- end --> | <!-- = peer --><!-- end -->"
+    assert results_page.regenerate(page) == "<!-- = ratio -->8×<!-- end --> | <!-- = peer -->10 by spdl<!-- end -->"
+    with pytest.raises(InputError, match="has no row with loader=nobody"):
+        results_page.make_number("none")
+    with pytest.raises(InputError, match=r"names the number nowhere, which .*results_page\.yaml does not define"):
         results_page.regenerate("<!-- = nowhere --><!-- end -->")
 
 
@@ -55,7 +60,7 @@ def test_plots_show_every_loader_and_the_bound() -> None:
     figure = results_page.plot_loading(results_page.read_rows(results_page.LOADING))
     for axes in figure.axes:
         names = [label.get_text() for label in axes.get_yticklabels()]
-        assert {"ours", "spdl", "torchcodec", "decord", "pyav"} <= set(names)
+        assert {"adamae", "spdl", "torchcodec", "decord"} <= set(names)
         assert "decoding" not in names
         assert len(axes.lines) == 1, "the bound"
     fastest = figure.axes[0].patches[-1].get_width()

@@ -280,8 +280,7 @@ def main() -> int:
         "differs_from_an_undisturbed_run": differs or "nothing: losses of all steps and weights, bit by bit",
     }
     name = f"{options.count}_random_seed_{options.seed}" if options.count else "each_kind"
-    packages = ("fsspec", "s3fs", "moto")
-    Report(name, options.output, torch.device("cpu"), packages=packages, **about).write(rows)
+    Report(name, options.output, torch.device("cpu"), **about).write(rows)
     print(f"{len(rows)} faults; differs: {differs or 'nothing'}")
     return 1 if differs or about["left_running"] else 0
 

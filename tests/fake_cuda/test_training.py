@@ -8,9 +8,8 @@ from typing import Any
 import gpu
 import pytest
 from runs import read_rows
-from tiny import TINY
+from tiny import TINY, write_random_teacher
 
-from benchmarks.step import write_random_teacher
 from kernels.decoded_clips import frame_bytes
 from model.registry import MASKS, TARGETS
 from pipeline.decoding.planes import find_window

@@ -9,7 +9,6 @@ import pytest
 import torch
 from loading import check_frames, make_batch, make_chunk, make_setup, plan_of
 from made_videos import encode, write_shards
-from test_video import rotated
 
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking
@@ -80,7 +79,7 @@ def change_size_on_the_way() -> bytes:
 UNUSUAL = {
     "4:4:4": encode(16, pix_fmt="yuv444p"),
     "4:2:2 of 10 bits": encode(16, pix_fmt="yuv422p10le"),
-    "rotated": rotated(90),
+    "rotated": encode(1, rotation=90),
     "of another size than the table says": encode(16, width=80),
     "of another size from the ninth frame on": change_size_on_the_way(),
 }
