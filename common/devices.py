@@ -78,7 +78,7 @@ def explain_missing_gpu() -> str:
 def check_capability(index: int) -> None:
     """Raise InputError where a GPU is older than the kernels here need, or newer than what PyTorch was built for."""
     major, minor = torch.cuda.get_device_capability(index)
-    # Programs run on GPUs of their generation from theirs on (sm_…), portable code on all from its own on (compute_…).
+    # A program (sm_…) runs on its own and later GPUs of its generation, portable code (compute_…) on all later ones.
     built_for = (arch.rstrip("af").split("_") for arch in torch.cuda.get_arch_list())
     is_known = any(
         int(number) <= 10 * major + minor and (kind == "compute" or int(number) // 10 == major)
