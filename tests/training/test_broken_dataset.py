@@ -36,11 +36,8 @@ def broken(intact: Path) -> Path:
 class PlanThatKnows(TrainingPlan):
     """Puts the replacements in the place of the broken videos from the start."""
 
-    def batch(self, index: int) -> list[PlanRow]:
-        return [self.intact(row) for row in super().batch(index)]
-
-    def intact(self, row: PlanRow) -> PlanRow:
-        attempt = 0
+    def row(self, position: int) -> PlanRow:
+        row, attempt = super().row(position), 0
         while self._dataset.samples[row.sample].key in BROKEN:
             attempt += 1
             row = self.replacement(row, attempt)
