@@ -267,7 +267,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                 except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
                     self._reset_dali()
                     return
-            elif batch is self._pending[0]:
+            elif batch is self._pending[0] and not batch.encoded:
                 self._upload(batch, layout)
 
     def _upload(self, batch: PendingBatch, layout: BlockLayout) -> None:

@@ -18,7 +18,8 @@ def upload(
 ) -> UInt8[Tensor, "B T H W C"]:
     """Copy a batch to the device on the current stream, and make clips of it there; the host does not wait.
 
-    results: all chunks of the batch, in order. Clips that are DALI's are left as they are.
+    results: all chunks of the batch, in order. Clips that are DALI's are left as they are. To be called once: the
+    tables in `block` are changed to where the planes are on the device.
     """
     clips = [clip for result in results for clip in result.clips]
     memory = torch.empty(sum(result.used_bytes for result in results), dtype=torch.uint8, device=device)

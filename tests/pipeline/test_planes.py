@@ -10,6 +10,7 @@ import torch
 from loading import check_frames, make_batch, make_chunk, make_setup, plan_of
 from made_videos import encode, write_shards
 
+from pipeline.clip_memory import ClipMemory
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking
 from pipeline.decoding.planes import find_window, is_worth_uploading
@@ -19,6 +20,7 @@ from pipeline.planning.plan import PlanRow
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
+from pipeline.upload import upload
 from pipeline.video_error import VideoError
 
 WIDTH, HEIGHT, SIZE = 64, 48, FrameSize(32, 32)
@@ -165,3 +167,21 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
     check_frames(batches[True], plan, mixed)
     for made, expected in zip(batches[True], batches[False], strict=True):
         assert (made.clip.cpu().int() - expected.clip.int()).abs().max() <= 1
+
+
+@pytest.mark.gpu
+def test_an_upload_does_not_wait_for_the_step() -> None:
+    rows = make_rows(CROPS[0])
+    videos = [(VideoSlice(USUAL["h264"], NUMBERS, 16), make_sample(), rows)]
+    setup = make_setup(videos, SIZE, upload_planes=True)
+    _, block = ClipMemory(setup.layout).acquire(pin=True)
+    result, copying = make_chunk(setup, block, 0, 1, videos), torch.cuda.Stream()
+    expected = upload(block.copy(), setup.layout, [result], torch.device("cpu"))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    step = torch.cuda.current_stream().record_event()
+    with torch.cuda.stream(copying):
+        clips = upload(block, setup.layout, [result], torch.device("cuda"))
+    copying.synchronize()
+    assert not step.query(), "the step is still running"
+    assert (clips.cpu().int() - expected.int()).abs().max() <= 1
