@@ -18,7 +18,7 @@ from pipeline.shards.dataset import ShardDataset
 class ClipDataset(IterableDataset[Batch]):
     """Yields the batches that train.py gets, endlessly; `state_dict` and `load_state_dict` resume exactly.
 
-    Rank and number of processes are torch.distributed's, once that is initialized. Reading and decoding have threads of
+    Rank and number of processes are torch.distributed's, once that is initialized. Reading and decoding have workers of
     their own, so give it to no DataLoader or to one with `batch_size=None, num_workers=0`.
     """
 
@@ -60,7 +60,7 @@ class ClipDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
-            raise InputError("clips have threads of their own, and workers would repeat them: set num_workers=0")
+            raise InputError("clips have workers of their own, and others would repeat them: set num_workers=0")
         with ClipLoader(self._dataset, self._plan(), self._device, self._config, self._quarantine) as loader:
             for batch in loader.batches(self._next_batch):
                 self._next_batch += 1  # before it is used: a state that is saved meanwhile goes on behind it

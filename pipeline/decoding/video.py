@@ -181,15 +181,15 @@ class Video:
         changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
         if changes or not fits or not times_tell_frames(self._stream, [packet.pts for packet in packets]):
             return None
-        keyframes = [(packet.pts, place) for place, packet in enumerate(packets) if packet.is_keyframe]
-        return Index(packets, shown, sorted(keyframes))
+        keyframes = sorted((packet.pts or 0, place) for place, packet in enumerate(packets) if packet.is_keyframe)
+        return Index(packets, shown, keyframes)
 
     def _decode_from_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         self.close()
         self._open()
         wanted = set(numbers)
         # PyAV leaks 300 bytes of a decoder that is neither exhausted nor closed: 1 MiB per 3,500 clips.
-        with closing(self._container.decode(self._stream)) as frames:
+        with closing(self._container.decode(self._stream)) as frames:  # type: ignore[type-var]
             for number, frame in enumerate(frames):
                 self.frames_decoded += 1
                 if number in wanted:

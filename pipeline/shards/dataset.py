@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ShardLookup:
-    """The shard of every sample, found when it is asked for: `[i]` for a number or an array of such."""
+    """The shard of every sample, found when it is asked for: `[i]` for a number or an array of them."""
 
     def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
         self.first_of_shard = first_of_shard

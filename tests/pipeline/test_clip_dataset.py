@@ -58,7 +58,7 @@ def test_ranks_share_the_batches_of_a_step(short_shards: Path, monkeypatch) -> N
 
 
 def test_workers_are_refused(short_shards: Path) -> None:
-    with pytest.raises(InputError, match="workers would repeat them: set num_workers=0"):
+    with pytest.raises(InputError, match="others would repeat them: set num_workers=0"):
         next(iter(DataLoader(ClipDataset(short_shards, **CLIPS), batch_size=None, num_workers=2)))
     with pytest.raises(InputError, match="frame_stride"):
         ClipDataset(short_shards, frame_stride=0)
