@@ -5,7 +5,6 @@ from pathlib import Path
 
 import object_store
 import pytest
-from tiny import TINY
 
 # One thread per test process, set before torch is imported: `make test` runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 if not torch.cuda.is_available():
-    # Set before kernels/ is imported: Triton then runs in the interpreter, on CPU tensors.
+    # Set before kernels/ is imported, so that nothing above may import it: Triton then interprets, on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -62,6 +61,8 @@ def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> Path:
     """Pre-train a tiny model for six steps, with checkpoints after steps 3 and 6. Copy the folder to change it."""
+    from tiny import TINY
+
     from train import train
     from training.config import parse
 
