@@ -28,7 +28,7 @@ INSTEAD = {
     "may_vote|voters|bank": "allowed_neighbors, neighbors, reference set",
     "(_?is_)?lent": "is_shared, in_flight",
     "carry_out|takes_frames|_made_of": "decode_chunk, upload_planes, _init_args",
-    "HostClips|DecodeJob|Decoded": "Chunk, ChunkResult",
+    "HostClips|DecodeJob": "Chunk, ChunkResult",
     "label_of_all|is_late|ShardOf|COPIED": "constant_label, timed_out, ShardLookup, ROW_FIELDS",
     "RoleChooser|Choices|_say_the_same": "ColumnDetector, ListOptions, are_equivalent",
     "start_max|at_once|is_deferred": "async_max, allow_interrupt, defer",
