@@ -63,7 +63,7 @@ class ClipDataset(IterableDataset[Batch]):
             raise InputError("clips have workers of their own, and others would repeat them: set num_workers=0")
         with ClipLoader(self._dataset, self._plan(), self._device, self._config, self._quarantine) as loader:
             for batch in loader.batches(self._next_batch):
-                self._next_batch += 1  # before it is used: a state that is saved meanwhile goes on behind it
+                self._next_batch += 1  # before it is used: a state that is saved meanwhile resumes behind it
                 yield batch
 
     def state_dict(self) -> dict[str, Any]:

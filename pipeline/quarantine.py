@@ -8,7 +8,7 @@ from pipeline.jsonl import JsonlFile
 from pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.
-CLIPS_BEFORE_JUDGING = 200
+MIN_CLIPS = 200
 
 
 class Quarantine:
@@ -35,8 +35,8 @@ class Quarantine:
                 self._written.add(video.key)
                 line = {"key": video.key, "where": self._dataset.where(sample), "source": video.source}
                 self._lines.add({**line, "reason": reason})
-            judged = max(self._clips, CLIPS_BEFORE_JUDGING)
-            if self._bad_clips > self._max_bad_fraction * judged:
+            most = self._max_bad_fraction * max(self._clips, MIN_CLIPS)
+            if self._bad_clips > most:
                 raise InputError(
                     f"{self._bad_clips} of {self._clips} clips came from videos that cannot be decoded, the last one"
                     f" {self._dataset.where(sample)} ({reason}): more than data.max_bad_fraction ="

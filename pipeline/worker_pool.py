@@ -85,16 +85,16 @@ class WorkerPool:
                 worker.silent_s += waited  # answers may have waited for us: only this is its own time
             for key, _ in events:
                 self._receive(key.data, found)
-            for worker in [worker for worker in self._workers if self._patience(worker) <= 0]:
+            for worker in [worker for worker in self._workers if self._remaining_s(worker) <= 0]:
                 reason = f"reading and decoding took more than {self._timeout:g} s"
                 self._replace(worker, reason, timed_out=True, found=found)
             if not events and (found or not wait):
                 return found
 
     def _find_timeout(self) -> float:
-        return max(0.0, min(map(self._patience, self._workers)))
+        return max(0.0, min(map(self._remaining_s, self._workers)))
 
-    def _patience(self, worker: Worker) -> float:
+    def _remaining_s(self, worker: Worker) -> float:
         """Return for how many more seconds a worker may be silent."""
         if not worker.chunks:
             return math.inf

@@ -88,7 +88,7 @@ class Reader:
         if copy:
             try:
                 return read_file(copy, video, parse)
-            except InputError:  # it is missing: another process has made room of it
+            except InputError:  # it is missing: another process has evicted it
                 pass
             except VideoError:
                 copy.unlink(missing_ok=True)
