@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.masking.mask import Mask
 
 # 4 frames of 32×32 in patches of 2×8×8 are 2·4·4 = 32 tokens: a model that runs in milliseconds.
 SMALL: dict[str, Any] = {
@@ -36,6 +38,16 @@ def random_ids(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> tuple
     generator = torch.Generator().manual_seed(seed)
     order = torch.stack([torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)])
     return order[:, : config.num_visible].sort().values, order[:, config.num_visible :].sort().values
+
+
+def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
+    """Let the model mask these tokens, whatever its sampler would choose."""
+
+    def sample(logits: Tensor, seed: int, offset: int) -> Mask:
+        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.has_probabilities else None)
+
+    strategy = model.token_sampler
+    strategy.sample = sample  # type: ignore[method-assign, assignment]
 
 
 def randomize(module: nn.Module, seed: int = 0) -> None:

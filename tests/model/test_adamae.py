@@ -1,9 +1,9 @@
 import pytest
 import torch
-from material import close, random_clip, random_ids, randomize, small
+from material import close, give_ids, random_clip, random_ids, randomize, small
 from torch import Tensor
 
-from model.adamae import AdaMAE
+from model.adamae import AdaMAE, Output
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from training.parallelize import compile_in_place
@@ -34,7 +34,7 @@ def test_parameter_count(changes, total, without_sampler) -> None:
 
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("detach", [True, False])
-def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> None:
+def test_hidden_pixels_do_not_reach_the_encoder(masking, detach) -> None:
     config = small(masking=masking, detach_sampler_input=detach, mask_ratio=0.5)
     model = AdaMAE(config).eval()
     features = []
@@ -42,7 +42,7 @@ def test_hidden_pixels_do_not_reach_the_encoder(masking, detach, given_ids) -> N
     clip = random_clip(config)
     first = model(clip, 3, 0)
     if masking == "adaptive":  # the sampler does see all pixels: keep its mask
-        given_ids(first.visible_ids, first.masked_ids)
+        give_ids(model, first.visible_ids, first.masked_ids)
 
     is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
     is_masked = is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3).bool()
@@ -92,19 +92,11 @@ def test_gradients_reach_only_what_they_should(detach, decoder) -> None:
     assert gradient_names(model, output.loss) >= everything - {"token_sampler.logit.bias"}
 
 
-def test_without_a_sampler_the_loss_is_the_reconstruction_loss() -> None:
-    model = AdaMAE(small(masking="random"))
-    output = model(random_clip(model.config), 0, 0)
-    assert output.log_probs is None
-    assert torch.equal(output.loss, output.reconstruction_loss)
-    assert gradient_names(model, output.loss) == {name for name, _ in model.named_parameters()}
-
-
-def test_autocast_leaves_log_probs_and_losses_in_fp32(given_ids) -> None:
+def test_autocast_leaves_log_probs_and_losses_in_fp32() -> None:
     config = small()
     model = AdaMAE(config).eval()
     randomize(model)
-    given_ids(*random_ids(config))
+    give_ids(model, *random_ids(config))
     plain = model(random_clip(config), 0, 0)
     dtypes = []
     model.token_sampler.body[0].attn.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
@@ -119,12 +111,12 @@ def test_autocast_leaves_log_probs_and_losses_in_fp32(given_ids) -> None:
     assert all(value.grad.dtype == torch.float32 for value in model.parameters())
 
 
-def test_gradients_in_bf16_are_close(given_ids) -> None:
+def test_gradients_in_bf16_are_close() -> None:
     """Also where they are sums over thousands of tokens, as those of the decoder's LayerNorms."""
     config = small(num_frames=8, image_size=112)
     model = AdaMAE(config).eval()
     randomize(model)
-    given_ids(*random_ids(config))
+    give_ids(model, *random_ids(config))
 
     def gradients(in_bf16: bool) -> dict[str, torch.Tensor]:
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
@@ -170,35 +162,24 @@ def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, pos
 
 @pytest.mark.slow  # half a minute of tracing
 @pytest.mark.parametrize(("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)])
-def test_compiles_whole_and_once(masking, checkpointing) -> None:
-    torch._dynamo.reset()
-    config = small(masking=masking, activation_checkpointing=checkpointing)
-    model = AdaMAE(config).eval()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    clip = random_clip(config)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for seed in (1, 2):
-            numbers = torch.tensor(seed), torch.tensor(10 * seed)
-            expected, output = model(clip, *numbers), compiled(clip, *numbers)
-            assert torch.equal(output.visible_ids, expected.visible_ids)
-            torch.testing.assert_close(output.loss, expected.loss)
-
-
-@pytest.mark.slow  # half a minute of tracing
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_gradients_are_those_of_the_plain_model(checkpointing) -> None:
+def test_compiled_whole_and_once_it_learns_as_the_plain_model(masking, checkpointing) -> None:
     """Though the compiled backward pass is given less, and makes the rest again."""
     torch._dynamo.reset()
-    model = AdaMAE(small(activation_checkpointing=checkpointing, detach_sampler_input=False)).eval()
+    model = AdaMAE(small(masking=masking, activation_checkpointing=checkpointing, detach_sampler_input=False)).eval()
     randomize(model)
 
-    def gradients() -> list[Tensor]:
-        loss = model(random_clip(model.config), torch.tensor(1), torch.tensor(2)).loss
-        return list(torch.autograd.grad(loss, list(model.parameters())))
+    def step(seed: int) -> tuple[Output, list[Tensor]]:
+        output = model(random_clip(model.config), torch.tensor(seed), torch.tensor(10 * seed))
+        return output, list(torch.autograd.grad(output.loss, list(model.parameters())))
 
-    plain = gradients()
+    plain = step(1), step(2)
     compile_in_place(model, fullgraph=True, backend="aot_eager_decomp_partition")
-    torch.testing.assert_close(gradients(), plain, rtol=1e-4, atol=1e-6)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed, (expected, gradients) in enumerate(plain, 1):
+            output, found = step(seed)
+            assert torch.equal(output.visible_ids, expected.visible_ids)
+            torch.testing.assert_close(output.loss, expected.loss)
+            torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])

@@ -1,13 +1,12 @@
 """Clips of other numbers of channels than RGB's: gray from videos, anything up to twelve from arrays."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from material import random_clip, randomize, same, small
 from PIL import Image
-from safetensors.torch import save_file
+from tiny import TINY
 
 import export
 from common.errors import InputError
@@ -18,7 +17,6 @@ from model.adamae import AdaMAE
 from model.channels import adapt_channels
 from model.maps import reconstruct
 from model.weights import pretrained
-from model.weights.layouts import from_external, to_external
 from model.weights.models import load_adamae, load_encoder
 from model.weights.warm_start import warm_start
 from train import train
@@ -28,7 +26,7 @@ FIVE = torch.randint(0, 256, (2, 4, 16, 16, 5), dtype=torch.uint8, generator=tor
 IDS = torch.tensor([[0, 3, 6], [1, 2, 7]])
 
 
-def test_grey_is_the_luma_of_bt_601() -> None:
+def test_gray_is_the_luma_of_bt_601() -> None:
     assert adapt_channels(FIVE, 5) is FIVE
     colors = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
     clip = colors.to(torch.uint8).reshape(1, 1, 1, 6, 3)
@@ -36,8 +34,8 @@ def test_grey_is_the_luma_of_bt_601() -> None:
     assert adapt_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
     clip = random_clip(small())
     by_pillow = [Image.fromarray(frame.numpy()).convert("L").tobytes() for frame in clip[0]]
-    theirs = torch.frombuffer(bytearray(b"".join(by_pillow)), dtype=torch.uint8)
-    assert (adapt_channels(clip, 1)[0].flatten().int() - theirs.int()).abs().max() <= 1
+    expected = torch.frombuffer(bytearray(b"".join(by_pillow)), dtype=torch.uint8)
+    assert (adapt_channels(clip, 1)[0].flatten().int() - expected.int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
@@ -67,7 +65,7 @@ def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool)
     torch.testing.assert_close(*gradients)
 
 
-def test_a_model_for_grey_makes_rgb_grey() -> None:
+def test_a_model_for_gray_makes_rgb_gray() -> None:
     model = AdaMAE(small(in_channels=1)).eval()
     clip = random_clip(model.config)
     gray = adapt_channels(clip, 1)
@@ -90,64 +88,51 @@ def test_figures_show_what_can_be_visible_channels(channels: int, note: str | No
 
 @pytest.mark.parametrize("channels", [1, 6])
 def test_weights_of_rgb_start_models_of_other_channels(channels: int, tmp_path: Path) -> None:
-    theirs = AdaMAE(small())
-    randomize(theirs)
+    rgb = AdaMAE(small())
+    randomize(rgb)
     file = tmp_path / "rgb.safetensors"
-    pretrained.save(file, theirs.state_dict(), pretrained.make_metadata(theirs.config))
-    ours = AdaMAE(small(in_channels=channels))
-    assert f"weights averaged over 3 channels for {channels}" in warm_start(ours, file)
+    pretrained.save(file, rgb.state_dict(), pretrained.make_metadata(rgb.config))
+    other = AdaMAE(small(in_channels=channels))
+    assert f"weights averaged over 3 channels for {channels}" in warm_start(other, file)
     # Tokens of patches that are alike in all channels are what they were, however many channels there are.
     value = torch.randn(1, 128, 1)
     before, after = (
-        model.tokenizer.projection(value.expand(-1, -1, model.config.in_channels).flatten(1))
-        for model in (theirs, ours)
+        model.tokenizer.projection(value.expand(-1, -1, model.config.in_channels).flatten(1)) for model in (rgb, other)
     )
     torch.testing.assert_close(after, before)
     features = torch.randn(1, 32)
     before, after = (
-        model.decoder.head(features).unflatten(1, (-1, model.config.in_channels)) for model in (theirs, ours)
+        model.decoder.head(features).unflatten(1, (-1, model.config.in_channels)) for model in (rgb, other)
     )
     torch.testing.assert_close(after, before.mean(dim=2, keepdim=True).expand_as(after))
     wide = load_encoder(file, in_channels=channels)
-    assert torch.equal(wide.tokenizer.projection.weight, ours.tokenizer.projection.weight)
+    assert torch.equal(wide.tokenizer.projection.weight, other.tokenizer.projection.weight)
 
 
-def test_a_grey_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
+def test_a_gray_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     model = AdaMAE(small(in_channels=1, masking="tube", mask_ratio=0.5))
     randomize(model)
-    state = model.state_dict()
-    back = from_external(to_external(state, "huggingface", in_channels=1))
-    assert same(back, state)
-    save_file(state, tmp_path / "gray.safetensors", pretrained.make_metadata(model.config))
-    export.main(
-        export.parse_arguments(
-            ["export", str(tmp_path / "gray.safetensors"), str(tmp_path / "hf"), "--to", "huggingface"]
-        )
-    )
-    assert json.loads((tmp_path / "hf/config.json").read_text())["num_channels"] == 1
-    assert not (tmp_path / "hf/preprocessor_config.json").exists()
-    assert pretrained.load(tmp_path / "hf").config.in_channels == 1
+    file, folder = tmp_path / "gray.safetensors", tmp_path / "hf"
+    pretrained.save(file, model.state_dict(), pretrained.make_metadata(model.config))
+    export.main(export.parse_arguments(["export", str(file), str(folder), "--to", "huggingface"]))
+    assert not (folder / "preprocessor_config.json").exists()
+    again = pretrained.load(folder)
+    assert again.config.in_channels == 1
+    assert same(again.state, model.state_dict())
 
 
-def test_a_run_in_grey_starts_from_rgb_and_other_channels_are_refused(
-    tmp_path: Path, synthetic_shards: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_in_gray_starts_from_rgb_and_other_channels_are_refused(
+    tmp_path: Path, tiny_run: Path, synthetic_shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [
-        "model.size=tiny", "model.encoder_depth=1", "model.decoder_depth=1", "model.num_frames=4",
-        "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75", "data.frame_stride=2", "batch_size=4",
-        "steps=2", "device=cpu", "precision=fp32", "data.num_workers=1", "evaluation.every=2",
-        f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}",
-    ]  # fmt: skip
-    rgb = AdaMAE(parse(settings).model)
-    pretrained.save(tmp_path / "rgb.safetensors", rgb.state_dict(), pretrained.make_metadata(rgb.config))
-    start = f"init_from={tmp_path / 'rgb.safetensors'}"
-    train(parse([*settings, "model.in_channels=1", start, f"run={tmp_path / 'run'}"]))
+    settings = [*TINY, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
+    evaluation = [f"evaluation.shards={synthetic_shards}", "evaluation.every=6"]
+    train(parse([*settings, *evaluation, "model.in_channels=1", f"init_from={tiny_run}"]))
     assert "averaged over 3 channels for 1" in capsys.readouterr().err
     assert load_adamae(tmp_path / "run").config.in_channels == 1
     assert list((tmp_path / "run").rglob("*.png"))
     with pytest.raises(
         InputError, match=r"in_channels is 5, and the clips of data\.shards have 3: set .* or 1 for grayscale"
     ):
-        train(parse([*settings, "model.in_channels=5", f"run={tmp_path / 'other'}"]))
+        train(parse([*settings[:-1], "model.in_channels=5", f"run={tmp_path / 'other'}"]))
     with pytest.raises(InputError, match="in_channels is 13: must be at least 1 and at most 12"):
         small(in_channels=13)

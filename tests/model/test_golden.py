@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import close, same
+from material import close, give_ids, same
 from safetensors.torch import load_file
 
 from model.adamae import AdaMAE
@@ -28,15 +28,15 @@ def golden(request, shared_folder: Path | None) -> tuple[str, dict[str, torch.Te
     return request.param, values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
 
 
-def test_golden(golden, given_ids) -> None:
+def test_golden(golden) -> None:
     which, values, published = golden
-    (pretraining if which == "adamae_pretrain" else classifier)(values, published, given_ids)
+    (compare_pretraining if which == "adamae_pretrain" else compare_classifier)(values, published)
 
 
-def pretraining(golden, published, given_ids) -> None:
+def compare_pretraining(golden, published) -> None:
     model = AdaMAE(CONFIG).eval()
     model.load_state_dict(from_external(published))
-    given_ids(golden["visible_ids"], golden["masked_ids"])
+    give_ids(model, golden["visible_ids"], golden["masked_ids"])
     output = model(golden["clip"], 0, 0)
 
     close(output.log_probs.exp(), golden["probabilities"])
@@ -58,13 +58,13 @@ def pretraining(golden, published, given_ids) -> None:
     assert model.target(golden["clip"], golden["target"], golden["masked_ids"]).mean() < 1e-9
 
 
-def classifier(golden, published, given_ids) -> None:
+def compare_classifier(golden, published) -> None:
     model = VideoClassifier(CONFIG, num_classes=7).eval()
     model.load_state_dict(from_external(published))
     close(model.features(golden["clip"]), golden["features"])
     close(model(golden["clip"]), golden["logits"])
 
 
-def test_the_published_layout_survives_the_way_through_ours(golden) -> None:
+def test_the_published_layout_survives_both_conversions(golden) -> None:
     _, _, published = golden
     assert same(to_external(from_external(published), "adamae"), published)

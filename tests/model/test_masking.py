@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from material import random_clip, small
+from material import close, random_clip, randomize, small
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from common.errors import InputError
 from model.adamae import AdaMAE, sample_ids
+from model.blocks import Block
 from model.config import ModelConfig
 from model.masking.mask import Mask, make_masking
 from model.masking.motion import log_motion
 from model.registry import MASKS, find_class
-
-NOISE = torch.Generator().manual_seed(0)
 
 
 def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
@@ -58,22 +59,40 @@ def test_number_of_visible_tokens(masking: str, mask_ratio: float, count: int) -
     assert ModelConfig(masking=masking, mask_ratio=mask_ratio).num_visible == count
 
 
-def test_only_an_mlp_sampler_reads_each_token_alone() -> None:
-    tokens, clip = torch.randn(2, 32, 48), random_clip(small())
-    tokens[1, 1:] = tokens[0, 1:]  # the clips differ in their first token only
-    for kind, alone in (("mlp", True), ("mha", False)):
-        log_probs = make_masking(small(sampler=kind)).eval()(clip, tokens, 0, 0).log_probs
-        differences = (log_probs - log_probs[:, 1:2])[:, 1:]
-        assert torch.allclose(differences[0], differences[1], atol=1e-5) == alone
-        torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
+def encoder_layer(block: Block, x: Tensor) -> Tensor:
+    """What PyTorch's own transformer layer makes of x with the weights of a sampler's block."""
+    layer = nn.TransformerEncoderLayer(
+        48, 8, 192, dropout=0, activation="gelu", layer_norm_eps=1e-5, batch_first=True, norm_first=True
+    )
+    renamed = {"attn.qkv.weight": "self_attn.in_proj_weight", "mlp.fc1": "linear1", "mlp.fc2": "linear2"}
+    renamed |= {"attn.proj": "self_attn.out_proj"}
+    weights = {"self_attn.in_proj_bias": torch.zeros(144)}
+    for name, value in block.named_parameters():
+        part = next((part for part in renamed if name.startswith(part)), "")
+        weights[name.replace(part, renamed[part]) if part else name] = value
+    return functional_call(layer, weights, x)
 
 
-def test_the_samplers_block_is_the_authors() -> None:
-    strategy = make_masking(ModelConfig(size="tiny"))
-    (block,) = strategy.body
-    assert (block.norm1.eps, block.norm2.eps) == (1e-5, 1e-5)
-    assert (block.attn.num_heads, block.attn.proj_drop.p, block.mlp.drop.p) == (8, 0.1, 0.1)
-    assert block.attn.q_bias is None
+@pytest.mark.parametrize("changes", [{}, {"sampler_depth": 2}, {"sampler": "mlp"}], ids=str)
+def test_the_sampler_and_its_loss_are_the_papers(changes: dict) -> None:
+    """arXiv 2211.09120 §3.2 and §3.3, the block as in the authors' code: without a bias of queries, keys or values."""
+    config = small(sampling_loss_weight=0.5, **changes)
+    model, clip = AdaMAE(config).eval(), random_clip(config)
+    randomize(model)
+    output, sampler = model(clip, 0, 0), model.token_sampler
+    x = model.tokenizer(clip).detach() + sampler.positions
+    for part in sampler.body:
+        x = encoder_layer(part, x) if isinstance(part, Block) else nn.functional.linear(x, part.weight, part.bias)
+    log_probs = nn.functional.linear(x, sampler.logit.weight, sampler.logit.bias)[..., 0].log_softmax(dim=-1)
+    loss = -(log_probs.gather(1, output.masked_ids) * output.loss_per_token.detach()).mean()
+    close(output.log_probs.exp(), log_probs.exp())
+    close(output.sampling_loss, loss)
+    close(output.loss, output.reconstruction_loss + 0.5 * loss)
+    names, values = zip(*sampler.named_parameters(), strict=True)
+    expected = torch.autograd.grad(loss, values, retain_graph=True)
+    for name, *pair in zip(names, torch.autograd.grad(output.sampling_loss, values), expected, strict=True):
+        if name != "logit.bias":  # shared by all logits, it does not change a softmax: rounding at most
+            close(*pair, name)
 
 
 def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:

@@ -5,13 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from model.decoder import Decoder
-from model.masking.mask import MaskingStrategy
-from model.registry import DECODERS, MASKS, TARGETS, find_class
-from model.targets.target import Target
-
 ROOT = Path(__file__).parents[2]
 NEW_FILE = """
 import torch
@@ -56,12 +49,6 @@ assert output.visible_ids.min() > 16, output.visible_ids
 assert output.pred.shape == (2, 24, 1)
 parse(["--help"])
 """
-
-
-@pytest.mark.parametrize(("registry", "base"), [(MASKS, MaskingStrategy), (TARGETS, Target), (DECODERS, Decoder)])
-def test_every_name_is_a_class_of_its_kind(registry: dict[str, str], base: type) -> None:
-    for name in registry:
-        assert issubclass(find_class(registry, name), base)
 
 
 def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> None:
