@@ -37,8 +37,7 @@ def test_change_of_brightness_marks_a_fifth() -> None:
 
 
 def test_a_model_is_measured_on_videos_with_and_without_truth(tmp_path: Path) -> None:
-    made = ["--dataset=motion", "--num-videos=6", "--size=32", "--num-frames=8", "--codec=npy", "--classes=up"]
-    synthetic_videos.main([str(tmp_path), *made])
+    synthetic_videos.main([str(tmp_path), "--num-videos=6", "--size=48", "--num-frames=8", "--classes=up"])
     model = AdaMAE(CONFIG).eval()
     row = measure(model, tmp_path, DataConfig(frame_stride=2))
     assert (row["num_clips"], row["motion"]) == (6, "moving objects")
