@@ -1,4 +1,4 @@
-"""Weights in a model that is not quite theirs: other clips, no sampler, no decoder."""
+"""Weights in a model that they were not made for: other clips, no sampler, no decoder."""
 
 from dataclasses import replace
 from functools import partial
@@ -52,17 +52,24 @@ def interpolate_by_hand(table: Tensor, before: Grid, after: Grid) -> Tensor:
 @pytest.mark.parametrize("after", [(4, 6, 6), (1, 4, 4), (2, 3, 5), (3, 2, 8)])
 def test_positions_are_interpolated_in_space_and_time(after: Grid) -> None:
     time, height, width = after
-    theirs, ours = small(), small(num_frames=2 * time, image_size=[8 * height, 8 * width])
-    table = torch.randn(theirs.num_tokens, 6)
-    found = adapt_weights({POSITIONS: table}, theirs, ours)[POSITIONS]
-    torch.testing.assert_close(found, interpolate_by_hand(table, theirs.grid, after), rtol=0, atol=1e-6)
+    trained, config = small(), small(num_frames=2 * time, image_size=[8 * height, 8 * width])
+    table = torch.randn(trained.num_tokens, 6)
+    found = adapt_weights({POSITIONS: table}, trained, config)[POSITIONS]
+    torch.testing.assert_close(found, interpolate_by_hand(table, trained.grid, after), rtol=0, atol=1e-6)
 
 
-def test_at_equal_sizes_all_of_it_is_taken_bit_by_bit(model: AdaMAE, file: Path) -> None:
+@pytest.mark.parametrize("layout", ["", "adamae", "videomae", "huggingface"])
+def test_at_equal_sizes_all_that_a_file_holds_is_taken_bit_by_bit(model: AdaMAE, file: Path, layout: str) -> None:
+    if layout:
+        save_file(to_external(model.state_dict(), layout), file)
     new = AdaMAE(small())
+    fresh = {name: value.clone() for name, value in new.state_dict().items() if name.startswith("token_sampler.")}
     said = warm_start(new, file)
-    assert same(new.state_dict(), model.state_dict())
-    assert said == f"weights of {file}: tokenizer, encoder's blocks, encoder's norm, decoder, token sampler"
+    with_sampler = layout in ("", "adamae")
+    assert same(new.state_dict(), model.state_dict() | ({} if with_sampler else fresh))
+    parts = "tokenizer, encoder's blocks, encoder's norm, decoder"
+    rest = ", token sampler" if with_sampler else "; initialized from scratch: token sampler (not there)"
+    assert said == f"weights of {file}: {parts}{rest}"
 
 
 def test_of_other_clips_only_learned_positions_change(model: AdaMAE, file: Path) -> None:
@@ -77,17 +84,6 @@ def test_of_other_clips_only_learned_positions_change(model: AdaMAE, file: Path)
     assert torch.equal(new.encoder.positions, computed)
 
 
-@pytest.mark.parametrize("layout", ["adamae", "videomae", "huggingface"])
-def test_other_peoples_files(model: AdaMAE, tmp_path: Path, layout: str) -> None:
-    save_file(to_external(model.state_dict(), layout), tmp_path / "theirs.safetensors")
-    new = AdaMAE(small())
-    fresh = {name: value.clone() for name, value in new.state_dict().items() if name.startswith("token_sampler.")}
-    said = warm_start(new, tmp_path / "theirs.safetensors")
-    with_sampler = layout == "adamae"
-    assert same(new.state_dict(), model.state_dict() | ({} if with_sampler else fresh))
-    assert ("initialized from scratch: token sampler (not there)" in said) != with_sampler
-
-
 def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: AdaMAE, file: Path) -> None:
     new = AdaMAE(small(decoder_depth=1, masking="random"))
     decoder = {name: value.clone() for name, value in new.decoder.state_dict().items()}
@@ -95,29 +91,22 @@ def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: Ad
     assert same(new.decoder.state_dict(), decoder)
     assert same(new.encoder.state_dict(), model.encoder.state_dict())
     assert said.endswith("initialized from scratch: decoder (of another shape there); left out: token_sampler")
-
-
-def test_a_classifiers_encoder_is_a_start_too(tmp_path: Path) -> None:
     classifier, new = VideoClassifier(small(), num_classes=3), AdaMAE(small())
-    said = warm_start(new, saved(classifier, tmp_path / "a.safetensors"))
+    said = warm_start(new, saved(classifier, file))
     assert same(new.encoder.blocks.state_dict(), classifier.encoder.blocks.state_dict())
     fresh = "encoder's norm (not there), decoder (not there), token sampler (not there)"
     assert said.endswith(f"initialized from scratch: {fresh}; left out: head, norm")
-
-
-def test_another_encoder_is_refused_with_all_differences(file: Path) -> None:
     with pytest.raises(InputError, match=r"depth 2 instead of 3, patch_size 8 instead of 16: .* model\.patch_size=8"):
         warm_start(AdaMAE(small(encoder_depth=3, patch_size=16, mask_ratio=0.5)), file)
 
 
-def test_published_weights_of_other_clips_are_of_16_frames(tmp_path: Path) -> None:
-    """They do not say how long their clips are."""
-    theirs = AdaMAE(small(num_frames=16))
-    randomize(theirs)
-    save_file(to_external(theirs.state_dict(), "adamae"), tmp_path / "theirs.safetensors")
+def test_published_weights_which_do_not_say_their_clips_are_of_16_frames(file: Path) -> None:
+    published = AdaMAE(small(num_frames=16))
+    randomize(published)
+    save_file(to_external(published.state_dict(), "adamae"), file)
     new = AdaMAE(small(num_frames=32, image_size=48))
-    warm_start(new, tmp_path / "theirs.safetensors")
-    expected = interpolate_by_hand(theirs.state_dict()[POSITIONS], (8, 4, 4), (16, 6, 6))
+    warm_start(new, file)
+    expected = interpolate_by_hand(published.state_dict()[POSITIONS], (8, 4, 4), (16, 6, 6))
     torch.testing.assert_close(new.token_sampler.positions.detach(), expected, rtol=0, atol=1e-6)
 
 

@@ -25,7 +25,7 @@ from model.weights.weight_files import read_state_dict, save_tensors
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
 )
-NORM = "encoder.norm.weight"  # ours and theirs
+NORM = "encoder.norm.weight"  # in both layouts
 ZEROS = torch.zeros(96)
 
 
@@ -44,12 +44,9 @@ def refused(path: Path, *says: str) -> None:
 
 TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
     "NaN": (torch.full((96,), float("nan")), "holds NaN or infinity"),
-    "infinity": (torch.full((96,), float("-inf")).half(), "holds NaN or infinity"),
     "integers": (torch.zeros(96, dtype=torch.int8), "is of int8"),
-    "complex": (torch.zeros(96, dtype=torch.complex64), "is of complex64"),
     "8 bits": (ZEROS.to(torch.float8_e4m3fn), "is of float8_e4m3fn"),
     "a scalar": (torch.zeros(()), "has the shape (), which no weights have"),
-    "empty": (torch.zeros(0), "has the shape (0,), which no weights have"),
     "more numbers than the file holds": (torch.zeros(1).expand(10**10), "(10000000000,), for which the file holds"),
     "sparse": (lambda: ZEROS.to_sparse(), "is sparse"),
     "sparse and huge": (lambda: torch.sparse_coo_tensor([[0]], [1.0], (10**12,)), "is sparse"),
@@ -59,8 +56,8 @@ TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
 
 @pytest.mark.parametrize(("value", "says"), TENSORS.values(), ids=list(TENSORS))
 def test_tensors_that_are_no_weights_are_named(state, tmp_path: Path, value, says: str) -> None:
-    theirs = to_external(state, "adamae") | {NORM: value() if callable(value) else value}
-    torch.save({"model": theirs}, tmp_path / "w.pth")
+    value = value() if callable(value) else value
+    torch.save({"model": to_external(state, "adamae") | {NORM: value}}, tmp_path / "w.pth")
     refused(tmp_path / "w.pth", f"w.pth cannot be used: {NORM} ", says)
 
 
@@ -80,26 +77,19 @@ def describe(**changes: Any) -> dict[str, str]:
     ("metadata", "says"),
     [
         (describe(encoder_depth=10**9), "model.encoder_depth is 1000000000: must be at least 1 and at most 256"),
-        (describe(encoder_depth=200), "missing keys: encoder.blocks.1.attn.proj.bias"),
         (describe(encoder_width=96 * 10**4), "model.encoder_width is 960000: must be at least 1 and at most 16384"),
         (describe(decoder_width=9600), "(384, 96) instead of (38400, 9600)"),
         (describe(sampler_depth=100), "missing keys: token_sampler.body.1."),
-        (describe(num_frames=10**5), "make 800000 tokens per clip: at most 16384"),
         (describe(image_size=8 * 10**5), "tokens per clip: at most 16384"),
         (describe(patch_size=2**16, image_size=2**20), "weight (96, 384) instead of (96, 25769803776)"),
         (describe(encoder_depth=1.5), "does not describe a model of this version"),
-        (describe(encoder_depth=[1]), "does not describe a model of this version"),
         (describe(encoder_depth=True), "does not describe a model of this version"),
-        (describe(mask_ratio=float("nan")), "model.mask_ratio is nan"),
-        (describe(masking="odd"), "does not describe a model of this version"),
         (describe(flavor="odd"), "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: "{"}, "is damaged"),
         ({pretrained.CONFIG_KEY: "[" * 100_000}, "is damaged"),
         ({pretrained.CONFIG_KEY: "[]"}, "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: " " * 2**21}, "it is longer than"),
         ({pretrained.CLASSES_KEY: '{"a": 1}'}, "its classes are no list of names"),
-        ({pretrained.CLASSES_KEY: "[1, 2]"}, "its classes are no list of names"),
-        ({pretrained.CLASSES_KEY: "[1,"}, "is damaged"),
         ({pretrained.CLASSES_KEY: '["up", "down"]'}, "it names 2 classes"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -114,24 +104,21 @@ def test_metadata_that_is_damaged_or_of_another_model_is_refused(state, tmp_path
 ODD_NAMES = {
     "encoder.get_token_probs.999999999.weight": ZEROS,
     "encoder.get_token_probs.x.weight": ZEROS,
-    "encoder.get_token_probs.": ZEROS,
     "mask_token": torch.zeros(3, 5),
-    "encoder.pos_embed_probs": torch.zeros(3),
     "encoder.patch_embed.proj.weight": torch.zeros(7),
     **{f"encoder.blocks.{i}.norm1.weight": torch.zeros(1) for i in (10**9, 0)},
 }
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_names_and_shapes_of_nobody_are_one_sentence(state, tmp_path: Path, name: str) -> None:
+def test_names_and_shapes_of_no_layout_are_one_sentence(state, tmp_path: Path, name: str) -> None:
     torch.save(to_external(state, "adamae") | {name: ODD_NAMES[name]}, tmp_path / "w.pth")
     refused(tmp_path / "w.pth", "")
 
 
 def test_parts_of_an_attention_that_do_not_fit_each_other(state, tmp_path: Path) -> None:
-    theirs = to_external(state, "huggingface")
-    name = next(name for name in theirs if name.endswith("attention.attention.key.weight"))
-    torch.save(theirs | {name: torch.zeros(5, 7)}, tmp_path / "w.pth")
+    name = "videomae.encoder.layer.0.attention.attention.key.weight"
+    torch.save(to_external(state, "huggingface") | {name: torch.zeros(5, 7)}, tmp_path / "w.pth")
     refused(tmp_path / "w.pth", "w.pth is damaged or of another model: missing keys: encoder.blocks.0.attn.qkv.weight")
 
 
@@ -181,7 +168,6 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "w.pth",
         lambda file: torch.save({"model": Swelling()}, file, _use_new_zipfile_serialization=False),
     ),
-    "a program": ("w.pth", lambda file: torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)),
     "compressed": ("w.pth", write_compressed),
     "cut off": ("w.pth", write_cut_off),
     "empty": ("w.pth", lambda file: file.touch()),
