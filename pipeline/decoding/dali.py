@@ -195,7 +195,7 @@ def choose_policy(dataset: ShardDataset, device: torch.device, config: DataConfi
     if config.decoder == "pyav" or not share:
         return DaliPolicy()
     side_step = SIDE_STEP if device.type == "cuda" else 1  # see SIDE_STEP
-    return DaliPolicy(_find_codecs(dataset, device, config), share, side_step, dataset.holds_copies)
+    return DaliPolicy(_find_codecs(dataset, device, config), share, side_step)
 
 
 def _find_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> frozenset[str]:

@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-from pipeline.decoding.video import is_plain
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 
@@ -15,7 +14,6 @@ class DaliPolicy(NamedTuple):
     codecs: frozenset[str] = frozenset()  # that DALI decodes, and is to decode
     share: float = 0.0  # of the videos, spread evenly over all decodes
     side_step: int = 1  # sides must be multiples of this: see format.SIDE_STEP
-    checks_copies: bool = False  # whether there are videos that were not re-encoded
 
     def suits_dali(self, sample: Sample, decode: int, video: VideoSlice) -> bool:
         """Return whether DALI decodes a video; `decode`: number of the decode in the run."""
@@ -23,5 +21,5 @@ class DaliPolicy(NamedTuple):
             return False
         if math.floor((decode + 1) * self.share) == math.floor(decode * self.share):
             return False
-        # What was re-encoded for training has groups; of other videos decoders may show different frames.
-        return not self.checks_copies or video.in_groups or is_plain(video.data, video.num_frames)
+        # What was re-encoded for training has groups; decoders may not agree about other videos.
+        return video.in_groups

@@ -127,10 +127,7 @@ def worker_main(socket: int, file: int) -> None:
             while not chunks or (len(chunks) < CHUNKS_AHEAD and connection.poll()):
                 chunks.append(connection.recv())
                 worker.read_ahead(chunks[-1])
-            try:
-                connection.send(worker.make_chunk(chunks.popleft()))
-            except InputError as error:  # any other ends this process, as a crash of FFmpeg does
-                connection.send(error)
+            connection.send(worker.make_chunk(chunks.popleft()))
     os._exit(0)  # threads may be in a request
 
 
@@ -158,9 +155,15 @@ class DecodeWorker:
                 read = self._threads.submit(self._reader.clip, row.sample, row.frames)
                 self._reads[row.sample, row.frames] = read
 
-    def make_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Write the clips of a chunk to its slots. Raise InputError where no video can take a bad one's place, or
-        where a shard cannot be read."""
+    def make_chunk(self, chunk: Chunk) -> ChunkResult | Exception:
+        """Write the clips of a chunk to its slots; return the error where a shard cannot be read, or no video can take
+        a bad one's place. Any other error ends this process, as a crash of FFmpeg does."""
+        try:
+            return self._make_chunk(chunk)
+        except (InputError, OSError) as error:
+            return error
+
+    def _make_chunk(self, chunk: Chunk) -> ChunkResult:
         making = ChunkInTheMaking(self._setup, self._memory.map_block(chunk.block), chunk)
         crops = self._plan.crops_per_decode
         for first in range(chunk.first, chunk.first + chunk.num_clips, crops):

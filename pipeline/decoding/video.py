@@ -16,7 +16,6 @@ from typing import NamedTuple
 import av
 import av.error
 import numpy as np
-from av.bitstream import BitStreamFilterContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.plane import VideoPlane
@@ -24,7 +23,6 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import BT601, find_matrix
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
@@ -32,7 +30,6 @@ MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 # Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
 EXACT_COLORS = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-SPLITTERS = {"vp9": "vp9_superframe_split", "av1": "av1_frame_split"}  # FFmpeg's filters from packets to their frames
 # Filters that turn a frame upright, by the number of counter-clockwise quarter turns.
 UPRIGHT: tuple[list[tuple[str, str]], ...] = (
     [],
@@ -67,7 +64,6 @@ class Video:
         """num_frames: where known, a check on the timestamps. Raise VideoError if this is not a video."""
         self._source, self._num_frames = source, num_frames
         self.frames_decoded = 0
-        self.used_index = False  # whether frames were decoded from keyframes
         try:
             self._open()
         except (av.error.FFmpegError, ValueError) as error:
@@ -113,31 +109,11 @@ class Video:
             raise VideoError(_explain(error)) from error
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
 
-    def shows_every_packet(self) -> bool:
-        """Return whether every packet is one frame that is shown and decodes from the keyframe before it, in the only
-        video stream of the file. To be called before any frame is decoded."""
-        if len(self._container.streams.video) > 1:
-            return False
-        codec = self._stream.codec_context.codec.canonical_name
-        splitter = BitStreamFilterContext(SPLITTERS[codec], self._stream) if codec in SPLITTERS else None
-        last_keyframe = 0
-        for packet in self._read_packets():
-            if packet.pts is None or packet.pts < 0 or packet.is_discard:
-                return False
-            if packet.is_keyframe:
-                last_keyframe = packet.pts
-            elif codec == "hevc" and packet.pts < last_keyframe:
-                return False
-            if splitter is not None and len(splitter.filter(packet)) != 1:
-                return False
-        return True
-
     def _decode_from_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield those frames that can be found reliably from the nearest keyframes, decoding no more than needed."""
         index = self._read_index()
         if index is None or numbers[-1] >= len(index.pts):
             return
-        self.used_index = True
         run: list[int] = []
         for number in numbers:
             # A jump costs nothing measurable, a frame .3 ms.
@@ -202,26 +178,6 @@ def reduce_unwanted(decoder: VideoCodecContext, is_wanted: bool) -> None:
     """Have a decoder skip the next frame if it is not wanted and no other refers to it, as to most B-frames."""
     if decoder.codec.name != "libdav1d":  # which takes this setting only once
         decoder.skip_frame = "DEFAULT" if is_wanted else "NONREF"
-
-
-def is_plain(data: bytes, num_frames: int) -> bool:
-    """Return whether every decoder numbers, rotates, colors and shows the frames as this module does.
-
-    DALI takes the n-th frame that NVDEC decodes for that of the n-th packet. Fields, hidden frames (VP9, AV1) and
-    frames dropped after a seek (open GOPs in HEVC) would shift the others.
-    """
-    with Video(data, num_frames) as video:
-        frame = next(frame for _, frame in video.frames([0]))
-        is_progressive = frame.rotation == 0 and not frame.interlaced_frame
-        even_sides = frame.width % 2 == frame.height % 2 == 0  # decoders round odd chroma planes differently
-        is_usual = frame.format.name in EIGHT_BIT_420 and find_matrix(frame) == BT601  # as DALI reads everything
-        if not (video.used_index and is_progressive and even_sides and is_usual):
-            return False
-    try:
-        with Video(data) as video:
-            return video.shows_every_packet()
-    except av.error.FFmpegError:  # FFmpeg cannot split its packets, but may decode it all the same
-        return False
 
 
 def as_rgb(frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:

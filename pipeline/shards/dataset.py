@@ -57,7 +57,6 @@ class ShardDataset:
     shard_of: ShardLookup
     shards: Sequence[str]  # paths or URLs of the tars
     part_of: Int[np.ndarray, " shards"]
-    holds_copies: bool = False  # of videos as they came, with whatever their encoders made of them
     is_remote: bool = False  # whether shards lie in an object store
     cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
     parts: Sequence[Tables] = ()
@@ -104,7 +103,6 @@ class ShardDataset:
             shard_of=ShardLookup(np.concatenate(first_of_shard), int(starts[-1])),
             shards=LazySequence(len(part_of), lambda shard: join_url(folders[part_of[shard]], info.shards[shard].name)),
             part_of=part_of,
-            holds_copies=any(info.encode.get("encode") == "copy" for info in infos),
             is_remote=any(map(is_remote, folders)),
             cache=cache,
             parts=parts,

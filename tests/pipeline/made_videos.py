@@ -155,18 +155,24 @@ def write_shards(
     per_shard: int = 4,
     classes: int = 0,
     container: str = "mp4",
+    broken: dict[str, bytes] | None = None,
     **columns: list[Any],
 ) -> Path:
-    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it."""
+    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it.
+
+    broken: what is stored, by key, instead of the video that the tables describe.
+    """
     folder.mkdir(parents=True)
     samples = [
         sample_of(key, data, container, i % classes if classes else None) for i, (key, data) in enumerate(videos)
     ]
     samples = [replace(sample, **{name: of[i] for name, of in columns.items()}) for i, sample in enumerate(samples)]
+    stored = [(broken or {}).get(key, data) for key, data in videos]
+    samples = [replace(one, sha256=hashlib.sha256(data).hexdigest()) for one, data in zip(samples, stored, strict=True)]
     shards = []
     with tempfile.TemporaryDirectory() as place:
         paths = [Path(place, f"{number}.{container}") for number in range(len(videos))]
-        for path, (_, data) in zip(paths, videos, strict=True):
+        for path, data in zip(paths, stored, strict=True):
             path.write_bytes(data)
         for number, start in enumerate(range(0, len(videos), per_shard)):
             chosen = slice(start, start + per_shard)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -157,7 +156,7 @@ def test_bad_videos_are_replaced_and_recorded(
             assert 0 < check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
         lines = [json.loads(line) for line in report.read_text().splitlines()]
         assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
-        assert all("sha256" in line["reason"] and "shard-" in line["where"] for line in lines)
+        assert all("changed since the shard was made" in line["reason"] and "shard-" in line["where"] for line in lines)
 
 
 def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
@@ -284,7 +283,6 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, endin
 
 EXACT = [
     *((kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")),  # all: test_video.py
-    *((kind, "cpu", "dali") for kind in ("vp8", "vp9", "mjpeg")),
     *(pytest.param(kind, "cuda", "auto", marks=pytest.mark.gpu) for kind in KINDS),
 ]
 
@@ -295,7 +293,6 @@ def load_one_video(
     """Check that every frame of clips from anywhere in it is the one asked for."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
     width, height = dataset.samples[0].width, dataset.samples[0].height
-    dataset = replace(dataset, holds_copies=dataset.gops[0] is None)
     plan = OneVideoPlan(length, Crop(0, 0, width, height))
     config = DataConfig(decoder=decoder, dali_share=1.0 if device == "cuda" else None)
     with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
@@ -312,8 +309,7 @@ def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decod
     width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
     video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
     container = str(KINDS[kind].get("container", "mp4"))
-    *_, counters = load_one_video(video, 50, device, decoder, tmp_path, container)
-    assert (counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
+    load_one_video(video, 50, device, decoder, tmp_path, container)
 
 
 GOPS = [
@@ -335,6 +331,7 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
     slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
     assert counters["bytes_read"] == sum(len(part.data) for part in slices) < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
+    assert (counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
 
 
 @pytest.mark.gpu
