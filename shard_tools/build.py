@@ -147,10 +147,9 @@ class Build:
                 raise result
             for stem, entry in job.entries.items():
                 outcome = read_outcome(stem)  # what was finished before a failure is kept
-                if outcome is None or not outcome.is_intact:
-                    reason = result.reason if isinstance(result, Failed) else CHANGED
-                    if isinstance(result, Failed) and result.timed_out:
-                        reason += ": raise --timeout"
+                if outcome is None:
+                    assert isinstance(result, Failed)  # else the worker has left one for each entry
+                    reason = f"{result.reason}: raise --timeout" if result.timed_out else result.reason
                     outcome = Outcome(entry, [], reason)
                     outcome.save(stem)
                 yield outcome
@@ -192,14 +191,14 @@ class Build:
         outcomes = sorted(filter(None, found), key=lambda outcome: outcome.entry.position)
         if len(outcomes) != plan.shards[shard]:
             raise InputError(f"{self.folder} is not complete yet: run the same command again")
-        # A copied video is read again here.
-        outcomes = [it if it.is_intact else Outcome(it.entry, [], CHANGED) for it in outcomes]
-        samples = [sample for outcome in outcomes for sample in outcome.samples]
-        try:
-            info = write_shard(self.folder, shard, samples) if samples else None
-        except ChangedError:  # after the look above, which finds it this time
-            self._finish_shard(plan, shard)
-            return
+        info = None
+        while samples := [sample for outcome in outcomes for sample in outcome.samples]:
+            try:
+                info = write_shard(self.folder, shard, samples)
+                break
+            except ChangedError as error:  # a copied video is read again here
+                changed = str(error)
+                outcomes = [Outcome(it.entry, [], CHANGED) if it.entry.source == changed else it for it in outcomes]
         rejected = {outcome.entry.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         if info is not None:

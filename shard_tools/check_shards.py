@@ -12,7 +12,6 @@ import random
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import av
 
@@ -28,20 +27,13 @@ from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
 from shard_tools.workers import ENGINES, NUM_CPUS, Failed
-from shard_tools.write import Members, hash_description, list_members, publish_tables
+from shard_tools.write import hash_description, list_members, publish_tables
 
 DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 
 
-class CheckedVideo(NamedTuple):
-    """A video inside a tar, and what it should decode to."""
-
-    member: TarMember
-    sample: Sample
-
-    def complain(self, problem: str) -> str:
-        return f"{Path(self.member.archive).name}: {self.member.name}: {problem}"
+Video = tuple[TarMember, Sample]  # where it is, and what it should decode to
 
 
 def check_hash(path: Path, sha256: str) -> Iterator[str]:
@@ -61,7 +53,7 @@ def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
         yield from check_hash(folder / table.file, table.sha256)
 
 
-def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[CheckedVideo]]:
+def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[Video]]:
     """Compare a shard with its hashes; return its problems, which name samples that have changed, and its videos."""
     path = folder / shard.name
     problems = [*check_hash(path, shard.sha256), *check_hash(folder / shard.samples_name, shard.samples_sha256)]
@@ -70,10 +62,17 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[
         members = list_members(path)
         with path.open("rb") as tar:
             for sample in read_samples(folder, shard):
-                wrong = check_sample(tar, sample, members, num_classes)
-                problems += [f"{shard.name}: {sample.key}{sentence}" for sentence in wrong]
                 member = TarMember(str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}")
-                videos.append(CheckedVideo(member, sample))
+                videos.append((member, sample))
+                if unknown := [label for label in sample.labels or () if not 0 <= label < num_classes]:
+                    problems.append(
+                        f"{shard.name}: {sample.key}: label {unknown[0]}, but there are {num_classes} classes"
+                    )
+                tar.seek(sample.offset)
+                if members.get(member.name) != (sample.offset, sample.size):
+                    problems.append(f"{shard.name}: {sample.key} is not where its shard's samples.jsonl says")
+                elif hashlib.sha256(tar.read(sample.size)).hexdigest() != sample.sha256:
+                    problems.append(f"{shard.name}: {sample.key}: the video's bytes have changed")
     except (OSError, tarfile.TarError) as error:
         problems.append(f"{shard.name} is not a complete tar file ({error})")
     except InputError as error:
@@ -81,27 +80,16 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[
     return problems, videos
 
 
-def check_sample(tar: BinaryIO, sample: Sample, members: Members, num_classes: int) -> Iterator[str]:
-    """Yield what is wrong with a sample, as the end of a sentence that starts with its key."""
-    if unknown := [label for label in sample.labels or () if not 0 <= label < num_classes]:
-        yield f": label {unknown[0]}, but there are {num_classes} classes"
-    tar.seek(sample.offset)
-    if members.get(f"{sample.key}.{sample.container}") != (sample.offset, sample.size):
-        yield " is not where its shard's samples.jsonl says"
-    elif hashlib.sha256(tar.read(sample.size)).hexdigest() != sample.sha256:
-        yield ": the video's bytes have changed"
-
-
-def check_video(video: CheckedVideo) -> str | None:
-    """Decode a video; return what is wrong with it, or None."""
+def check_video(video: Video) -> str:
+    """Decode a video; return what is wrong with it, or an empty string."""
     av.logging.set_level(None)
+    member, sample = video
     try:
-        with local_copy(video.member) as path:
+        with local_copy(member) as path:
             (decoded,) = store_video(path, path, Settings(encode=COPY))
-        wrong = "; ".join(_find_differences(decoded, video.sample))
+        return "; ".join(_find_differences(decoded, sample))
     except (UnusableError, av.error.FFmpegError) as error:
-        wrong = explain(error)
-    return video.complain(wrong) if wrong else None
+        return explain(error)
 
 
 def _find_differences(decoded: StoredVideo, sample: Sample) -> Iterator[str]:
@@ -139,10 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     results = ENGINES["processes"](check_video, videos, parsed.workers, DECODE_TIMEOUT_S)
-    for video, problem in progress_bar(results, unit="video", total=len(videos)):
-        if isinstance(problem, Failed):
-            problem = video.complain(problem.reason)
-        problems += [problem] if problem else []
+    for (member, _), result in progress_bar(results, unit="video", total=len(videos)):
+        if problem := result.reason if isinstance(result, Failed) else result:
+            problems.append(f"{Path(member.archive).name}: {member.name}: {problem}")
     for problem in problems:
         log(problem)
     log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")

@@ -7,14 +7,12 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from typing import Any
 
 from common.errors import InputError
 
 CACHE_KIB = 64 * 1024  # of memory per database, and as much again while it sorts
 BYTES_PER_VIDEO = 1000  # of disk, about
-ROWS_PER_STATEMENT = 50
 SURROGATES = re.compile("[\ud800-\udfff]")  # which stand for bytes
 
 
@@ -34,15 +32,7 @@ class TempTable:
         return next(self.run(query, *values), None)
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
-        """Insert rows, ROWS_PER_STATEMENT at once: each takes two thirds of the time that one alone does."""
-        left, marks = iter(rows), f"({', '.join('?' * num_columns)})"
-        while batch := list(islice(left, ROWS_PER_STATEMENT)):
-            statement = f"INSERT INTO {table} VALUES {', '.join([marks] * len(batch))}"
-            values = list(chain.from_iterable(batch))
-            try:
-                self.database.execute(statement, values)
-            except UnicodeEncodeError:
-                self.database.execute(statement, encode(values))
+        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows))
 
 
 def encode(values: Sequence[Any]) -> list[Any]:

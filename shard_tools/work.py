@@ -72,14 +72,6 @@ class Outcome:
     samples: list[tuple[Sample, Path]]
     reason: str | None = None
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether the videos are what they were: one may be torn, or a user's file that is copied."""
-        try:
-            return all(hash_file(path) == sample.sha256 for sample, path in self.samples)
-        except OSError:
-            return False
-
     def save(self, stem: Path) -> None:
         samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
         stem.parent.mkdir(exist_ok=True)
@@ -99,9 +91,12 @@ def read_outcome(stem: Path) -> Outcome | None:
 
 
 def is_done(stem: Path) -> bool:
-    """Whether there is a staged result at `stem`, with all its videos."""
+    """Whether there is a staged result at `stem`, with all its videos: one may be torn, or a user's file."""
     outcome = read_outcome(stem)
-    return outcome is not None and outcome.is_intact
+    try:
+        return outcome is not None and all(hash_file(path) == sample.sha256 for sample, path in outcome.samples)
+    except OSError:
+        return False
 
 
 def process_job(job: Job) -> OSError | None:

@@ -139,14 +139,11 @@ def run_jobs(
                     yield job, Failed(f"it made no progress for {timeout:g} seconds", timed_out=True)
                 elif attempt < ATTEMPTS:
                     retries.append((job, attempt + 1))
-                elif code is None:  # of a cluster's processes nobody says more
-                    yield (
-                        job,
-                        Failed(f"the process that worked on it died, or made no progress for {timeout:g} seconds"),
-                    )
-                else:
-                    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                    yield job, Failed(f"the process that worked on it died ({cause})")
+                else:  # of a cluster's processes nobody says more
+                    cause = f", or made no progress for {timeout:g} seconds"
+                    if code is not None:
+                        cause = f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+                    yield job, Failed(f"the process that worked on it died{cause}")
     finally:
         engine.stop()
 

@@ -54,7 +54,11 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
             for sample, path in samples:
                 facts = {name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS}
                 metadata = json.dumps(facts).encode()
-                with path.open("rb") as video:
+                try:
+                    video = path.open("rb")
+                except OSError as error:
+                    raise ChangedError(sample.source) from error
+                with video:
                     _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                     try:
                         _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)

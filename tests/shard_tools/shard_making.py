@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
-from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits
+from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 
@@ -87,7 +87,16 @@ def numbers_of(folder: Path, field: str = "key") -> dict[str, list[int]]:
     return {getattr(sample, field): read_numbers(video_bytes(folder, shard, sample)) for shard, sample in samples}
 
 
-def rolling_noise(num_frames: int, height: int = 48, width: int = 64) -> Iterator[np.ndarray]:
-    """Noise that moves, uint8 [H, W, 3]: every picture is thousands of bytes, so that damage hits pictures."""
-    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    return (np.roll(noise, (3 * number, 5 * number), (0, 1)) for number in range(num_frames))
+def write_noise(path: Path, container: str, num_frames: int, options: dict[str, str], side: int = 64) -> Path:
+    """Write noise that moves, with the number of each frame: every picture is thousands of bytes, so that damage hits
+    pictures."""
+    noise = np.random.default_rng(0).integers(0, 256, (side * 3 // 4, side, 3), np.uint8)
+    with av.open(str(path), "w", format=container, options={"movflags": "+faststart"}) as output:
+        stream = output.add_stream("libx264", rate=30, options={"sc_threshold": "0", "preset": "ultrafast"} | options)
+        stream.width, stream.height, stream.pix_fmt = side, side * 3 // 4, "yuv420p"
+        for number in range(num_frames):
+            picture = np.roll(noise, (3 * number, 5 * number), (0, 1))
+            draw_frame_number(picture, number)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        output.mux(stream.encode(None))
+    return path

@@ -8,7 +8,6 @@ import pytest
 from shard_making import all_samples, hashes
 
 from common.errors import InputError
-from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD, read_dataset_info
 from pipeline.shards.gops import GOP
 from shard_tools import check_shards
@@ -44,11 +43,6 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     assert lost
     assert all(f"{shard}: {sample.key}: label 2, but there are 2 classes\n" in said for sample in lost)
     assert "dataset.json has changed since it was written\n" in said
-
-
-def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no dataset\.json in"):
-        check_shards.main([str(tmp_path)])
 
 
 Edit = Callable[[Path], None]
@@ -148,14 +142,6 @@ def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[st
     assert said.count("\n") < 20
 
 
-@pytest.mark.parametrize("column", ["label", "offset", "fps", "num_frames", "sha256"])
-def test_a_table_that_would_change_clips_is_refused(copied: Path, column: str) -> None:
-    ShardDataset.open(copied)
-    change_table("samples", column)(copied)
-    with pytest.raises(InputError, match="has changed since it was written"):
-        ShardDataset.open(copied)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -169,9 +155,7 @@ def test_what_decodes_is_compared(copied: Path, name: str, value: object, says: 
     change_line(name, value, line=2)(copied)
     info = read_dataset_info(copied)
     _, videos = check_shards.check_shard(copied, info.shards[1], len(info.classes))
-    problem = check_shards.check_video(videos[2])
-    assert problem is not None
-    assert problem.endswith(says)
+    assert check_shards.check_video(videos[2]) == says
 
 
 def test_damaged_tables_can_be_rewritten(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 from made_videos import KINDS, X264, encode, read_number, remux
-from shard_making import all_samples, decode, make, rolling_noise, video_bytes
+from shard_making import all_samples, decode, make, video_bytes, write_noise
 
 from pipeline.decoding.sources import decode_frames
 from shard_tools import build
@@ -27,14 +27,8 @@ NUM_FRAMES, GROUP = 96, 24
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("noise") / "noise.mp4"
-    with av.open(str(path), "w", options={"movflags": "+faststart"}) as output:
-        stream = output.add_stream("libx264", rate=25, options={"g": str(GROUP), "sc_threshold": "0", "crf": "18"})
-        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
-        for picture in rolling_noise(NUM_FRAMES, 96, 128):
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
-        output.mux(stream.encode(None))
-    return path
+    options = {"g": str(GROUP), "crf": "18", "preset": "medium"}
+    return write_noise(tmp_path_factory.mktemp("noise") / "noise.mp4", "mp4", NUM_FRAMES, options, side=128)
 
 
 def copied(path: Path) -> int:

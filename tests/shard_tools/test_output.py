@@ -141,21 +141,18 @@ def test_what_the_store_refuses_or_cuts_is_said_and_made_good(videos, expected, 
     assert there() == expected
 
 
-def test_a_store_that_takes_nothing_is_found_before_a_video_is_read(videos, monkeypatch):
+def test_a_store_that_takes_nothing_or_lost_a_shard_is_found_before_a_video_is_read(few, videos, monkeypatch):
+    assert make(few, URL) == 0
     monkeypatch.setitem(make_shards.ENGINES, "processes", lambda *_: pytest.fail("began"))
+    del MemoryFileSystem.store["/bucket/data/shard-000000.tar"]
+    with pytest.raises(InputError, match=rf"^{URL}/shard-000000.tar is missing or incomplete"):
+        make(videos, URL)
 
     def refuse(self, path, *_, **__):
         raise PermissionError(path)
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     with pytest.raises(InputError, match=rf"^{URL}/.writable cannot be written to: no permission$"):
-        make(videos, URL)
-
-
-def test_a_shard_that_is_gone_from_the_store_is_said(few, videos):
-    assert make(few, URL) == 0
-    del MemoryFileSystem.store["/bucket/data/shard-000000.tar"]
-    with pytest.raises(InputError, match=rf"^{URL}/shard-000000.tar is missing or incomplete"):
         make(videos, URL)
 
 

@@ -74,7 +74,7 @@ def ffmpegs_rgb(path: Path) -> np.ndarray:
         return graph.pull().to_ndarray()
 
 
-COLOURS = {
+COLORS = {
     "plain": ("libx264", "yuv420p", {}),
     "bt709": ("libx264", "yuv420p", {"colorspace": 1, "color_range": 1}),
     "bt2020": ("libx265", "yuv420p10le", {"colorspace": 9, "color_range": 1}),
@@ -88,9 +88,9 @@ COLOURS = {
 
 
 @pytest.mark.parametrize("encode", ["h264", "mjpeg"])
-@pytest.mark.parametrize("kind", COLOURS)
-def test_colours_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> None:
-    codec, pixel_format, context = COLOURS[kind]
+@pytest.mark.parametrize("kind", COLORS)
+def test_colors_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> None:
+    codec, pixel_format, context = COLORS[kind]
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
     path = write(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
     expected = ffmpegs_rgb(path).astype(float)

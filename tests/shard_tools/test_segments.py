@@ -1,7 +1,6 @@
 """Segments are samples with exactly their frames; far ones are found by seeking, damage costs those that need it."""
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,9 +19,9 @@ from shard_making import (
     make,
     numbers_of,
     read_numbers,
-    rolling_noise,
     run_here,
     video_bytes,
+    write_noise,
 )
 from test_picture import numbered, write
 
@@ -34,7 +33,6 @@ from shard_tools.encoding.cuts import Cut, Result
 from shard_tools.inputs import Inputs, Item, Segment
 from shard_tools.output import LocalOutput
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import draw_frame_number
 from shard_tools.work import Outcome, process_job
 from shard_tools.workers import Failed
 
@@ -176,11 +174,6 @@ def test_copies_are_not_cut(video: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tar"))
 
 
-@pytest.mark.parametrize("text", ["t=0,1", "t=1.5,4.25", "frames=3,inf", "t=0,1e-07;12"])
-def test_segments_are_written_and_read(text: str) -> None:
-    assert str(Segment.parse(text)) == text
-
-
 def write_frames(folder: Path, video: Path, pattern: str, count: int = 12, first: int = 1) -> Path:
     folder.mkdir(parents=True)
     for number, frame in enumerate(decode(video)[:count], first):
@@ -252,20 +245,6 @@ NUM_NOISE, GROUP = 150, 30
 CONTAINERS = ["mp4", "matroska", "mpegts", "avi", "flv"]
 
 
-def write_noise(container: str, b_frames: int) -> bytes:
-    """Moving noise with the number of each frame."""
-    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format=container) as output:
-        settings = {"g": str(GROUP), "sc_threshold": "0", "bf": str(b_frames), "preset": "ultrafast"}
-        stream = output.add_stream("libx264", rate=30, options=settings)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for number, picture in enumerate(rolling_noise(NUM_NOISE)):
-            draw_frame_number(picture, number)
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
-        output.mux(stream.encode(None))
-        output.close()
-        return Path(file.name).read_bytes()
-
-
 def store(path: Path, *segments: Segment) -> dict[str, Result]:
     """What becomes of segments, or of the whole."""
     cuts = [Cut(path.with_name(f"part{number}"), segment) for number, segment in enumerate(segments or [None])]
@@ -283,7 +262,7 @@ def numbers(result: Result) -> list[list[int]]:
 def test_far_segments_are_sought_and_hold_exactly_their_frames(
     container: str, b_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path := tmp_path / "video").write_bytes(write_noise(container, b_frames))
+    path = write_noise(tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)})
     decoded = 0
     read_frames = encode.read_frames
 
@@ -317,7 +296,7 @@ def damage_packet(path: Path) -> None:
 @pytest.mark.parametrize("b_frames", [0, 2])
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_segments_beside_a_bad_packet_are_kept(container: str, b_frames: int, tmp_path: Path) -> None:
-    (path := tmp_path / "video").write_bytes(write_noise(container, b_frames))
+    path = write_noise(tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)})
     damage_packet(path)
     assert store(path)[""].files == []
     found = store(path, Segment(0, 1.3), Segment(2.3, 3.3), Segment(3.1, 3.2))
