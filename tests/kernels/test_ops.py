@@ -1,5 +1,7 @@
 """Every op's Triton path, forward and backward, against its reference: interpreted on a CPU, compiled on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -71,43 +73,27 @@ def test_gumbel_topk_takes_any_float_and_orders_ties_and_infinities(device, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 20, 7), (2, 20, 7, 300)])
-def test_gather_tokens(device, dtype, batch, tokens, k, width):
-    x = torch.randn(batch, tokens, width, device=device)
-    ids, _ = random_ids(batch, tokens, k, device)
-    table = torch.randn(tokens, width, device=device)
-    weight = torch.randn(batch, k, width, device=device)
-    got, low, exact = (x.to(kind).detach().requires_grad_() for kind in (dtype, dtype, torch.float32))
-    low, exact = low.detach().cpu().requires_grad_(), exact.detach().cpu().requires_grad_()
-    out = gather_tokens(got, ids, table)
-    assert out.dtype == dtype
-    out_low, out_exact = plain(gather_tokens, low, ids, table), plain(gather_tokens, exact, ids, table)
-    assert_as_good(out, out_low, out_exact)
-    (out * weight).sum().backward()
-    (out_low * weight.cpu()).sum().backward()
-    assert torch.equal(got.grad.cpu(), low.grad)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("batch", "tokens", "k", "width"), [(2, 37, 9, 96), (1, 20, 19, 7), (2, 40, 2, 300)])
-def test_scatter_tokens(device, dtype, batch, tokens, k, width):
-    visible, masked = random_ids(batch, tokens, k, device)
-    table = torch.randn(tokens, width, device=device)
-    weight = torch.randn(batch, tokens, width, device=device)
-    features, mask_token = torch.randn(batch, 2 * k, width, device=device)[:, :k], torch.randn(width, device=device)
+@pytest.mark.parametrize("op", [gather_tokens, scatter_tokens])
+def test_gather_and_scatter_tokens(device, op, dtype, batch, tokens, k, width):
+    (visible, masked), table = random_ids(batch, tokens, k, device), torch.randn(tokens, width, device=device)
+    if op is gather_tokens:
+        inputs, rest = [torch.randn(batch, tokens, width, device=device)], (visible, table)
+    else:
+        features = torch.randn(batch, 2 * k, width, device=device)[:, :k]
+        inputs, rest = [features, torch.randn(width, device=device)], (table, visible, masked)
+    weight = torch.randn(batch, k if op is gather_tokens else tokens, width, device=device)
 
-    def run(op, kind, where):
-        inputs = [value.detach().to(where, kind).requires_grad_() for value in (features, mask_token)]
-        out = op(*inputs, table.to(where), visible, masked)
+    def run(function, kind):
+        values = [value.detach().to(kind).requires_grad_() for value in inputs]
+        out = function(*values, *rest)
         assert out.dtype == kind
         out.backward(weight.to(out))
-        return out, *(value.grad for value in inputs)
+        return out, *(value.grad.cpu() for value in values)
 
-    got = run(scatter_tokens, dtype, device)
-    low = run(lambda *args: plain(scatter_tokens, *args), dtype, "cpu")
-    exact = run(lambda *args: plain(scatter_tokens, *args), torch.float32, "cpu")
-    for name, *values in zip(("out", "features", "mask_token"), got, low, exact, strict=True):
-        assert_as_good(*values), name
+    reference = partial(plain, op)
+    for got, low, exact in zip(run(op, dtype), run(reference, dtype), run(reference, torch.float32), strict=True):
+        assert_as_good(got, low, exact)
 
 
 @pytest.mark.parametrize("layout", CLIP_LAYOUTS)

@@ -64,21 +64,16 @@ def test_sampling_loss_is_the_mean_of_minus_log_p_times_the_loss():
     assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(4)) / 2)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_logits_that_cannot_be_drawn_from_raise(bad):
+@pytest.mark.parametrize("bad", [[torch.nan], [torch.inf], [-torch.inf] * 5])
+def test_logits_that_cannot_be_sampled_from_raise(bad):
     logits = torch.zeros(2, 5)
-    logits[1] = bad
+    logits[1, : len(bad)] = torch.tensor(bad)
     with pytest.raises(RuntimeError, match="NaN or"):
         gumbel_topk(logits, 2, 0, 0)
-    if bad != -torch.inf:
-        logits[1, 1:] = 0
-        with pytest.raises(RuntimeError, match="NaN or"):
-            gumbel_topk(logits, 2, 0, 0)
 
 
 MISUSES = {
     "k is 6": lambda: gumbel_topk(torch.zeros(1, 5), 6, 0, 0),
-    "k is -1": lambda: gumbel_topk(torch.zeros(1, 5), -1, 0, 0),
     "logits are torch.int64": lambda: gumbel_topk(torch.zeros(1, 5, dtype=torch.int64), 1, 0, 0),
     "give 1 to 16384": lambda: gumbel_topk(torch.zeros(1, 16385), 1, 0, 0),
     "seed is torch.float32": lambda: gumbel_topk(torch.zeros(1, 5), 1, torch.zeros(()), 0),
@@ -86,15 +81,10 @@ MISUSES = {
     "one row of ids": lambda: gather_tokens(torch.zeros(3, 12, 4), IDS, TABLE),
     "the table of positions has shape": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 5)),
     "fixed": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 4, requires_grad=True)),
-    "2 features per clip and 3": lambda: scatter_tokens(
-        torch.zeros(2, 2, 4), torch.zeros(4), torch.zeros(12, 4), IDS, IDS
-    ),
-    "the mask token has shape": lambda: scatter_tokens(
-        torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(12, 4), IDS, IDS
-    ),
+    "2 features per clip and 3": lambda: scatter_tokens(torch.zeros(2, 2, 4), torch.zeros(4), TABLE, IDS, IDS),
+    "the mask token has shape": lambda: scatter_tokens(torch.zeros(2, 3, 4), torch.zeros(5), TABLE, IDS, IDS),
     "the clip is torch.float32": lambda: patchify(CLIP.float(), None, 2, 8),
     r"give \[B, T, H, W, C\]": lambda: patchify(CLIP[0], None, 2, 8),
-    "whole patches": lambda: patchify(CLIP, None, 3, 8),
     "pred has shape": lambda: masked_patch_loss(torch.zeros(2, 3, 383), CLIP, IDS, 2, 8),
     "kind is 'l2'": lambda: masked_patch_loss(torch.zeros(2, 3, 384), CLIP, IDS, 2, 8, "l2"),
     "loss_per_token has shape": lambda: sampling_loss(torch.zeros(2, 12), IDS, torch.zeros(2, 2)),
@@ -112,12 +102,9 @@ def test_the_debug_switch_looks_into_the_ids(monkeypatch):
     monkeypatch.setattr(launch, "DEBUG", True)
     x = torch.zeros(2, 12, 4)
     assert gather_tokens(x, IDS, TABLE).shape == (2, 3, 4)
-    with pytest.raises(InputError, match="from 0 to 12"):
-        gather_tokens(x, IDS + torch.tensor([0, 0, 1]), TABLE)
-    with pytest.raises(InputError, match="from -1 to 11"):
-        gather_tokens(x, IDS - torch.tensor([[1, 0, 0], [0, 0, 0]]), TABLE)
-    with pytest.raises(InputError, match="ascend"):
-        gather_tokens(x, IDS.flip(1), TABLE)
+    for ids, sentence in ((IDS + 1, "from 1 to 12"), (IDS - 1, "from -1 to 10"), (IDS.flip(1), "ascend")):
+        with pytest.raises(InputError, match=sentence):
+            gather_tokens(x, ids, TABLE)
 
 
 def token_path(clip, logits, x, mask_token, weight, seed, offset):
