@@ -19,7 +19,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.errors import run_command
 from train import STOPPED, train
 from training.config import parse
-from training.stragglers import StragglerDetector
 from training.tasks.pretraining import Pretraining
 
 
@@ -36,12 +35,6 @@ def slow_down(seconds: float) -> None:
     """Make every forward pass take so much longer."""
     loss = Pretraining.loss
     Pretraining.loss = lambda *inputs: (time.sleep(seconds), loss(*inputs))[1]  # type: ignore[method-assign]
-
-
-def report(metrics: list[dict[str, float]]) -> None:
-    """Let each rank report these metrics of its steps instead of measured ones."""
-    own = metrics[int(os.environ["RANK"])]
-    StragglerDetector.measure = lambda *_: own  # type: ignore[method-assign]
 
 
 def enter_own_folder(folder: Path) -> None:

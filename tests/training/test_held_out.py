@@ -97,4 +97,3 @@ def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path):
     text = (run / "report.html").read_text()
     assert "step 2 of 2 (100%), finished" in text
     assert "evaluation/reconstruction_loss" in text
-    assert text.count("<img") == len(list((run / "figures").glob("*.png"))) == 2

@@ -6,23 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from runs import is_same, load_weights, read_losses
-from tiny import TINY
+from torch import Tensor
 
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.weights import pretrained
 from model.weights.layouts import to_external
-from model.weights.pretrained import make_metadata, run_config, save
+from model.weights.pretrained import config_of_run, run_config
 from train import train
 from training import remote_run
 from training.config import TrainConfig
 from training.load_config import load_config
-
-
-@pytest.fixture
-def new(synthetic_shards, tmp_path) -> list[str]:
-    return [*TINY, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
 
 
 def run(*arguments: str) -> TrainConfig:
@@ -35,15 +29,27 @@ def fork(source: Path, folder: Path, *overrides: str) -> TrainConfig:
     return run(f"init_from={source}", "init_keep=optimizer", f"run={folder}", *overrides)
 
 
-def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it(tiny_run, tmp_path):
-    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
+def take_back(run: Path, step: int) -> dict[str, Tensor]:
+    """Remove a run's last checkpoint; return its weights."""
+    weights = load_weights(run, step)
+    shutil.rmtree(run / f"checkpoints/step-{step:08d}")
+    return weights
+
+
+@pytest.fixture
+def source(tiny_run, tmp_path) -> Path:
+    """A run that may be removed."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "source"))
+
+
+def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it(source, tmp_path):
     fork(source / "checkpoints/step-00000003", tmp_path / "run", "checkpoint_every=2")
     assert list(read_losses(tmp_path / "run")) == [4, 5, 6]
-    assert is_same(load_weights(tmp_path / "run"), load_weights(tiny_run))
-    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    whole = load_weights(source)
+    assert is_same(take_back(tmp_path / "run", 6), whole)
     shutil.rmtree(source)
     run(f"run={tmp_path / 'run'}")
-    assert is_same(load_weights(tmp_path / "run"), load_weights(tiny_run))
+    assert is_same(load_weights(tmp_path / "run"), whole)
 
 
 def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
@@ -54,128 +60,111 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
     assert {group["weight_decay"] for group in state["param_groups"]} == {0, 0.5}
 
 
-def test_what_cannot_be_forked_is_one_sentence(tiny_run, new, tmp_path):
-    weights = shutil.copy(tiny_run / "checkpoints/step-00000006/model.safetensors", tmp_path / "weights.safetensors")
-    for overrides, said in {
-        (
-            f"init_from={weights}",
-        ): r"needs a run or one of its checkpoints, and init_from=.*weights\.safetensors is none",
-        (f"init_from={tiny_run}", "batch_size=2"): "was trained with 4 clips per step.*with its weights alone",
-        (f"init_from={tiny_run}", "model.decoder_depth=1"): "step-00000006 does not fit .*: set model, task and",
-        (): "init_keep=optimizer continues another run: set init_from",
-    }.items():
-        with pytest.raises(InputError, match=said) as raised:
-            run(*new, "init_keep=optimizer", *overrides)
-        assert "\n" not in str(raised.value)
-        assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("init_from={folder}/w.safetensors", "needs a run or one of its checkpoints, and init_from=.*w.safetensors is"),
+        ("init_from={source} batch_size=2", "was trained with 4 clips per step.*with its weights alone"),
+        ("init_from={source} model.decoder_depth=1", "step-00000006 does not fit .*: set model, task and"),
+        ("", "init_keep=optimizer continues another run: set init_from"),
+    ],
+)
+def test_what_cannot_be_forked_is_one_sentence(source, arguments, tmp_path, overrides, said):
+    shutil.copy(source / "checkpoints/step-00000006/model.safetensors", tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=said) as raised:
+        run(*arguments, "init_keep=optimizer", *overrides.format(source=source, folder=tmp_path).split())
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
-    tiny_run, synthetic_shards, tmp_path, monkeypatch
-):
+def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(source, arguments, tmp_path, monkeypatch):
     """Whether a run is new is known when its remote copy is here, and not before."""
-    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
-    new = [*TINY, f"data.shards={synthetic_shards}", f"run=file://{tmp_path}/bucket/run", f"init_from={source}"]
-    new += ["steps=8", "checkpoint_every=1"]
-    monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
-    run(*new)
     bucket = tmp_path / "bucket/run"
-    whole = load_weights(bucket, 8)
-    shutil.rmtree(bucket / "checkpoints/step-00000008")
+    arguments = [*arguments, f"run=file://{bucket}", f"init_from={source}", "steps=8", "checkpoint_every=1"]
+    monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
+    run(*arguments)
+    whole = take_back(bucket, 8)
     shutil.rmtree(source)
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "second")
-    run(*new)
+    run(*arguments)
     assert is_same(load_weights(bucket, 8), whole)
 
 
-def test_pretraining_starts_from_weights(tiny_run, new, tmp_path, capsys):
+def test_pretraining_starts_from_weights(tiny_run, arguments, tmp_path, capsys):
     """Its first loss is the source's next one, of other clips; not that of fresh weights."""
-    run(*new, f"init_from={tiny_run}", "steps=1", "seed=1")
+    run(*arguments, f"init_from={tiny_run}", "steps=1", "seed=1")
     assert f"weights of {tiny_run}: tokenizer, encoder's blocks" in capsys.readouterr().err
     before = read_losses(tiny_run)
     assert read_losses(tmp_path / "run")[1] < (before[1] + before[6]) / 2
 
 
-def labeled(new: list[str], checkpoint: Path, *overrides: str) -> list[str]:
+def labeled(arguments: list[str], checkpoint: Path, *overrides: str) -> list[str]:
     """A probe, of which nothing says what its model is like."""
-    given = [argument for argument in new if not argument.startswith("model.")]
+    given = [argument for argument in arguments if not argument.startswith("model.")]
     return [*given, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
 
 
-def test_a_probe_has_the_shape_of_its_checkpoint(tiny_run, new, tmp_path):
-    config = run(*labeled(new, tiny_run))
+def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(source, arguments, tmp_path):
+    given = labeled(arguments, source, "steps=3", "checkpoint_every=2")
+    config = run(*given)
     assert config.model.dimensions == ModelConfig(size="tiny").dimensions
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (4, 32, 8)
     assert run_config(tmp_path / "run")["model"]["image_size"] == 32
-    again = run(*labeled(new, tmp_path / "gone", f"init_from={tiny_run}"))
-    assert again.model == config.model
-
-
-def test_a_probe_resumes_without_the_weights_that_it_started_from(tiny_run, new, tmp_path):
-    source = Path(shutil.copytree(tiny_run, tmp_path / "source"))
-    steps = ["steps=3", "checkpoint_every=2"]
-    run(*labeled(new, source, *steps))
-    whole = load_weights(tmp_path / "run", 3)
-    shutil.rmtree(tmp_path / "run/checkpoints/step-00000003")
+    whole = take_back(tmp_path / "run", 3)
     shutil.rmtree(source)
-    run(*labeled(new, source, *steps))
+    assert run(*given).model == config.model
     assert is_same(load_weights(tmp_path / "run", 3), whole)
 
 
-def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, new, tmp_path):
-    config = load_config(labeled(new, tiny_run, "model.image_size=48", "model.num_frames=8"))
+def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, arguments, tmp_path):
+    config = load_config(labeled(arguments, tiny_run, "model.image_size=48", "model.num_frames=8"))
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (8, 48, 8)
     with pytest.raises(InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"):
-        run(*labeled(new, tiny_run, "model.size=small", "model.patch_size=16"))
+        run(*labeled(arguments, tiny_run, "model.size=small", "model.patch_size=16"))
     assert not (tmp_path / "run").exists()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model:\n  size: small\n  image_size: 64\n")
-    config = load_config(["--config", str(recipe), *labeled(new, tiny_run)])
+    config = load_config(["--config", str(recipe), *labeled(arguments, tiny_run)])
     assert (config.model.dimensions, config.model.image_size) == (ModelConfig(size="tiny").dimensions, 32)
 
 
-def test_published_weights_give_what_they_know(new, tmp_path):
+def test_published_weights_give_what_they_know(arguments, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
     torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth")
-    config = load_config(labeled(new, tmp_path / "published.pth"))
+    config = load_config(labeled(arguments, tmp_path / "published.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
 
-def test_an_average_goes_on_in_a_fork(new, tmp_path):
-    shape = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
-    save(tmp_path / "weights.safetensors", AdaMAE(shape).state_dict(), make_metadata(shape))
-    averaged = ["finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"]
-    run(*labeled(new, tmp_path / "weights.safetensors", *averaged))
+def test_an_average_goes_on_in_a_fork(tiny_run, arguments, tmp_path):
+    run(*labeled(arguments, tiny_run, "finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"))
     fork(tmp_path / "run/checkpoints/step-00000001", tmp_path / "fork")
     for name in ("model", "average"):
         assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name))
 
 
-def test_the_name_of_a_run_is_enough_to_resume_it(tiny_run, tmp_path):
-    run_dir = Path(shutil.copytree(tiny_run, tmp_path / "run"))
-    shutil.rmtree(run_dir / "checkpoints/step-00000006")
-    train(load_config([f"run={run_dir}", "keep_checkpoints=1"]))
-    assert is_same(load_weights(run_dir, 6), load_weights(tiny_run, 6))
+def test_the_name_of_a_run_is_enough_to_resume_it(source, tmp_path):
+    whole = take_back(source, 6)
+    run(f"run={source}", "keep_checkpoints=1")
+    assert is_same(load_weights(source, 6), whole)
     with pytest.raises(InputError, match=r"data\.shards is empty"):
         load_config([f"run={tmp_path / 'none'}"])
 
 
-def test_clips_that_are_not_square_resume(tiny_run, new, tmp_path):
+def test_clips_that_are_not_square_resume(tiny_run, arguments, tmp_path):
     """From weights of square ones."""
     wide = ["model.image_size=[16,48]", f"init_from={tiny_run}", "steps=2", "checkpoint_every=1"]
-    run(*new, *wide, "data.crop=random_resized")
-    whole = load_weights(tmp_path / "run", 2)
+    run(*arguments, *wide, "data.crop=random_resized")
+    whole = take_back(tmp_path / "run", 2)
     assert whole["token_sampler.positions"].shape == (2 * 2 * 6, 96)
-    shutil.rmtree(tmp_path / "run/checkpoints/step-00000002")
-    run(*new, *wide, "data.crop=random_resized")
+    run(*arguments, *wide, "data.crop=random_resized")
     assert is_same(load_weights(tmp_path / "run", 2), whole)
 
 
 def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
     start = f"init_from={tiny_run}"
     config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=32", "model.mask_ratio=0.5"])
-    source = pretrained.config_of_run(tiny_run)
+    source = config_of_run(tiny_run)
     assert (config.model.dimensions, config.model.tubelet_size) == (source.dimensions, source.tubelet_size)
     assert (config.model.patch_size, config.model.image_size) == (16, 32), "what the command line says stays"
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err

@@ -43,9 +43,8 @@ def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
     assert len(ways) == 1 + len(keys)
 
 
-def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: Path, synthetic_shards: Path) -> None:
-    arguments = [*TINY, "deterministic=true", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    run = tmp_path / "run"
+def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: Path, arguments: list[str]) -> None:
+    arguments, run = [*arguments, "deterministic=true"], tmp_path / "run"
     train(parse(arguments))
     whole = load_weights(run)
     shutil.rmtree(run / "checkpoints/step-00000006")

@@ -29,19 +29,33 @@ CONFIG = ModelConfig(
 )
 
 
-def compute_gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
-    """Of the clips of both ranks, as train.py averages them."""
+def join(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+
+
+def make_model(rank: int, **options: Any) -> tuple[Pretraining, torch.optim.Optimizer, Callable[[], nn.Module]]:
+    """Return a task with the same weights in each rank, its optimizer, and a function that parallelizes it."""
     torch.manual_seed(0)
-    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, compile=compiled, precision="fp32")
+    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, **options)
     ranks = Distributed("cpu")
     ranks.rank, ranks.world_size = rank, RANKS
     task = Pretraining(config, None, ranks)
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    model = parallelize.parallelize(task, optimizer, config, ranks, batch_size=2)
+    return task, optimizer, lambda: parallelize.parallelize(task, optimizer, config, ranks, batch_size=2)
+
+
+def noise_clip(seed: int) -> torch.Tensor:
+    noise = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
+
+
+def compute_gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
+    """Of the clips of both ranks, as train.py averages them."""
+    task, _, wrap = make_model(rank, compile=compiled, precision="fp32")
+    model = wrap()
     assert all(p.grad is None for p in model.parameters()), "the warm-up left gradients"
-    noise = torch.Generator().manual_seed(rank)
-    clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
-    model(clip, torch.zeros((), dtype=torch.int64), torch.full((), rank, dtype=torch.int64)).loss.backward()
+    model(noise_clip(rank), torch.zeros((), dtype=torch.int64), torch.full((), rank)).loss.backward()
     return {name: value.grad for name, value in task.model.named_parameters() if value.grad is not None}
 
 
@@ -49,8 +63,7 @@ def compare(rank: int, folder: Path) -> None:
     """In a process of its own: write into a file how far compiled gradients are off, and how many graphs there are."""
     from torch._dynamo.backends import distributed as splitting
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    join(rank, folder)
     dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES
     graphs: list[int] = []
     split = splitting.DDPOptimizer.compile_fn
@@ -94,37 +107,26 @@ def test_compiled_in_two_ranks_gradients_are_the_plain_ones(tmp_path: Path) -> N
 def accumulate(model: nn.Module, rank: int) -> None:
     """Run two forward and backward passes, of which DDP reduces the second."""
     for number in range(2):
-        noise = torch.Generator().manual_seed(2 * rank + number)
-        clip = torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
         zero = torch.zeros((), dtype=torch.int64)
         with parallelize.reduce_gradients(model, now=number == 1):
             with torch.autocast("cpu", torch.bfloat16):
-                loss = model(clip, zero, zero).loss
+                loss = model(noise_clip(2 * rank + number), zero, zero).loss
             (loss / 2).backward()
 
 
 def compare_in_bf16(rank: int, folder: Path) -> None:
     """In a process of its own: write how far gradients in two ranks, cast into DDP's buckets, are off at two steps."""
-    torch.set_num_threads(1)
+    join(rank, folder)
     parallelize.choose_precision = lambda device, wanted: wanted  # also on a CPU that multiplies no bf16
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    ranks = Distributed("cpu")
-    ranks.rank, ranks.world_size = rank, RANKS
-    torch.manual_seed(0)
-    config = TrainConfig(DataConfig(shards="none"), model=CONFIG)
-    task = Pretraining(config, None, ranks)
-    alone = copy.deepcopy(task.model).eval()
-    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    model = parallelize.parallelize(task, optimizer, config, ranks, batch_size=2).eval()
-    off = 0.0
+    task, optimizer, wrap = make_model(rank)
+    alone, model, off = copy.deepcopy(task.model).eval(), wrap().eval(), 0.0
     for _ in range(2):
         alone.load_state_dict(task.model.state_dict())
         for other in range(RANKS):
             accumulate(alone, other)
         accumulate(model, rank)
-        for mine, plain in zip(task.model.parameters(), alone.parameters(), strict=True):
-            assert mine.grad is not None
-            off = max(off, ((mine.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item())
+        for own, plain in zip(task.model.parameters(), alone.parameters(), strict=True):
+            off = max(off, ((own.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item())
         alone.zero_grad()
         assert not hasattr(task.model.encoder.blocks[0].mlp.fc1.weight, "bucket"), "its bucket is filled"
         update(optimizer, 1e-3, clip_grad_norm=None)
@@ -149,14 +151,14 @@ def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [True, "reduce-overhead"])
 def test_a_compiled_step_on_a_gpu_learns_what_the_plain_one_does(how: Any) -> None:
-    from benchmarks.harness import noise_clip
+    from benchmarks.harness import noise_clip as make_clip
     from benchmarks.step import PretrainingStep
 
     device = torch.device("cuda")
     losses = []
     for compiled in (False, how):
         torch.manual_seed(0)
-        step, clip = PretrainingStep.of(CONFIG, device, compiled), noise_clip(CONFIG, 4, device)
+        step, clip = PretrainingStep.of(CONFIG, device, compiled), make_clip(CONFIG, 4, device)
         step.model.eval()
         # A graph is recorded in the second one, and replayed from the third on.
         losses.append([step(clip)["loss"].item() for _ in range(6)])

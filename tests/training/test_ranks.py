@@ -5,14 +5,12 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torchrun
 from runs import is_same, load_weights, read_rows, saved_steps
-from tiny import TINY
 
 from train import train
 from training.config import parse
@@ -21,9 +19,8 @@ SLOW_S = 0.3  # of a step that is waited for
 
 
 @pytest.fixture
-def arguments(synthetic_shards, tmp_path) -> list[str]:
-    batch = ["batch_size=1", "global_batch=4"]
-    return [*TINY, *batch, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
+def arguments(arguments) -> list[str]:
+    return [*arguments, "batch_size=1", "global_batch=4"]
 
 
 @pytest.fixture
@@ -31,8 +28,8 @@ def log(tmp_path) -> Path:
     return tmp_path / "log"
 
 
-def wait_until(happens: Callable[[], bool], seconds: float) -> None:
-    assert torchrun.wait_for(happens, seconds), f"not within {seconds} s"
+def wait_for_steps(run: Path, number: int = 2) -> None:
+    assert torchrun.wait_for(lambda: len(read_rows(run)) >= number, 120)
 
 
 def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
@@ -42,7 +39,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log
     whole = load_weights(run)
     shutil.rmtree(run)
     with torchrun.started([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
-        wait_until(lambda: len(read_rows(run)) > 1, 120)
+        wait_for_steps(run)
         os.kill(job.workers()[1], signal.SIGTERM)  # one of them alone
         assert job.gone(20), job.said()
     assert saved_steps(run) == [len(read_rows(run))]
@@ -71,7 +68,7 @@ def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(argum
     for _ in range(20):
         with torchrun.started([*arguments, "checkpoint_every=1"], log) as job:
             steps = len(read_rows(run))
-            wait_until(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
+            torchrun.wait_for(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
             time.sleep(dice.uniform(0, 0.3))
             if job.is_over():
                 break
@@ -102,16 +99,11 @@ def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to_all", "number"),
-    [
-        *((True, number) for number in (signal.SIGTERM, signal.SIGUSR1)),
-        *((False, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL)),  # to torchrun alone
-    ],
-)
-def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, to_all, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, number):
+    to_all = number in (signal.SIGTERM, signal.SIGUSR1)  # the others to torchrun alone
     with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
-        wait_until(lambda: len(read_rows(tmp_path / "run")) > 1, 120)
+        wait_for_steps(tmp_path / "run")
         torchrun.send(job.processes() if to_all else [job.agents[0].pid], number)
         assert job.gone(20), job.said()
         assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
@@ -120,9 +112,9 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, t
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
     with torchrun.started([*arguments, "steps=1000", "distributed.timeout_s=5"], log) as job:
-        wait_until(lambda: len(read_rows(tmp_path / "run")) > 1, 120)
+        wait_for_steps(tmp_path / "run")
         os.kill(job.workers()[1], number)
-        wait_until(lambda: not torchrun.is_alive(job.workers()[0]), 30)
+        assert torchrun.wait_for(lambda: not torchrun.is_alive(job.workers()[0]), 30)
         assert f"error: rank 1 on {os.uname().nodename} does not answer" in job.said()
 
 

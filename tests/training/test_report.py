@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from training.config import TrainConfig, changed_keys, parse
+from training.config import TrainConfig, parse
 from training.report import MAX_POINTS, average_points, make_chart, write_report
 
 
@@ -38,7 +38,9 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
     return folder
 
 
-def test_it_says_what_was_run_and_where_it_stands(run: Path) -> None:
+def test_it_says_what_was_run_and_where_it_stands(run: Path, config: TrainConfig, tmp_path: Path) -> None:
+    write_report(tmp_path, config, 10)
+    assert "no step has been logged yet" in (tmp_path / "report.html").read_text()
     text = (run / "report.html").read_text()
     assert "step 1,000 of 2,000 (50%), about 08:20 left" in text
     assert '<td>data_wait_fraction</td><td class="number">0.25</td>' in text
@@ -47,6 +49,8 @@ def test_it_says_what_was_run_and_where_it_stands(run: Path) -> None:
     assert "Corrupt videos: 60" in text
     assert text.count("cut off") == 50
     assert "step-00001000" in text
+    configuration = text[text.index("<h2>Configuration") : text.index("<h2>Checkpoints")]
+    assert configuration.count("<tr>") == 2, "defaults are not listed"
 
 
 def test_it_is_complete_in_itself_and_no_name_is_obeyed(run: Path) -> None:
@@ -60,11 +64,6 @@ def test_it_is_complete_in_itself_and_no_name_is_obeyed(run: Path) -> None:
     assert not {"script", "b", "i", "u"} & set(found)
 
 
-def test_a_run_without_a_step_has_a_report_too(tmp_path: Path, config: TrainConfig) -> None:
-    write_report(tmp_path, config, 10)
-    assert "no step has been logged yet" in (tmp_path / "report.html").read_text()
-
-
 def test_a_curve_has_few_points_and_the_means_of_all() -> None:
     points = [(float(step), float(step % 7)) for step in range(10_001)]
     few = average_points(points)
@@ -72,10 +71,6 @@ def test_a_curve_has_few_points_and_the_means_of_all() -> None:
     assert all(abs(value - 3) < 0.2 for _, value in few[:-1])
     assert average_points(points[:3]) == points[:3]
     assert average_points([]) == []
-
-
-def test_only_what_is_no_default_is_named(config: TrainConfig) -> None:
-    assert changed_keys(config) == {"data.shards": "<b>shards</b>", "model.mask_ratio": 0.9}
 
 
 def test_what_was_logged_is_drawn(run: Path) -> None:

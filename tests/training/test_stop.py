@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,24 +11,22 @@ from training import stop
 from training.stop import SIGNALS, StopRequest
 
 
-@pytest.fixture
-def request_() -> Iterator[StopRequest]:
-    """Handlers installed, in a run whose loop has begun."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}  # nohup has one ignored
-    with StopRequest() as made:
-        made.defer = True
-        yield made
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.fixture
+def request_() -> Iterator[StopRequest]:
+    """Handlers installed, in a run whose loop has begun."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
+    with StopRequest() as made:
+        made.defer = True
+        yield made
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_noted_and_said(request_, number, capfd):
-    assert not request_.is_set
     send(number)
     assert request_.is_set
     assert "saved" in capfd.readouterr().err
@@ -44,31 +43,25 @@ def test_many_signals_are_one_and_only_a_second_ctrl_c_ends_the_run_at_once(requ
 
 
 def test_at_once_a_signal_ends_the_run_also_one_that_came_before(request_):
-    with pytest.raises(KeyboardInterrupt), request_.allow_interrupt():
-        send(signal.SIGTERM)
-    assert not request_.is_set
+    for defer in (True, False):  # in the loop and before it
+        request_.defer = defer
+        with pytest.raises(KeyboardInterrupt), request_.allow_interrupt() if defer else nullcontext():
+            send(signal.SIGTERM)
+        assert not request_.is_set
+    request_.defer = True
     send(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), request_.allow_interrupt():
         pytest.fail("went on")
 
 
-def test_before_the_loop_a_signal_ends_the_run(request_):
-    request_.defer = False
-    with pytest.raises(KeyboardInterrupt):
-        send(signal.SIGUSR1)
-
-
 def test_what_nohup_ignores_stays_ignored_and_handlers_are_restored():
     interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest() as made:
-            made.defer = True
-            send(signal.SIGHUP)
-            assert not made.is_set
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) == interrupt
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with StopRequest() as made:
+        made.defer = True
+        send(signal.SIGHUP)
+        assert not made.is_set
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == interrupt
 
 
 def test_a_terminal_that_has_gone_does_not_take_the_run_with_it(request_):

@@ -1,13 +1,7 @@
 """Ranks that are slower than others are found and named."""
 
-import os
-from functools import partial
-from pathlib import Path
-
 import pytest
 import torch
-import torchrun
-from tiny import TINY
 
 from training import stragglers
 from training.distributed import Distributed
@@ -34,13 +28,3 @@ def test_of_several_ranks_the_slow_one_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "rank 1 on two slows down the others: it waits 100 ms per step for data" in wait
     assert "(median of 3 ranks: 50 ms)" in wait
     assert detector.gather({"loss": 3.0}, steps=10, seconds=0.6, wait_seconds=0.5)[1] == [], "once"
-
-
-@pytest.mark.slow
-def test_a_slow_rank_is_named_once(tmp_path: Path, synthetic_shards: Path) -> None:
-    arguments = [*TINY, "log_every=2", "steps=12", f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    metrics = [{"forward_ms": forward, "wait_ms": 5.0} for forward in (20_000.0, 60_000.0)]
-    with torchrun.started(arguments, tmp_path / "log", before=partial(torchrun.report, metrics)) as job:
-        assert job.wait() == [0], job.said()
-        said = job.said()
-    assert said.count(f"rank 1 on {os.uname().nodename} slows down the others: its forward pass takes 6e+04 ms") == 1

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from runs import is_same, load_weights
-from tiny import TINY
 
 from common.errors import InputError
 from model.weights.pretrained import find_file, load
@@ -14,10 +13,10 @@ from train import train
 from training.config import parse
 
 
-def test_a_run_resumes_with_the_teacher_that_it_began_with(tiny_run: Path, synthetic_shards: Path, tmp_path: Path):
+def test_a_run_resumes_with_the_teacher_that_it_began_with(tiny_run: Path, arguments: list[str], tmp_path: Path):
     teacher = Path(shutil.copytree(tiny_run, tmp_path / "teacher"))
-    given = [*TINY, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", "evaluation.every=4", "steps=4"]
-    given += ["model.target=teacher", "model.loss=cosine", "model.visible_loss_weight=0.1"]
+    target = ["model.target=teacher", "model.loss=cosine", "model.visible_loss_weight=0.1"]
+    given = [*arguments, *target, "evaluation.every=4", "steps=4"]
     train(parse([*given, f"model.teacher={teacher}"]))
     whole = load_weights(tmp_path / "run", 4)
     assert whole["decoder.head.weight"].shape[0] == 96
