@@ -121,7 +121,7 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         shown = sorted(
             (row for row in shown if row["loader"] in PLOTTED), key=lambda row: float(row["clips_per_cpu_second"])
         )
-        names = [row["loader"] + ", 2 clips a decode" * (row["repeats"] == 2) for row in shown]
+        names = [row["loader"] + ", 2 clips per decode" * (row["repeats"] == 2) for row in shown]
         colors = ["#2471a3" if row["loader"] == "adamae" else "#95a5a6" for row in shown]
         bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
         axes.bar_label(bars, fmt="%.3g", padding=3)

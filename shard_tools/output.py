@@ -66,7 +66,7 @@ class RemoteOutput(LocalOutput):
         self.url = url.rstrip("/")
         self._is_private = staging is None
         self._store = ObjectStore(self.url)
-        # Not in the cache of downloads, which removes tars to make room.
+        # Not in the cache of downloads, which evicts tars.
         parent = staging or user_cache_dir("adamae-shards", "--staging")
         super().__init__(parent / hashlib.sha256(self.url.encode()).hexdigest()[:16] / self.url.rsplit("/", 1)[1])
         try:

@@ -1,7 +1,7 @@
 """Write shards (tar, samples.jsonl), and from what lies beside them the tables and `dataset.json`.
 
 Each file exists whole or not at all. Files of tables are named by their content and never change; `dataset.json` says
-which ones count, and is replaced atomically. So readers go on with what they have opened, and a run that is killed
+which ones count, and is replaced atomically. So readers continue with what they have opened, and a run that is killed
 leaves the dataset as it was. Memory is that of one shard.
 """
 

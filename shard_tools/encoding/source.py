@@ -239,7 +239,7 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
 
     A video whose frames all fall on their own tick of a constant rate has a constant frame rate, however its container
     rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs backwards is
-    ignored; where it jumps, it is taken to go on.
+    ignored; where it jumps, it is taken to continue.
     """
     stored: list[int | None] = []  # times of presentation, as they are stored
     times: list[int] = []

@@ -281,7 +281,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _unfold(entry: Any) -> Iterator[Any]:
-    """Yield an object once per annotation in it, with that one's own entries; anything else as it is."""
+    """Yield an object once per annotation in it, with its entries; anything else as it is."""
     if not isinstance(entry, dict):
         yield entry
         return
