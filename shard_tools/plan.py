@@ -30,6 +30,7 @@ from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
+SHARD_NAME = "shard-{:06d}.tar"
 STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
 PROBED_AT_ONCE = 4096
 PROBING_THREADS = 16  # they wait for the disk, or for the network
@@ -97,37 +98,33 @@ def assign_shards(
 
     Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
     """
-    table = TempTable("""CREATE TABLE items (shuffle_key BLOB, size INTEGER, source BLOB, entry BLOB);
-        CREATE TABLE entries (shard BLOB, source BLOB, entry BLOB)""")
+    table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, source BLOB, entry BLOB)")
     table.insert("items", _list_rows(items, settings.seed, classes), 4)
     ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
     num_shards = min(settings.min_shards, count)
-    if settings.shard_mb:
+    if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
         num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
+        number = "CAST((sum(size) OVER shuffled - size / 2.0) / :total * :num_shards AS INTEGER)"
     else:
         num_shards = max(num_shards, -(-count // settings.samples_per_shard))
-
-    def number_rows() -> Iterator[tuple[int, str, str]]:
-        bytes_before = 0
-        shuffled = table.run("SELECT size, source, entry FROM items ORDER BY shuffle_key")
-        for position, (size, source, entry) in enumerate(shuffled):
-            if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
-                number = int((bytes_before + size / 2) / max(num_bytes, 1) * num_shards)
-            else:
-                number = ((position + 1) * num_shards - 1) // count
-            bytes_before += size
-            yield number, source, entry
-
-    for number, (_, rows) in enumerate(groupby(number_rows(), itemgetter(0)), first_number):
-        table.insert("entries", ((f"shard-{number:06d}.tar", source, entry) for _, source, entry in rows), 3)
-    by_video = table.run("""SELECT source, shard, rowid, entry FROM entries
-        ORDER BY min(rowid) OVER (PARTITION BY source), rowid""")
+        number = "(row_number() OVER shuffled * :num_shards - 1) / :total"
+    table.database.execute(
+        f"""CREATE TABLE entries AS SELECT *, dense_rank() OVER (ORDER BY number) - 1 + :first AS shard FROM (
+            SELECT source, entry, row_number() OVER shuffled AS position, {number} AS number
+            FROM items WINDOW shuffled AS (ORDER BY shuffle_key ROWS UNBOUNDED PRECEDING))""",
+        {"total": max(num_bytes if settings.shard_mb else count, 1), "num_shards": num_shards, "first": first_number},
+    )
+    by_video = table.run("""SELECT source, shard, position, entry FROM entries
+        ORDER BY min(position) OVER (PARTITION BY source), position""")
     videos = (
-        [Entry(*json.loads(entry))._replace(shard=shard, position=position) for _, shard, position, entry in video]
+        [
+            Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=at)
+            for _, shard, at, entry in video
+        ]
         for _, video in groupby(by_video, itemgetter(0))
     )
-    shards = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY min(rowid)")
-    return dict(shards), videos
+    counts = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY shard")
+    return {SHARD_NAME.format(shard): num_entries for shard, num_entries in counts}, videos
 
 
 def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list[str]) -> Iterator[tuple[Any, ...]]:
