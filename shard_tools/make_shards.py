@@ -167,13 +167,9 @@ def make_dataset(
         while plan := build.plan(inputs, classes, retry_rejects):
             retry_rejects = retry_rejects and not plan.retries
             total = sum(map(len, build.list_pending(plan)))
+            engine, num_workers, timeout = ENGINES[arguments.engine], arguments.workers, arguments.timeout
+            run_jobs = partial(engine, process_job, num_workers=num_workers, timeout=timeout)
             with progress_bar(unit="sample", total=total) as bar:
-                run_jobs = partial(
-                    ENGINES[arguments.engine],
-                    process_job,
-                    num_workers=arguments.workers,
-                    timeout=arguments.timeout,
-                )
                 totals = Counter(frames=0, rejected=0)
                 for outcome in build.run(plan, inputs, run_jobs):
                     frames = sum(sample.num_frames for sample, _ in outcome.samples)

@@ -31,7 +31,6 @@ PLAN_FILE = ".work/plan.jsonl"  # there while a run is under way
 UPLOADS, WAITING = 2, 4  # shards uploaded at a time; with those that wait for it, so many lie on the local disk
 DOWNLOADS = 16  # small files at a time
 TABLE = re.compile(r"(shards|samples|gops|names)-[0-9a-f]{16}\.(npy|jsonl)")
-RESUMES = "run the same command again to resume"
 
 
 class LocalOutput(AbstractContextManager["LocalOutput"]):
@@ -141,11 +140,10 @@ class RemoteOutput(LocalOutput):
         size = path.stat().st_size
         try:
             self._store.upload(path, name)
-            there = self._store.size(name)
+            if (there := self._store.size(name)) != size:
+                raise InputError(f"{self.locate(name)} has {there} bytes after uploading {size}")
         except InputError as error:
-            raise InputError(f"{error}; {RESUMES}") from error
-        if there != size:
-            raise InputError(f"{self.locate(name)} has {there} bytes after uploading {size}; {RESUMES}")
+            raise InputError(f"{error}; run the same command again to resume") from error
         self._sizes[name] = size
 
     def _fetch(self) -> None:

@@ -13,7 +13,7 @@ import av
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from shard_tools.encoding.codecs import CODECS, CONTAINER, Codec, open_encoder
+from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
 from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, UnusableError
 from shard_tools.encoding.source import Timing, check_frames, open_source, show_frames
 from shard_tools.inputs.item import Segment
@@ -61,9 +61,10 @@ class Result(NamedTuple):
 
 
 class VideoWriter:
-    """Writes frames of one size into one file at a constant rate."""
+    """Writes frames of one size into one file at a constant rate, and decodes what was stored."""
 
-    def __init__(self, path: Path, codec: Codec, settings: Settings, rate: Fraction, size: tuple[int, int]):
+    def __init__(self, path: Path, settings: Settings, rate: Fraction, size: tuple[int, int]):
+        self.path, codec, rate = path, CODECS[settings.encode], rate.limit_denominator(100_000)
         # bitexact leaves the libraries' versions out of the container.
         options = {"fflags": "+bitexact", "movflags": FRAGMENTED}
         self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
@@ -86,30 +87,36 @@ class VideoWriter:
         self.num_frames += 1
         self.container.mux(self.stream.encode(frame))
 
-    def close(self) -> None:
+    def close(self) -> tuple[int, int]:
+        """Return width and height of what decodes. Raise UnusableError unless it is all that was written."""
         self.container.mux(self.stream.encode(None))
         self.container.close()
+        with open_source(self.path) as (container, stream):
+            size = stream.width, stream.height
+            num_frames = len(check_frames(container, stream)[1])
+        if num_frames != self.num_frames:
+            raise UnusableError(f"{self.num_frames} frames were encoded, but {num_frames} decode")
+        return size
 
 
 class Part:
-    """Encodes what is shown in a cut, from tick `first` on and before `end`, and decodes what was stored: the number of
-    frames is the one that comes out again."""
+    """Encodes what is shown in a cut, from tick `first` on and before `end`."""
 
     def __init__(self, cut: Cut, timing: Timing, settings: Settings, pixel_aspect: Fraction | None) -> None:
-        self.cut, self.settings, self.codec = cut, settings, CODECS[settings.encode]
-        stride = settings.frame_stride
+        self.cut, self.settings = cut, settings
+        self.stride, self.source_rate = settings.frame_stride, timing.rate
         if settings.fps:
-            stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
-        self.stride, self.source_rate = stride, timing.rate
-        seconds = settings.clip_seconds if cut.segment is None else None
-        self.max_frames = max(1, round(seconds * timing.rate / stride)) if seconds else math.inf  # of a file
+            self.stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
+        self.max_frames = math.inf  # of a file
+        if settings.clip_seconds and cut.segment is None:
+            self.max_frames = max(1, round(settings.clip_seconds * timing.rate / self.stride))
         if cut.segment:
             self.wanted, self.end = find_ticks(cut.segment, timing)
         else:
-            ticks = self.max_frames * stride
+            ticks = self.max_frames * self.stride
             self.wanted = cut.piece * int(ticks) if cut.piece else 0
             self.end = math.inf if cut.is_last else self.wanted + ticks
-        self.convert = FrameConverter(self.codec, settings.short_side, pixel_aspect)
+        self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, pixel_aspect)
         self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from; `wanted` is the next one to store
         self.files: list[StoredVideo] = []
         self._writer: VideoWriter | None = None
@@ -122,37 +129,6 @@ class Part:
             return Result(self.cut, [], error)
         return self.finish() if self.end <= end else None
 
-    def _encode(self, frame: VideoFrame, end: int) -> None:
-        picture = None
-        while self.wanted < min(end, self.end):
-            picture = picture or self.convert(frame)
-            writer = self._writer = self._writer or self._open(picture.width, picture.height)
-            writer.write(picture)
-            self.wanted += self.stride
-            if writer.num_frames == self.max_frames:
-                self._end_file()
-
-    def _open(self, width: int, height: int) -> VideoWriter:
-        self._start = float(self.wanted / self.source_rate)
-        stem = self.cut.stem
-        self._path = stem.with_name(f"{stem.name}-{len(self.files):04d}.{CONTAINER}")
-        rate = (self.source_rate / self.stride).limit_denominator(100_000)
-        return VideoWriter(self._path, self.codec, self.settings, rate, (width, height))
-
-    def _end_file(self) -> None:
-        """Finish the open file, if one is. Raise UnusableError if it does not decode."""
-        if self._writer is None:
-            return
-        self._writer.close()
-        with open_source(self._path) as (container, stream):
-            size = stream.width, stream.height
-            num_frames = len(check_frames(container, stream)[1])
-        if num_frames != self._writer.num_frames:
-            raise UnusableError(f"{self._writer.num_frames} frames were encoded, but {num_frames} decode")
-        fps, codec = float(self.source_rate / self.stride), self.settings.encode
-        self.files.append(StoredVideo(self._path, CONTAINER, codec, num_frames, fps, self.stride, *size, self._start))
-        self._writer = None
-
     def finish(self) -> Result:
         """Return what is stored: no other frame comes."""
         try:
@@ -161,6 +137,29 @@ class Part:
             return Result(self.cut, [], error)
         is_empty = self.cut.segment and not self.files
         return Result(self.cut, self.files, UnusableError("no frame is shown in its segment") if is_empty else None)
+
+    def _encode(self, frame: VideoFrame, end: int) -> None:
+        picture = None
+        while self.wanted < min(end, self.end):
+            picture = picture or self.convert(frame)
+            if self._writer is None:
+                self._start = float(self.wanted / self.source_rate)
+                path = self.cut.stem.with_name(f"{self.cut.stem.name}-{len(self.files):04d}.{CONTAINER}")
+                size = picture.width, picture.height
+                self._writer = VideoWriter(path, self.settings, self.source_rate / self.stride, size)
+            self._writer.write(picture)
+            self.wanted += self.stride
+            if self._writer.num_frames == self.max_frames:
+                self._end_file()
+
+    def _end_file(self) -> None:
+        """Finish the open file, if one is. Raise UnusableError if it does not decode."""
+        if (writer := self._writer) is not None:
+            size, fps, codec = writer.close(), float(self.source_rate / self.stride), self.settings.encode
+            self.files.append(
+                StoredVideo(writer.path, CONTAINER, codec, writer.num_frames, fps, self.stride, *size, self._start)
+            )
+            self._writer = None
 
 
 def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
