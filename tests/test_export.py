@@ -13,7 +13,13 @@ from av import VideoFrame
 from runs import is_same
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
+from transformers import (
+    AutoImageProcessor,
+    PreTrainedModel,
+    VideoMAEForPreTraining,
+    VideoMAEForVideoClassification,
+    VideoMAEModel,
+)
 
 import export
 from common.errors import InputError
@@ -84,12 +90,17 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
     assert config.grid == CONFIG.grid
 
 
-def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None:
-    theirs, report = VideoMAEForPreTraining.from_pretrained(hub, output_loading_info=True)
+def load_checked(kind: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
+    """Load a folder with transformers, and check that every weight is there, and nothing else."""
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    features = theirs.videomae(pixel_values(CLIP)).last_hidden_state
+    return model.eval()
+
+
+def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None:
+    features = load_checked(VideoMAEForPreTraining, hub).videomae(pixel_values(CLIP)).last_hidden_state
     torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
-    # and back, without the token sampler, for which they have no place
+    # and back, without the token sampler, for which it has no place
     again = load_adamae(hub)
     assert again.config.dimensions == CONFIG.dimensions
     assert torch.equal(again.encode(CLIP).tokens, model.encode(CLIP).tokens)
@@ -119,10 +130,8 @@ def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
         run_export("export", student, tmp_path / name, "--to", kind)
     assert not [name for name in torch.load(tmp_path / "authors.pth")["model"] if name.startswith(("decoder", "token"))]
     run_export("export", tmp_path / "out/encoder.safetensors", tmp_path / "again", "--to", "huggingface")
-    for folder in ("hub", "again"):  # their decoder predicts pixels: what predicts features is left out
-        theirs, report = VideoMAEModel.from_pretrained(tmp_path / folder, output_loading_info=True)
-        assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        features = theirs.eval()(pixel_values(CLIP)).last_hidden_state
+    for folder in ("hub", "again"):  # a decoder there predicts pixels: what predicts features is left out
+        features = load_checked(VideoMAEModel, tmp_path / folder)(pixel_values(CLIP)).last_hidden_state
         torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
 
 
@@ -148,12 +157,9 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
     ("described", "says"),
     [
         ("{", "config.json is damaged"),
-        ("[" * 10**6, "config.json is damaged"),
         ({"num_hidden_layers": 10**9}, "model.encoder_depth is 1000000000"),
         ({"hidden_size": [96]}, "does not describe a model"),
-        ({"num_attention_heads": 0}, "model.encoder_heads is 0"),
         ({"patch_size": 0}, "model.patch_size is 0"),
-        ({"num_frames": 10**6}, "tokens per clip"),
     ],
     ids=lambda value: value if isinstance(value, dict) else "",
 )
