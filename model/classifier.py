@@ -118,7 +118,7 @@ class Probe(nn.Module):
 
 
 def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
-    """Make the fine-tuned classifier or the probe that weights in our layout are for, without loading them."""
+    """Make the fine-tuned classifier or the probe that weights in this layout are for, without loading them."""
     num_classes = len(state_dict["head.weight"])
     if "norm.running_mean" in state_dict:
         return Probe(config, num_classes, "attentive" if "pool.latent" in state_dict else "linear")

@@ -22,7 +22,6 @@ class Fault:
     suffix: str = ""
     times: int = 10**9  # requests until it ends
     rate: int = 10_000  # bytes per second of a slow body
-    fraction: float = 0.5  # of the body before it is cut
 
 
 class QuietHandler(WSGIRequestHandler):
@@ -96,7 +95,7 @@ def _damage(data: bytes, fault: Fault, released: threading.Event, connection: so
     if fault.kind == "changed":
         yield data[:-1] + bytes([data[-1] ^ 1]) if data else data
     elif fault.kind == "cut":
-        yield data[: int(len(data) * fault.fraction)]
+        yield data[: len(data) // 2]
         connection.shutdown(socket.SHUT_RDWR)
     else:
         for start in range(0, len(data), max(1, fault.rate // 10)):

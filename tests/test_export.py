@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from av import VideoFrame
 from runs import is_same
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
 
 import export
 from common.errors import InputError
@@ -62,7 +62,7 @@ def hub(run: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_authors_layout_there_and_back(run: Path, model: AdaMAE, tmp_path: Path, suffix: str) -> None:
-    there, back = tmp_path / f"theirs{suffix}", tmp_path / "ours.safetensors"
+    there, back = tmp_path / f"reference{suffix}", tmp_path / "own.safetensors"
     for file in (there, tmp_path / f"again{suffix}"):
         run_export("export", run, file, "--to", "adamae")
         assert file.read_bytes() == there.read_bytes()
@@ -84,25 +84,30 @@ def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> 
     assert config.grid == CONFIG.grid
 
 
-def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None:
-    theirs, report = VideoMAEForPreTraining.from_pretrained(hub, output_loading_info=True)
+def load_checked(kind: type[transformers.PreTrainedModel], folder: Path) -> transformers.PreTrainedModel:
+    """Load a folder with transformers, and check that every weight is there, and nothing else."""
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    features = theirs.videomae(pixel_values(CLIP)).last_hidden_state
+    return model.eval()
+
+
+def test_huggingface_reads_a_pretraining_model(hub: Path, model: AdaMAE) -> None:
+    features = load_checked(transformers.VideoMAEForPreTraining, hub).videomae(pixel_values(CLIP)).last_hidden_state
     torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
-    # and back, without the token sampler, for which they have no place
+    # and back, without the token sampler, for which it has no place
     again = load_adamae(hub)
     assert again.config.dimensions == CONFIG.dimensions
     assert torch.equal(again.encode(CLIP).tokens, model.encode(CLIP).tokens)
 
 
 def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(tmp_path: Path) -> None:
-    ours, file = VideoClassifier(CONFIG, num_classes=2).eval(), tmp_path / "classifier.safetensors"
-    torch.nn.init.normal_(ours.head.weight)
-    pretrained.save(file, ours.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
+    own, file = VideoClassifier(CONFIG, num_classes=2).eval(), tmp_path / "classifier.safetensors"
+    torch.nn.init.normal_(own.head.weight)
+    pretrained.save(file, own.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
     run_export("export", file, tmp_path / "hub", "--to", "huggingface")
-    theirs = VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
-    torch.testing.assert_close(theirs(pixel_values(CLIP)).logits, ours(CLIP), atol=1e-4, rtol=1e-4)
-    assert theirs.config.id2label == {0: "up", 1: "down"}
+    reference = transformers.VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
+    torch.testing.assert_close(reference(pixel_values(CLIP)).logits, own(CLIP), atol=1e-4, rtol=1e-4)
+    assert reference.config.id2label == {0: "up", 1: "down"}
     run_export("import", file, tmp_path / "b.safetensors")
     again = pretrained.load(tmp_path / "b.safetensors")
     assert (again.config, again.classes) == (CONFIG, ["up", "down"])
@@ -119,10 +124,8 @@ def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
         run_export("export", student, tmp_path / name, "--to", kind)
     assert not [name for name in torch.load(tmp_path / "authors.pth")["model"] if name.startswith(("decoder", "token"))]
     run_export("export", tmp_path / "out/encoder.safetensors", tmp_path / "again", "--to", "huggingface")
-    for folder in ("hub", "again"):  # their decoder predicts pixels: what predicts features is left out
-        theirs, report = VideoMAEModel.from_pretrained(tmp_path / folder, output_loading_info=True)
-        assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        features = theirs.eval()(pixel_values(CLIP)).last_hidden_state
+    for folder in ("hub", "again"):  # a decoder there predicts pixels: what predicts features is left out
+        features = load_checked(transformers.VideoMAEModel, tmp_path / folder)(pixel_values(CLIP)).last_hidden_state
         torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
 
 
@@ -134,26 +137,23 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
     coarse = torch.rand(4, 3, 9, 18, generator=torch.Generator().manual_seed(1)) * 255
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 255)
     frames = [frame.permute(1, 2, 0).to(torch.uint8).numpy() for frame in smooth]
-    processor = AutoImageProcessor.from_pretrained(hub)
-    theirs = VideoMAEForPreTraining.from_pretrained(hub).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(hub)
+    reference = transformers.VideoMAEForPreTraining.from_pretrained(hub).eval()
     with torch.no_grad():
-        features = theirs.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
+        features = reference.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
     scaler = Scaler(view_crop(width, height, 0, 1), False, 32, (width, height))
     clip = torch.stack([torch.from_numpy(scaler(VideoFrame.from_ndarray(frame, "rgb24"))) for frame in frames])
-    ours = model.encode(clip[None]).tokens
-    torch.testing.assert_close(features, ours, rtol=0, atol=atol * ours.abs().max().item())
+    own = model.encode(clip[None]).tokens
+    torch.testing.assert_close(features, own, rtol=0, atol=atol * own.abs().max().item())
 
 
 @pytest.mark.parametrize(
     ("described", "says"),
     [
         ("{", "config.json is damaged"),
-        ("[" * 10**6, "config.json is damaged"),
         ({"num_hidden_layers": 10**9}, "model.encoder_depth is 1000000000"),
         ({"hidden_size": [96]}, "does not describe a model"),
-        ({"num_attention_heads": 0}, "model.encoder_heads is 0"),
         ({"patch_size": 0}, "model.patch_size is 0"),
-        ({"num_frames": 10**6}, "tokens per clip"),
     ],
     ids=lambda value: value if isinstance(value, dict) else "",
 )
@@ -166,13 +166,13 @@ def test_a_folder_of_hugging_face_with_a_damaged_description(hub: Path, describe
 
 
 def test_an_import_says_what_the_file_does_not(run: Path, hub: Path, tmp_path: Path, capsys) -> None:
-    run_export("export", run, tmp_path / "theirs.pth", "--to", "adamae")
+    run_export("export", run, tmp_path / "reference.pth", "--to", "adamae")
     capsys.readouterr()
     run_export("import", hub, tmp_path / "a.safetensors")
     said = capsys.readouterr().err
     assert "does not say, so assumed: masking tube, mask_ratio 0.9\n" in said
     assert "it has no token sampler" in said
-    run_export("import", tmp_path / "theirs.pth", tmp_path / "b.safetensors", "--num-frames", "4")
+    run_export("import", tmp_path / "reference.pth", tmp_path / "b.safetensors", "--num-frames", "4")
     said = capsys.readouterr().err
     assert "masking adaptive, mask_ratio 0.95, num_frames 4, image_size 32, positions flat-1d" in said
     assert "no token sampler" not in said
@@ -194,9 +194,9 @@ def test_a_full_disk_is_an_error_of_the_disk(run: Path, tmp_path: Path, monkeypa
 def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:
     run_export("export", run, tmp_path / "encoder")
     assert {path.name for path in (tmp_path / "encoder").iterdir()} == {"encoder.safetensors", "README.md"}
-    encoder = load_encoder(tmp_path / "encoder/encoder.safetensors")
-    assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)
-    assert torch.equal(encoder.encode(CLIP).pooled, model.encode(CLIP).tokens.mean(1))
+    encoder, tokens = load_encoder(tmp_path / "encoder/encoder.safetensors"), model.encode(CLIP).tokens
+    assert torch.equal(encoder.encode(CLIP).tokens, tokens)
+    assert torch.equal(encoder.encode(CLIP).pooled, tokens.mean(1))
     card = (tmp_path / "encoder/README.md").read_text()
     count = sum(value.numel() for value in encoder.parameters()) / 1e6
     assert f"| parameters | {count:.1f} M |" in card

@@ -1,5 +1,6 @@
 """The figures show what the model did: colors, masks and images are read back from the files."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,21 +80,19 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
         assert moving.n_frames == 8
 
 
-def test_a_checkpoint_is_plotted_as_its_run_is(run: Path, videos: Path) -> None:
-    plot(run, videos / "a.mp4")
+def test_a_checkpoint_is_plotted_as_its_run_is_also_beside_it(run: Path, videos: Path) -> None:
+    older, step = (run / f"checkpoints/step-{number:08d}" for number in (5, 10))
+    plot(run, videos / "a.mp4", "--compare", older, "--compare", step)
     whole = (run / "figures/a.png").read_bytes()
+    layout = Layout.fit(4, min_width=1000)
+    picture, side = np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :], layout.height + GAP
+    first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
+    assert np.array_equal(first, third)
+    assert not np.array_equal(first, second)
     (run / "figures/a.png").unlink()
-    step = run / "checkpoints/step-00000010"
     plot(step, videos / "a.mp4")
     assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
     assert [path.name for path in step.iterdir()] == ["model.safetensors"]
-
-
-def test_a_damaged_configuration_is_named(run: Path, videos: Path) -> None:
-    for text in ("model: {", "[]", "data: {}"):
-        (run / "config.yaml").write_text(text)
-        with pytest.raises(InputError, match=r"config\.yaml is damaged"):
-            plot(run, videos / "a.mp4")
 
 
 def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: torch.Tensor, tmp_path: Path) -> None:
@@ -172,28 +171,6 @@ def test_maps_over_frames_and_the_token_that_others_are_compared_with(clip: torc
     assert boxes[4].sum() == 4 * 8 - 4
 
 
-def test_times_stand_below_the_columns(monkeypatch) -> None:
-    written = []
-    monkeypatch.setattr(reconstruction, "draw_text", lambda canvas, place, text, size: written.append((place, text)))
-    row = sheet.Row("frames", np.zeros((8, 32, 32, 3), np.uint8))
-    reconstruction.render_figure([row], ModelConfig(**CONFIG), [number / 10 for number in range(3, 11)])
-    layout = Layout.fit(4)
-    below = [(x, text) for (x, y), text in written if y == layout.height + GAP]
-    assert below == [(layout.label + i * (layout.width + GAP), f"{0.3 + 0.2 * i:.2f} s") for i in range(4)]
-    assert {"masked", "visible"} <= {text for _, text in written}
-
-
-def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None:
-    step = str(run / "checkpoints/step-00000005")
-    plot(run, videos / "a.mp4", "--output", tmp_path, "--compare", step, "--compare", run)
-    layout = Layout.fit(4, min_width=1000)
-    picture = np.asarray(Image.open(tmp_path / "a.runs.png"))[:, layout.label :]
-    side = layout.height + GAP
-    first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
-    assert np.array_equal(first, third)  # the run itself once more
-    assert not np.array_equal(first, second)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -202,6 +179,7 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
         (["run", "c.mp4"], "c.mp4 cannot be decoded"),
         (["run", "empty"], "empty holds no video"),
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
+        (["damaged", "a.mp4"], "config.yaml is damaged"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
         (["run", "a.mp4", "--clips", "0"], "--clips is 0"),
         (["run", "a.mp4", "--compare", "shorter.safetensors"], "another shape"),
@@ -212,6 +190,7 @@ def test_runs_beside_each_other(run: Path, videos: Path, tmp_path: Path) -> None
 def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str) -> None:
     (videos / "empty").mkdir()
     (videos / "run").symlink_to(run)
+    (shutil.copytree(run, videos / "damaged") / "config.yaml").write_text("model: {")
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
     for name, model in (("shorter", AdaMAE(shorter)), ("classifier", VideoClassifier(shorter, 2))):
         pretrained.save(videos / f"{name}.safetensors", model.state_dict(), pretrained.make_metadata(shorter))
@@ -244,34 +223,18 @@ def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     assert (square[:, layout.height : layout.width] == 255).all()
 
 
+def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(tmp_path: Path, videos: Path) -> None:
+    for i in range(10):
+        (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")
+    (videos / "a-2.mp4").symlink_to(videos / "a.mp4")
+    given = [tmp_path / "many", videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
+    clips = read_clips(given, 8, 32, DataConfig(frame_stride=1), limit=3)
+    assert [clip.name for clip in clips] == ["0_0", "0_4", "1_8", "a", "a-2", "a-2-2"]
+
+
 def test_resizing_keeps_shapes_and_the_center() -> None:
     frames = np.zeros((1, 40, 100, 3), np.uint8)
     frames[:, :, 30:70] = 255  # the middle square
     assert (resize_and_crop(frames, 20)[:, :, :, 2:-2] == 255).all()
     assert (resize_and_crop(frames, 80)[:, :, :, 5:-5] == 255).all()
-
-
-def test_a_folder_gives_evenly_spread_clips(tmp_path: Path, videos: Path) -> None:
-    for i in range(10):
-        (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")
-    clips = read_clips([tmp_path / "many"], 8, 32, DataConfig(frame_stride=1), limit=3)
-    assert [clip.name for clip in clips] == ["0_0", "0_4", "1_8"]
-
-
-def test_videos_of_the_same_name_do_not_share_a_figure(videos: Path) -> None:
-    (videos / "a-2.mp4").symlink_to(videos / "a.mp4")
-    twice = [videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
-    clips = read_clips(twice, 8, 32, DataConfig(frame_stride=1), limit=1)
-    assert [clip.name for clip in clips] == ["a", "a-2", "a-2-2"]
-
-
-def test_clips_come_out_of_a_url_of_shards_too(synthetic_shards, tmp_path, monkeypatch):
-    """As the panel of a run needs them that trains from an object store."""
-    monkeypatch.setattr("pipeline.reading.cache.user_cache_dir", lambda: tmp_path / "cache")
-    near, far = (
-        list(read_clips([place], num_frames=4, image_size=32, data=DataConfig(frame_stride=2), limit=2))
-        for place in (synthetic_shards, f"file://{synthetic_shards}")
-    )
-    assert [clip.name for clip in far] == [clip.name for clip in near]
-    assert all(torch.equal(one.frames, other.frames) for one, other in zip(far, near, strict=True))

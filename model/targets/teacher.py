@@ -54,7 +54,7 @@ class TeacherTarget(Target):
     @torch.compiler.disable
     @torch.no_grad()
     def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B N D"]:
-        """Compute the teacher's features, on our token grid."""
+        """Compute the teacher's features, on the student's token grid."""
         dtype = next(self.teacher.parameters()).dtype
         with torch.autocast(clip.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             return fit_to_grid(self.teacher(clip), self.config.grid)

@@ -55,7 +55,7 @@ class Weights(NamedTuple):
 
 
 def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
-    """Load the weights at `path`, in our layout, and the configuration of their model, on the CPU.
+    """Load the weights at `path`, in the layout of this project, and the configuration of their model, on the CPU.
 
     path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file written here or
     by the authors, of VideoMAE or of Hugging Face; as a string, also a model `user/name` of the Hub

@@ -45,7 +45,6 @@ def main(output: Path, first: int, last: int, runs: list[list[str]]) -> None:
         found: dict[str, Any] = {"rank": rank}
         steps = 0
         found["ended"] = train.train(parse(arguments))
-        found["peak"] = torch.cuda.max_memory_allocated()
         with (output / f"rank{rank}.jsonl").open("a") as file:  # ranks' lines in one pipe would mix
             print(json.dumps(found), file=file)
 

@@ -88,19 +88,6 @@ def test_the_compiled_steps_memory_is_what_the_docs_say(library: Path, tmp_path:
     assert [json.loads(line) for line in done.stdout.splitlines()] == pytest.approx([3.00, 2.40], rel=0.02)
 
 
-@pytest.mark.slow
-def test_kernels_are_timed_by_replays_of_graphs_and_the_published_way_by_calls(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(UNCHECKED)
-    arguments = ["--batch-size", "2", "--mask-ratio", "0.9", "--repetitions", "2", "--op", "gather_tokens"]
-    command = ["benchmarks/kernel_speed.py", *arguments, "--output", tmp_path]
-    done = gpu.run(library, str(tmp_path / "program.py"), command)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "kernel_speed.json").read_text())["rows"]
-    timed = {(row["implementation"], row["phase"]) for row in rows if row["kernel_ms"] is not None}
-    assert {phase for name, phase in timed if name == "kernel"} == {"forward", "backward", "both"}
-    assert "published" not in {name for name, _ in timed}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the folder of all stages: their videos and shards are made once."""

@@ -55,10 +55,3 @@ def test_kernels_draw_the_same_bits_at_every_block_size(device, quarter, seed, o
     launch.wrap_triton(noise_kernel)[(3,)](seed.to(device), offset.to(device), words, noise, QUARTER=quarter)
     assert torch.equal(words.cpu(), philox(seed, offset, 3, 4 * quarter))
     torch.testing.assert_close(noise.cpu(), gumbel(seed, offset, 3, 4 * quarter), rtol=1e-5, atol=1e-6)
-
-
-def test_noise_of_a_row_depends_on_its_global_position_only():
-    seed = torch.tensor(-5)
-    whole = gumbel(seed, torch.tensor(2**32 - 3), rows=6, count=37)
-    part = gumbel(seed, torch.tensor(2**32 - 1), rows=2, count=30)
-    assert torch.equal(whole[2:4, :30], part)
