@@ -100,8 +100,8 @@ def take_snapshot(
     before the next update, and have arrived when an event recorded now has."""
     memory.rewind()
     states = {name: module.state_dict() for name, module in modules.items()}
-    copies = tree_map_only(Tensor, memory.copy, (states, optimizer.state_dict()))
-    return Snapshot(*copies, metadata)
+    modules_copied, optimizer_copied = tree_map_only(Tensor, memory.copy, (states, optimizer.state_dict()))
+    return Snapshot(modules_copied, optimizer_copied, metadata)
 
 
 @dataclass(frozen=True)
