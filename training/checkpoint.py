@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import atomic_folder, hash_file
 from common.errors import InputError
@@ -78,6 +79,8 @@ class HostMemory:
 
     def copy(self, value: Tensor) -> Tensor:
         """Copy a tensor; from a GPU, the copy is only queued."""
+        if is_traceable_wrapper_subclass(value):  # torchao's moments are made of other tensors
+            return transform_subclass(value, lambda _, inner: self.copy(inner))
         while self._current < len(self._blocks) and self._used + value.nbytes > len(self._blocks[self._current]):
             self._current, self._used = self._current + 1, 0
         if self._current == len(self._blocks):
@@ -97,19 +100,8 @@ def take_snapshot(
     before the next update, and have arrived when an event recorded now has."""
     memory.rewind()
     states = {name: module.state_dict() for name, module in modules.items()}
-    return Snapshot(_copy(states, memory), _copy(optimizer.state_dict(), memory), metadata)
-
-
-def _copy(value: Any, memory: HostMemory) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(inner, memory) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_copy(inner, memory) for inner in value]
-    if not isinstance(value, Tensor):
-        return value
-    if is_traceable_wrapper_subclass(value):  # torchao's moments are made of other tensors
-        return transform_subclass(value, lambda _, inner: _copy(inner, memory))
-    return memory.copy(value)
+    modules_copied, optimizer_copied = tree_map_only(Tensor, memory.copy, (states, optimizer.state_dict()))
+    return Snapshot(modules_copied, optimizer_copied, metadata)
 
 
 @dataclass(frozen=True)

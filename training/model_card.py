@@ -28,25 +28,19 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
     card = environment.from_string(TEMPLATE.read_text("utf-8")).render(
-        config=config,
+        config=config, size=config.dimensions, height=height, width=width, file=file, where=where, license=license,
         configuration=json.dumps({name: value for name, value in vars(config).items() if value is not None}),
-        size=config.dimensions,
-        height=height,
-        width=width,
         channels={3: "RGB", 1: "grayscale"}.get(config.in_channels, f"{config.in_channels} channels"),
         rate="".join(f"{name} {value:g}" for name, value in trained_rate(source).items()),
         num_parameters=sum(value.numel() for value in exported.values()),
         source=source.name,  # not where it lies on this machine
         title=where.rpartition("/")[2] if where != file.name else "AdaMAE encoder",
-        file=file,
         sha256=hash_file(file),
-        where=where,
-        license=license,
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
         recipe=describe_recipe(run_config(run)) if run else {},
         results=current_metrics(read_metrics(run)) if run else {},
-    )
+    )  # fmt: skip
     write_text(file.parent / "README.md", card)
 
 

@@ -56,10 +56,8 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
             [printable(line.get(name, "")) for name in ("key", "reason", "where")]
             for line in corrupt[:MAX_CORRUPT_VIDEOS]
         ],
-        recent=RECENT,
-        width=WIDTH,
-        height=HEIGHT,
-    )
+        recent=RECENT, width=WIDTH, height=HEIGHT,
+    )  # fmt: skip
     write_text(run / "report.html", html)
 
 
@@ -101,13 +99,8 @@ def make_chart(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str
         {"name": name, "color": color, "last": _format(points[-1][1]), "points": [locate(*point) for point in points]}
         for (name, points), color in zip(series.items(), COLORS, strict=False)
     ]
-    return {
-        "curves": curves,
-        "low": _format(low),
-        "high": _format(high),
-        "first": f"{first:,.0f}",
-        "last": f"{last:,.0f}",
-    }
+    edges = {"low": _format(low), "high": _format(high), "first": f"{first:,.0f}", "last": f"{last:,.0f}"}
+    return {"curves": curves, **edges}
 
 
 def average_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

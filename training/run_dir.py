@@ -142,12 +142,9 @@ class RunDir:
         return state
 
     def save(
-        self,
-        state: TrainState,
-        modules: dict[str, nn.Module],
-        optimizer: torch.optim.Optimizer,
+        self, state: TrainState, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer,
         metadata: dict[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
         if not self.dist.is_main:
             return

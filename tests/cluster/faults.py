@@ -11,7 +11,6 @@ seconds until the run was again at the step where it was hit, and the steps that
 import argparse
 import random
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -41,7 +40,7 @@ from shard_tools import synthetic_videos
 from training.logger import read_rows
 
 ROOT = Path(__file__).parents[2]
-NODES, GLOBAL_BATCH = 2, 4
+NODES = 2
 FROM, TO = 3, 9  # steps between two faults
 CHECKPOINT_EVERY = 4
 TIMEOUT_S = 10.0  # after which a rank that does not answer is given up
@@ -56,13 +55,9 @@ SETTINGS = [
 
 
 class Run(Job):
-    """A run folder and the command that resumes it, on nodes with caches of their own."""
-
-    def __init__(self, folder: Path, site: "Site", ranks: int, settings: list[str]) -> None:
-        self.folder, self.caches = folder, [Path(f"{folder}-cache-{node}") for node in range(NODES)]
-        arguments = [*settings, f"run={folder}", f"data.cache_dir={folder}-cache-{{node}}"]
-        log = folder.with_suffix(".log")
-        super().__init__(arguments, log, site.net.machines, ranks, environment=environment(site.store.url))
+    @property
+    def folder(self) -> Path:
+        return self.log.with_suffix("")
 
     def losses(self) -> dict[int, float]:
         return {row["step"]: row["loss"] for row in read_rows(self.folder / "metrics.jsonl")}
@@ -73,8 +68,7 @@ class Run(Job):
     def saved_step(self) -> int:
         return max(saved_steps(self.folder), default=0)
 
-    def wait_until_over(self, seconds: float) -> bool:
-        """Whether nothing of the run is left within so many seconds."""
+    def ends_within(self, seconds: float) -> bool:
         return wait_for(lambda: not self.processes() and self.is_over(), seconds)
 
 
@@ -89,11 +83,13 @@ class Site:
     disk: Path | None  # a small file system of its own, with the disturbed run on it
     undo: list[Callable[[], None]] = field(default_factory=list)  # before the run is started again
 
-    def make_run(self, name: str, steps: int, ranks: int) -> Run:
-        folder = self.disk if self.disk and name == "disturbed" else self.folder
-        batch = f"batch_size={GLOBAL_BATCH // NODES // ranks}"
-        settings = [*SETTINGS, f"data.shards={self.shards}", batch, f"steps={steps}"]
-        return Run(folder / name, self, ranks, settings)
+    def make_run(self, name: str, steps: int) -> "Run":
+        """Make a run folder and the command that resumes it, on nodes with caches of their own."""
+        folder = (self.disk if self.disk and name == "disturbed" else self.folder) / name
+        settings = [*SETTINGS, f"data.shards={self.shards}", "batch_size=2", f"steps={steps}", f"run={folder}"]
+        arguments = [*settings, f"data.cache_dir={folder}-cache-{{node}}"]
+        log, storage = folder.with_suffix(".log"), environment(self.store.url)
+        return Run(arguments, log, self.net.machines, per_node=1, environment=storage)
 
 
 @contextmanager
@@ -143,8 +139,8 @@ def starve(kind: str, times: int = 10**9) -> Fault:
 
     def inject(site: Site, run: Run, _: random.Random) -> None:
         run.kill()
-        for cache in run.caches:
-            shutil.rmtree(cache, ignore_errors=True)
+        for node in range(NODES):
+            shutil.rmtree(f"{run.folder}-cache-{node}", ignore_errors=True)
         site.store.inject(kind, ".tar", times=times)  # type: ignore[arg-type]
         site.undo.append(site.store.heal)
         run.start()
@@ -155,9 +151,7 @@ def starve(kind: str, times: int = 10**9) -> Fault:
 FROZEN = "SIGSTOP of a worker"  # the others end, and name it; it cannot end by itself
 CUT, FULL = "a node's network cut", "disk full at a checkpoint"  # what not every machine lets us do
 FAULTS: dict[str, Fault] = {
-    "kill -9 of a worker": signal_to("worker", signal.SIGKILL),
-    "kill -9 of a torchrun": signal_to("torchrun", signal.SIGKILL),
-    "kill -9 of a node": signal_to("node", signal.SIGKILL),
+    **{f"kill -9 of {one}": signal_to(one.split()[-1], signal.SIGKILL) for one in ("a worker", "a torchrun", "a node")},
     "kill -9 of all": signal_to("all", signal.SIGKILL),
     "SIGTERM to a worker": signal_to("worker", signal.SIGTERM),
     "SIGTERM to a torchrun": signal_to("torchrun", signal.SIGTERM),
@@ -179,16 +173,16 @@ FAULTS: dict[str, Fault] = {
 PASSES = {name for name in FAULTS if ": a few" in name or "once" in name}  # the run itself gets over these
 
 
-def inject_all(site: Site, names: list[str], seed: int, ranks: int = 1) -> tuple[list[Row], str]:
+def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]:
     """Inject `names` into one run, one after another; return a row for each, and what differs from an undisturbed run
     in the end, "" if nothing does. Raise InputError if the run does not get over one."""
     dice = random.Random(seed)
     steps = (TO + CHECKPOINT_EVERY) * len(names) + TO
-    reference, run = (site.make_run(name, steps, ranks) for name in ("undisturbed", "disturbed"))
+    reference, run = (site.make_run(name, steps) for name in ("undisturbed", "disturbed"))
     rows = []
     try:
         reference.start()
-        _require(reference, _ends_well(reference), "the run fails by itself")
+        _require_end(reference, "the run fails by itself")
         expected = reference.losses()
         run.start()
         for name in progress_bar(names, unit="fault", total=len(names)):
@@ -198,7 +192,7 @@ def inject_all(site: Site, names: list[str], seed: int, ranks: int = 1) -> tuple
             rows.append(_inject(site, run, name, dice, steps))
             rows[-1]["losses_equal"] = all(expected.get(step) == loss for step, loss in run.losses().items())
             print(rows[-1], file=sys.stderr)
-        _require(run, _ends_well(run), "the run does not end well")
+        _require_end(run, "the run does not end well")
     finally:
         reference.kill()
         run.kill()
@@ -217,7 +211,7 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
         _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
         return {**row, "happens": "continues", "seconds_lost": round(time.monotonic() - started, 1), "steps_lost": 0}
-    ended = run.wait_until_over(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
+    ended = run.ends_within(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
     row["exit_codes"] = " ".join(map(str, run.wait(0)))
     said = re.findall(r"^(?:error: |interrupted|Stopped).*", run.said().replace("\r", "\n"), re.M)
@@ -238,13 +232,13 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     return row
 
 
-def _ends_well(run: Run) -> bool:
-    return run.wait_until_over(RUNS_WITHIN_S) and set(run.wait(0)) == {0}
-
-
 def _require(run: Run, fine: bool, claim: str) -> None:
     if not fine:
         raise InputError(f"{claim}; the run said:\n{run.said()[-4000:]}")
+
+
+def _require_end(run: Run, claim: str) -> None:
+    _require(run, run.ends_within(RUNS_WITHIN_S) and set(run.wait(0)) == {0}, claim)
 
 
 def make_shards(folder: Path) -> Path:
@@ -259,28 +253,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50, help="random faults; 0: each kind once")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=list(FAULTS), help="only of this kind; may be repeated")
-    parser.add_argument("--ranks", type=int, default=1, help="per node")
-    parser.add_argument("--output", type=Path, default=RESULTS / "cpu/faults")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix=SCRATCH) as name:
         folder = Path(name)
         with make_site(folder, make_shards(folder)) as site:
             impossible = {CUT: not site.net.can_cut, FULL: site.disk is None}
-            names = options.only or [fault for fault in FAULTS if not impossible.get(fault)]
+            names = [fault for fault in FAULTS if not impossible.get(fault)]
             if options.count:
                 names = random.Random(options.seed).choices(names, k=options.count)
-            rows, differs = inject_all(site, names, options.seed, options.ranks)
-    only = "".join(f" {shlex.quote(f'--only={fault}')}" for fault in options.only or ())
+            rows, differs = inject_all(site, names, options.seed)
     about: dict[str, Any] = {
-        "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}{only}",
-        "nodes": f"{NODES} × {options.ranks} ranks, {'network namespaces' if site.net.can_cut else 'loopback'}",
+        "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}",
+        "nodes": f"{NODES} × 1 ranks, {'network namespaces' if site.net.can_cut else 'loopback'}",
         "faults": len(rows),
         "left_running": sum(1 for row in rows if row.get("left_running") and row["fault"] != FROZEN),
         "differs_from_an_undisturbed_run": differs or "nothing: losses of all steps and weights, bit by bit",
     }
     name = f"{options.count}_random_seed_{options.seed}" if options.count else "each_kind"
-    Report(name, options.output, torch.device("cpu"), **about).write(rows)
+    Report(name, RESULTS / "cpu/faults", torch.device("cpu"), **about).write(rows)
     print(f"{len(rows)} faults; differs: {differs or 'nothing'}")
     return 1 if differs or about["left_running"] else 0
 

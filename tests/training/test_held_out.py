@@ -71,22 +71,6 @@ def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
     assert 0.9 < first["reconstruction_loss"] < 2  # of a model that is not trained
 
 
-def test_two_ranks_find_what_one_does(synthetic_shards, monkeypatch):
-    config = parse([*SMALL, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
-    dataset = ShardDataset.open(synthetic_shards)
-    model, held_out, parts = AdaMAE(config.model), HeldOut(config, dataset), []
-    rank = Distributed("cpu")
-    rank.world_size = 2
-    whole = held_out.evaluate(model, ALONE)
-    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: parts.append(part) or part)
-    rank.rank = 1
-    held_out.evaluate(model, rank)
-    others = iter(parts)
-    monkeypatch.setattr("training.evaluation.sum_over_ranks", lambda part: part + next(others))
-    rank.rank = 0
-    assert held_out.evaluate(model, rank) == whole
-
-
 def test_a_run_evaluates_itself_and_has_a_report(synthetic_shards, tmp_path):
     run = tmp_path / "run"
     given = [f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}", f"run={run}"]

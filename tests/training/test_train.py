@@ -10,10 +10,13 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from made_videos import broken_copy, encode, write_shards
 from runs import is_same, load_weights, read_rows, saved_steps
 
 from common.errors import InputError
+from model.tokenizer import position_table
 from model.weights import pretrained
+from pipeline.planning.plan import PlanRow, TrainingPlan
 from train import train
 from training.config import parse
 from training.schedule import Schedule
@@ -163,3 +166,83 @@ def test_shards_may_move_but_not_change(tiny_run, arguments, synthetic_shards, t
     (moved / "dataset.json").write_text(json.dumps({**info, "classes": info["classes"][::-1]}))
     with pytest.raises(InputError, match="trained on other shards"):
         train(parse([*arguments, f"data.shards={moved}"]))
+
+
+@pytest.mark.parametrize("num_frames", [32, 128])
+def test_the_recipe_for_long_clips_takes_clips_longer_than_their_videos(num_frames, tiny_run, arguments, tmp_path):
+    more = [f"model.num_frames={num_frames}", "steps=2", "global_batch=2", "batch_size=2", f"init_from={tiny_run}"]
+    config = parse(["--config", str(ROOT / "configs/long_clips.yaml"), *arguments, *more])
+    train(config)
+    assert [row["loss"] > 0 for row in read_rows(tmp_path / "run")] == [True, True]
+    assert pretrained.load(tmp_path / "run").state["token_sampler.positions"].shape[0] == num_frames // 2 * 16
+    assert config.model.num_reconstructed == int(0.15 * (config.model.num_tokens - config.model.num_visible))
+
+
+def test_a_place_has_the_same_position_whatever_the_number_of_frames() -> None:
+    tables = [position_table("separable-3d", (time, 2, 3), 48) for time in (16, 32, 64)]
+    for table in tables[1:]:
+        assert torch.equal(table[: 16 * 6], tables[0])
+    assert len({tuple(row) for row in tables[2].tolist()}) == 64 * 6, "all tokens differ"
+
+
+def test_a_run_resumes_with_the_teacher_that_it_began_with(tiny_run: Path, arguments: list[str], tmp_path: Path):
+    teacher = Path(shutil.copytree(tiny_run, tmp_path / "teacher"))
+    target = ["model.target=teacher", "model.loss=cosine", "model.visible_loss_weight=0.1"]
+    given = [*arguments, *target, "evaluation.every=4", "steps=4"]
+    train(parse([*given, f"model.teacher={teacher}"]))
+    whole = load_weights(tmp_path / "run", 4)
+    assert whole["decoder.head.weight"].shape[0] == 96
+    assert not any(name.startswith("target") for name in whole)
+    newest = max((tmp_path / "run/checkpoints").glob("step-*"))
+    assert len(json.loads((newest / "train_state.json").read_text())["state"]["target"]) == 64
+    assert len(list((tmp_path / "run/figures").iterdir())) == 2, "errors and masks are plotted without reconstructions"
+
+    shutil.rmtree(newest)
+    moved = teacher.rename(tmp_path / "moved")
+    train(parse([*given, f"model.teacher={moved}"]))
+    assert is_same(load_weights(tmp_path / "run", 4), whole)
+    shutil.rmtree(newest)
+    shutil.rmtree(max((moved / "checkpoints").glob("step-*")))
+    with pytest.raises(InputError, match=r"trained on another teacher than model\.teacher: set it to the same weights"):
+        train(parse([*given, f"model.teacher={moved}"]))
+    with pytest.raises(InputError, match=r"the teacher .* does not exist"):
+        train(parse([*given, f"model.teacher={teacher}"]))
+    weights = pretrained.load(pretrained.find_file(tmp_path / "run"))
+    assert weights.config.teacher == str(teacher), "it is read without it"
+
+
+BROKEN = {"v07", "v31"}  # of 40 videos
+
+
+class PlanThatKnows(TrainingPlan):
+    """Puts the replacements in the place of the broken videos from the start."""
+
+    def row(self, position: int) -> PlanRow:
+        row, attempt = super().row(position), 0
+        while self._dataset.samples[row.sample].key in BROKEN:
+            attempt += 1
+            row = self.replacement(row, attempt)
+        return row
+
+
+def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(arguments, tmp_path, monkeypatch):
+    """It ends, names them, and learns from the replacements; each comes up again after it was written down."""
+
+    def train_on(shards: Path) -> list[float]:
+        run = tmp_path / f"run on {shards.name}"
+        two_epochs_and_a_half = ["steps=25", "checkpoint_every=100"]
+        train(parse([*arguments, *two_epochs_and_a_half, "data.num_workers=2", f"data.shards={shards}", f"run={run}"]))
+        return [row["loss"] for row in read_rows(run)]
+
+    videos = [(f"v{i:02d}", encode(12, first=i, pattern=True)) for i in range(40)]
+    intact = write_shards(tmp_path / "intact", videos, per_shard=8)
+    broken = Path(broken_copy(intact, tmp_path / "broken", BROKEN).folder)
+    curve = train_on(broken)
+    entries = [json.loads(line) for line in (tmp_path / "run on broken/quarantine.jsonl").read_text().splitlines()]
+    assert sorted(entry["key"] for entry in entries) == sorted(BROKEN), "each once"
+    assert all(str(broken / "shard-") in entry["where"] and entry["reason"] for entry in entries)
+    assert len(curve) == 25
+    assert train_on(intact) != curve
+    shutil.rmtree(tmp_path / "run on intact")
+    monkeypatch.setattr("train.TrainingPlan", PlanThatKnows)
+    assert train_on(intact) == curve, "the clips are not those of the plan"
