@@ -128,7 +128,7 @@ def store(
     convert = FrameConverter(CODECS[codec], None, Fraction(1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        writer = VideoWriter(path, CODECS[codec], Settings(encode=codec, gop=gop), Fraction(8), (width, height))
+        writer = VideoWriter(path, Settings(encode=codec, gop=gop), Fraction(8), (width, height))
         for number in range(num_frames):
             image = drawn(first + number, width, height, pattern) + np.roll(noise, 3 * number, axis=1) * (not pattern)
             writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
