@@ -60,8 +60,8 @@ def kill_sleepers(ended: threading.Event) -> None:
     """Kill every worker that sleeps for half a second without doing anything: it reads from the pipe."""
     naps: Counter[tuple[int, ...]] = Counter()
     while not ended.wait(0.05):
-        for worker in list_workers():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # one has just ended
+            for worker in list_workers():
                 state, *numbers = Path(f"/proc/{worker}/stat").read_text().rsplit(") ", 1)[1].split()
                 nap = worker, int(numbers[10]), int(numbers[11])  # with its seconds of CPU time
                 naps[nap] += state == "S"
