@@ -121,13 +121,15 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         shown = sorted(
             (row for row in shown if row["loader"] in PLOTTED), key=lambda row: float(row["clips_per_cpu_second"])
         )
-        names = [row["loader"] + ", 2 clips per decode" * (row["repeats"] == 2) for row in shown]
+        names = [row["loader"] + ",\n2 clips per decode" * (row["repeats"] == 2) for row in shown]
         colors = ["#2471a3" if row["loader"] == "adamae" else "#95a5a6" for row in shown]
         bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
         axes.bar_label(bars, fmt="%.3g", padding=3)
-        axes.axvline(bound, color="#c0392b", linestyle="--")
-        axes.margins(x=0.2)
-        axes.set(title=f"{title}\ndecoding alone, 1 clip a decode: {bound:.3g}", xlabel="clips per CPU-second")
+        axes.axvline(bound, color="#c0392b", linestyle="--", label=f"decoding alone: {bound:.3g}")
+        axes.margins(x=0.25)
+        axes.legend(loc="lower right", fontsize=8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("clips per CPU-second")
     return figure
 
 
