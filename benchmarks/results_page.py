@@ -10,6 +10,7 @@ All other text is left as it is.
 import json
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -118,9 +119,7 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         own = "copy" if encode == "original" else encode  # copied files are the originals
         shown = [row for row in rows if row["encode"] == (own if row["loader"] in ("adamae", "decoding") else encode)]
         bound = next(row["clips_per_cpu_second"] for row in shown if row["loader"] == "decoding")
-        shown = sorted(
-            (row for row in shown if row["loader"] in PLOTTED), key=lambda row: float(row["clips_per_cpu_second"])
-        )
+        shown = sorted((row for row in shown if row["loader"] in PLOTTED), key=itemgetter("clips_per_cpu_second"))
         names = [row["loader"] + ",\n2 clips per decode" * (row["repeats"] == 2) for row in shown]
         colors = ["#2471a3" if row["loader"] == "adamae" else "#95a5a6" for row in shown]
         bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
