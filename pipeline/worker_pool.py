@@ -106,11 +106,14 @@ class WorkerPool:
             worker = min(self._workers, key=lambda worker: len(worker.chunks))
             if len(worker.chunks) >= MAX_SENT:
                 return
-            if not worker.chunks:
-                worker.silent_s = 0.0
-            worker.chunks.append(self._waiting.popleft())
-            with suppress(OSError):  # it has ended, which `collect` finds
-                worker.connection.send(worker.chunks[-1])
+            self._send(worker, self._waiting.popleft())
+
+    def _send(self, worker: Worker, chunk: Chunk) -> None:
+        if not worker.chunks:
+            worker.silent_s = 0.0
+        worker.chunks.append(chunk)
+        with suppress(OSError):  # it has ended, which `collect` finds
+            worker.connection.send(chunk)
 
     def _receive(self, worker: Worker, found: list[ChunkResult | WorkerDeath]) -> None:
         try:
@@ -130,13 +133,14 @@ class WorkerPool:
     def _replace(self, worker: Worker, reason: str, timed_out: bool, found: list[ChunkResult | WorkerDeath]) -> None:
         """Start another worker for one that died or hung, and send its chunks again, the first one video by video.
 
-        A video is at fault only if a worker has died over it twice, the second time over nothing else.
+        A video is at fault only if a worker has died over it twice, the second time over nothing else. It is the new
+        worker that tries again: all others may be about to die of what this one died of, such as a lack of memory.
         """
         end_worker(worker, self._selector)  # before a chunk is sent again: it must not write any more
         self._workers.remove(worker)
         if worker.is_ready and worker.chunks:
             suspect = worker.chunks.popleft()
-            if suspect.is_suspect and suspect.num_clips == self._crops:
+            if suspect.is_suspect:
                 found.append(WorkerDeath(suspect, reason, timed_out))
             else:
                 firsts = range(suspect.first, suspect.first + suspect.num_clips, self._crops)
@@ -147,10 +151,11 @@ class WorkerPool:
                 f"a decode worker {describe_end(worker.process)} before it was ready, {MAX_STARTS} times: if memory is"
                 " short, lower data.num_workers or data.prefetch"
             )
-        self._waiting.extendleft(reversed(worker.chunks))
-        self._start(worker.setup, worker.num_starts + 1)
+        suspects = [chunk for chunk in worker.chunks if chunk.is_suspect]
+        self._waiting.extendleft(chunk for chunk in reversed(worker.chunks) if not chunk.is_suspect)
+        self._start(worker.setup, worker.num_starts + 1, suspects)
 
-    def _start(self, setup: WorkerSetup, num_starts: int = 1) -> None:
+    def _start(self, setup: WorkerSetup, num_starts: int = 1, suspects: Iterable[Chunk] = ()) -> None:
         parent_end, worker_end = Pipe()
         files = worker_end.fileno(), self._memory_file
         call = f"from {worker_main.__module__} import worker_main; worker_main{files}"
@@ -162,9 +167,11 @@ class WorkerPool:
         )  # fmt: skip
         worker_end.close()
         worker = Worker(setup, process, parent_end, num_starts=num_starts)
+        self._workers.append(worker)
         with suppress(OSError):  # it has ended, which `collect` finds
             parent_end.send(setup)
-        self._workers.append(worker)
+        for chunk in suspects:
+            self._send(worker, chunk)
         self._selector.register(parent_end, selectors.EVENT_READ, worker)
 
 

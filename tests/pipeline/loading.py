@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Collection, Sequence
 from itertools import islice
@@ -147,6 +148,17 @@ def make_batch(
         first += count * crops
     num_images = sum(clip.image is not None for result in results for clip in result.clips)
     return upload(block, setup.layout, results, CPU), num_images
+
+
+def list_workers() -> list[int]:
+    """List the decode workers of this process."""
+    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+    return [int(pid) for pid in children if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def are_asleep(processes: list[int]) -> bool:
+    """Tell whether all wait for something."""
+    return all(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "S" for pid in processes)
 
 
 def list_descendants(pid: int) -> list[int]:

@@ -19,10 +19,12 @@ import torch
 from loading import (
     CPU,
     OneVideoPlan,
+    are_asleep,
     check_frames,
     check_replaced,
     first_batches,
     list_descendants,
+    list_workers,
     plan_of,
     wait_for_the_end,
 )
@@ -181,9 +183,9 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
         next(batches)
         assert loader._memory is not None
         with mmap.mmap(loader._memory.fileno(), 0) as memory:
-            written = loader._memory.layout.block_bytes * np.arange(1, 3) + 3 * 8 * size**2 * 3  # of each last clip
+            written = loader._memory.layout.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
             deadline = time.monotonic() + 30
-            while not all(memory[start : start + 9] != bytes(9) for start in written):
+            while not all(memory[start : start + 9] != bytes(9) for start in written) or not are_asleep(list_workers()):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)  # the step
         next(batches)

@@ -23,6 +23,7 @@ from loading import (
     check_replaced,
     first_batches,
     list_descendants,
+    list_workers,
     plan_of,
     take_interrupts,
     wait_for_the_end,
@@ -37,12 +38,6 @@ from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 
 CONFIG = DataConfig(frame_stride=1, num_workers=2, max_bad_fraction=0.9)
-
-
-def list_workers() -> list[int]:
-    """List the decode workers of this process."""
-    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return [int(pid) for pid in children if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 @pytest.fixture
