@@ -7,10 +7,11 @@ what is left after the last whole window is not covered.
 
 Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the
 tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the
-window, and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label and, if it is damaged,
-`incomplete`: why the rest of it is missing. With --format npz, files are NumPy's. With --format parquet, they have a
-row per window, with the metadata and `start` and `end` as columns: OUT is a table. Videos that have a file are skipped,
-so re-running the command continues.
+window, `frames` [W, 2] int64, their numbers, and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key,
+source, segment, label, `fields` (all else that INPUT says of it, as JSON: captions, an episode's number) and, if it is
+damaged, `incomplete`: why the rest of it is missing. With --format npz, files are NumPy's. With --format parquet, they
+have a row per window, with the metadata, `start`, `end`, `first_frame` and `last_frame` as columns: OUT is a table.
+Videos that have a file are skipped, so re-running the command continues.
 """
 
 import argparse
@@ -99,7 +100,8 @@ from shard_tools.work import local_copy
 from training.remote_run import local_run
 
 PREFETCHED = 4  # batches that are decoded ahead
-Shown = tuple[float, UInt8[np.ndarray, "H W C"]]  # seconds from the first frame, and the frame as the model takes it
+# Seconds from the first frame, the frame's number (in shards, of those stored), and the frame as the model takes it.
+Shown = tuple[float, int, UInt8[np.ndarray, "H W C"]]
 T = TypeVar("T")
 
 
@@ -113,7 +115,9 @@ class Features:
 
     key: str
     source: str
+    segment: str
     label: str
+    fields: str
     frames: Callable[[], Iterator[Shown]]
     incomplete: str = ""
     num_windows: int = 0
@@ -161,11 +165,12 @@ def main(options: argparse.Namespace) -> int:
     num_bad = 0
     with progress_bar(unit="video", total=len(videos)) as progress:
         for batch in prefetch(iter(lambda: list(islice(windows, options.batch_size)), []), PREFETCHED):
-            clips = [np.stack([frame for _, frame in window]) for _, window in batch if window]
+            clips = [np.stack([frame for *_, frame in window]) for _, window in batch if window]
             encoded = encode(encoder, np.stack(clips), options) if clips else iter(())
             for video, window in batch:
                 if window:
-                    video.append(next(encoded) | {"times": np.array([window[0][0], window[-1][0]])})
+                    times, frames = (np.array([window[0][n], window[-1][n]]) for n in (0, 1))
+                    video.append(next(encoded) | {"times": times, "frames": frames})
                 else:
                     save_features(options, video)
                     num_bad += bool(video.incomplete)
@@ -194,7 +199,8 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
         key = make_key(item.source, str(item.segment or "")) if is_outside else item.name
-        yield Features(key, item.source, ", ".join(item.labels or ()), partial(read_item, item, size, data))
+        said = str(item.segment or ""), ", ".join(item.labels or ()), item.fields
+        yield Features(key, item.source, *said, partial(read_item, item, size, data))
 
 
 def list_samples(dataset: ShardDataset, size: FrameSize, data: DataConfig) -> Iterator[Features]:
@@ -206,7 +212,8 @@ def list_samples(dataset: ShardDataset, size: FrameSize, data: DataConfig) -> It
             )
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(dataset.info.classes[int(label)] for label in sample.labels or ())
-        yield Features(sample.key, sample.source, label, partial(read_sample, dataset, index, size, data))
+        said = sample.segment, label, json.dumps(sample.fields, ensure_ascii=False) if sample.fields else ""
+        yield Features(sample.key, sample.source, *said, partial(read_sample, dataset, index, size, data))
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
@@ -220,7 +227,7 @@ def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataCo
         frames = subsample(video.frames(number_frames(step, sample.num_frames)), step)
         scaler = make_scaler(sample.width, sample.height, size)
         for count, frame in enumerate(frames):
-            yield float(count * step / fps), scaler(frame)
+            yield float(count * step / fps), int(count * step) * sample.frame_stride, scaler(frame)
 
 
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
@@ -246,13 +253,13 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
                 if place >= segment.end:
                     return
                 if place >= segment.start:
-                    yield float(seconds), scaler(frame)
+                    yield float(seconds), int(count * step), scaler(frame)
 
 
 def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:
     frames = arrays.map_frames(array)
     for number in number_frames(step, len(frames)):
-        yield number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
+        yield number / arrays.FPS, number, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
 
 
 def find_step(source: str, fps: Fraction, data: DataConfig, stored_stride: int = 1) -> Fraction:
@@ -324,7 +331,8 @@ def save_features(options: argparse.Namespace, video: Features) -> None:
     if video.incomplete:
         log(f"{printable(video.source)} is incomplete: {video.incomplete}", sys.stderr)
     if video.num_windows:
-        metadata = {name: getattr(video, name) for name in ("key", "source", "label", "incomplete")}
+        named = ("key", "source", "segment", "label", "fields", "incomplete")
+        metadata = {name: getattr(video, name) for name in named}
         file = find_output(options, video)
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as partial_file:
@@ -345,9 +353,9 @@ def save_npz(path: Path, values: dict[str, np.ndarray], metadata: dict[str, str]
 def save_parquet(path: Path, values: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     import pyarrow
 
-    features, times = values["features"], values["times"]
+    features, times, frames = (values[name] for name in ("features", "times", "frames"))
     columns: dict[str, Any] = {name: [value] * len(times) for name, value in metadata.items()}
-    columns |= {"start": times[:, 0], "end": times[:, 1]}
+    columns |= {"start": times[:, 0], "end": times[:, 1], "first_frame": frames[:, 0], "last_frame": frames[:, 1]}
     columns["features"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
     import_pyarrow(str(path)).write_table(pyarrow.table(columns), path)
 
