@@ -93,7 +93,7 @@ from pipeline.shards.format import DATASET_FILE
 from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
-from shard_tools.inputs import Item, read_inputs
+from shard_tools.inputs import Item, ListOptions, read_inputs
 from shard_tools.inputs.item import Segment, import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.work import local_copy
@@ -195,7 +195,7 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
     if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
         yield from list_samples(ShardDataset.open(place), size, data)
         return
-    for item in read_inputs(place):
+    for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
         key = make_key(item.source, str(item.segment or "")) if is_outside else item.name

@@ -67,7 +67,7 @@ def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tm
         sampled = (20 + i + 1) // 2
         assert first["features"].shape == ((sampled - 4) // 3 + 1, 48)
         assert first["tokens"].shape == (len(first["features"]), 2, 4, 4, 48)
-        for name in ("features", "tokens", "times"):
+        for name in ("features", "tokens", "times", "frames"):
             torch.testing.assert_close(first[name], second[name])
         starts = 2 * 3 * torch.arange(len(first["times"])) / 8
         torch.testing.assert_close(first["times"], torch.stack((starts, starts + 6 / 8), 1).double())
@@ -201,7 +201,8 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
         found = [row for row in rows if row["key"] == about["key"]]
         assert [row["features"] for row in found] == expected["features"].tolist()
         assert [[row["start"], row["end"]] for row in found] == expected["times"].tolist()
-        assert all(row[name] == about[name] for row in found for name in ("source", "label", "incomplete"))
+        assert [[row["first_frame"], row["last_frame"]] for row in found] == expected["frames"].tolist()
+        assert all(row[name] == about[name] for row in found for name in ("source", "label", "fields", "incomplete"))
 
 
 def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, tmp_path: Path) -> None:
@@ -220,7 +221,10 @@ def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, t
 
 
 def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path) -> None:
-    (videos / "list.csv").write_text("path,start,end\nclass 0/v0.mp4,1,2\nclass 0/v2.mp4,0.5,2.5\n")
+    (videos / "list.csv").write_text("path,start,end,caption\nclass 0/v0.mp4,1,2,7\nclass 0/v2.mp4,0.5,2.5,8\n")
     assert extract(videos / "list.csv", tmp_path / "out", weights) == 0
-    times = [load_file(file)["times"].tolist() for file in sorted((tmp_path / "out").rglob("*.safetensors"))]
-    assert times == [[[1, 1.75]], [[0.5, 1.25], [1.5, 2.25]]]
+    written = sorted((tmp_path / "out").rglob("*.safetensors"))
+    assert [load_file(file)["times"].tolist() for file in written] == [[[1, 1.75]], [[0.5, 1.25], [1.5, 2.25]]]
+    assert [load_file(file)["frames"].tolist() for file in written] == [[[8, 14]], [[4, 10], [12, 18]]]
+    about = [(found["segment"], found["fields"]) for found in map(read_metadata, written)]
+    assert about == [("t=1,2", '{"caption": "7"}'), ("t=0.5,2.5", '{"caption": "8"}')]

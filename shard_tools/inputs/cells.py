@@ -139,10 +139,12 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
         return None
     if all(map(NUMBERS.fullmatch, texts)):
         return separator or " "
-    if is_named and (separator is None or separator in NAMED_SEPARATORS):
-        return separator or (";" if any(map(TIMED.match, texts)) else None)
-    parts = [part.strip() for text in texts for part in text.split(separator)] if separator else []
-    if not parts or max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
+    if is_named and separator is None:
+        return ";" if any(map(TIMED.match, texts)) else None
+    if is_named and separator and separator in NAMED_SEPARATORS:
+        return separator
+    parts = [part.strip() for text in texts for part in text.split(separator or "|")]
+    if separator is None or max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
         return None
     is_clear = separator in "|;" or (separator == "," and not any(", " in text for text in texts))
     return separator if is_clear or {*parts} <= {*texts} else None

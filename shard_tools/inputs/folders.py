@@ -91,7 +91,8 @@ class FolderClasses(NamedTuple):
             problem = f"not all folders in {where} are classes ({names}): {fix}, or one of the folders as INPUT"
         elif set(videos.values()) == {1}:
             problem = f"each of the {len(videos)} folders in {where} holds a single video ({names}): {fix}"
-        return cls(depth, others, problem) if len(videos) > 1 else cls(None, others)
+        is_none = len(videos) < 2 or (problem and not options.asks)
+        return cls(None, others) if is_none else cls(depth, others, problem)
 
     def excludes(self, path: str) -> bool:
         return any(path == other or path.startswith(f"{other}/") for other in self.others)

@@ -43,7 +43,7 @@ def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
                 fields = {"episode_index": index, "camera": camera}
                 fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
                 item = make_item((folder / name).relative_to(where).as_posix(), folder / name, None)
-                segment = None if start is None else Segment(start, end)
+                segment = None if start is None or end is None else Segment(start, end)
                 yield item._replace(segment=segment, fields=json.dumps(fields, ensure_ascii=False))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(

@@ -19,7 +19,7 @@ from shard_tools.inputs.cells import Row, get_cell, read_segment, to_text
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import ColumnDetector
 from shard_tools.inputs.files import Finder
-from shard_tools.inputs.folders import GROUPS
+from shard_tools.inputs.folders import GROUPS, KINDS, classify_name, has_video_extension
 from shard_tools.inputs.item import Item, ParquetCell, Segment
 from shard_tools.inputs.options import ListOptions
 from shard_tools.inputs.table_reader import Table, read_table
@@ -145,6 +145,8 @@ class ListReader:
         source, location = finder.locate(name if found is None else found)
         if found is None:
             return Item(source, location, labels, 0, finder.explain(name), None, fields)
+        if not has_video_extension(found) and (kind := classify_name(found.rpartition("/")[2])) in KINDS:
+            problem = problem or f"by its name it is one of the {kind}"
         if columns.label_is_folder:
             labels = (source.split("/")[-2],) if "/" in source else None
         return Item(source, location, labels, 0, problem, segment, fields)

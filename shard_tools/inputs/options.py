@@ -19,3 +19,4 @@ class ListOptions:
     unlabeled: bool = False
     has_label_map: bool = False
     constant_label: str | None = None  # of all videos
+    asks: bool = True  # about folders that are hardly classes; else these are none

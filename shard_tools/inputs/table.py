@@ -264,7 +264,7 @@ class Inputs:
         names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
         share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
         share = f"none of {total} videos can be used" if bad == total else share
-        fix = ": do --root or --suffix miss?" if "no such file" in said else ""
+        fix = "; give --root or --suffix if that is what names lack" if "no such file" in said else ""
         raise InputError(f"{share}: {said} (in {where}: {names}); nothing was written{fix}")
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:

@@ -308,7 +308,7 @@ def test_folders_that_are_hardly_classes_are_asked_about(tmp_path: Path, files: 
     make_folder(tmp_path, dict.fromkeys(files, ""))
     with pytest.raises(InputError, match=sentence):
         read_inputs(str(tmp_path))
-    assert labels_by_name(tmp_path, unlabeled=True) == dict.fromkeys(files)
+    assert labels_by_name(tmp_path, unlabeled=True) == labels_by_name(tmp_path, asks=False) == dict.fromkeys(files)
     assert labels_by_name(tmp_path, label="folder") == {name: name.partition("/")[0] for name in files}
 
 
