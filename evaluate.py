@@ -117,7 +117,7 @@ def evaluate(options: argparse.Namespace) -> None:
         if dist.is_main:
             results = make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
-            names = {"mAP": "mAP", "top1": "top-1"} | ({"top5": "top-5"} if len(dataset.info.classes) > 5 else {})
+            names = {"mAP": "mAP", "top1": "top-1", "top5": "top-5"}
             scores = ", ".join(f"{shown} {results[name]:.4f}" for name, shown in names.items() if name in results)
             log(f"{scores} on {results['num_videos']} videos in {time.perf_counter() - started:.0f} s")
             for sentence in warn_of_majority(results):

@@ -54,17 +54,19 @@ class Predictions(NamedTuple):
         return [average_precision(scores, is_true) if is_true.any() else None for scores, is_true in columns]
 
     def scores(self) -> dict[str, float]:
-        """Compute top-1 and top-5 accuracy, that of the most common class, and the mean negative log-likelihood of the
-        true class; of a multi-label classifier, the mean of average precision over classes, and binary cross-entropy.
-        """
+        """Compute top-1 accuracy, of more than five classes top-5 too, that of the most common class, and the mean
+        negative log-likelihood of the true class; of a multi-label classifier, the mean of average precision over
+        classes, and binary cross-entropy."""
         if self.is_multi_label:
             found = [value for value in self.average_precisions() if value is not None]
             loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
             return {"mAP": sum(found) / max(1, len(found)), "bce": loss.item()}
-        ranked = self.probabilities.topk(min(5, self.probabilities.shape[1])).indices == self.labels[:, None]
+        num_classes = self.probabilities.shape[1]
+        ranked = self.probabilities.topk(min(5, num_classes)).indices == self.labels[:, None]
+        top5 = {"top5": ranked.any(dim=1).double().mean().item()} if num_classes > 5 else {}
         return {
             "top1": ranked[:, 0].double().mean().item(),
-            "top5": ranked.any(dim=1).double().mean().item(),
+            **top5,
             "majority_top1": majority_top1(self.labels),
             "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
         }
