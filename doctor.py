@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, repeat
 
+from common.cpus import count_cpus
 from common.errors import InputError, parse_early, run_command
 from common.logging import escape, format_bytes, log
 from training.config import TrainConfig, parse
@@ -74,7 +75,7 @@ def check_environment() -> bool:
 def describe_machine() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    yield f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
+    yield f"{count_cpus()} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
 
 
 def find_version(module: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+from common.cpus import count_cpus
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
@@ -29,7 +30,7 @@ from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
-from shard_tools.workers import ENGINES, NUM_CPUS
+from shard_tools.workers import ENGINES
 
 NUM_SHOWN = 10  # rejects that are printed
 MAX_TIMEOUT_S = 1e9  # of a timer
@@ -70,7 +71,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
         how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **argument)
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
+    run.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")

@@ -17,7 +17,6 @@ from pebble import ProcessExpired, ProcessPool
 from common.errors import InputError
 
 START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
-NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 
