@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
+from pebble.pool.process import WORKERS_NAME
 
 from common.errors import InputError
 
@@ -76,6 +77,11 @@ class Processes:
 
     def stop(self) -> None:
         self._pool.stop()
+        # pebble removes the semaphores before it ends the workers, and one that starts late does not find them.
+        for process in multiprocessing.active_children():
+            if process.name == WORKERS_NAME:
+                process.kill()
+                process.join()
         self._pool.join()
 
 

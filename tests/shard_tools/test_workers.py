@@ -32,6 +32,10 @@ def act(job: str) -> str:
         os._exit(7)
     if name == "hang":
         time.sleep(1000)
+    if name == "stubborn":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        open(where, "w").close()
+        time.sleep(1000)
     return job.upper()
 
 
@@ -54,6 +58,27 @@ def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
     assert next(results)[1] == "A"
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Pebble first removes the semaphores that it opens, and then ends the workers, one after another."""
+    script, before = tmp_path / "python", multiprocessing.spawn.get_executable()
+    late = 'mkdir "$0.first" 2>/dev/null || { until [ -e "$0.over" ]; do sleep .05; done; sleep 1; }'
+    script.write_text(f'#!/bin/sh\n{late}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.set_executable(str(script))
+    try:
+        results = run_in_processes(act, ["a", f"stubborn {tmp_path}/at_work"], 2, 60)
+        next(results)
+        while not (tmp_path / "at_work").exists():
+            time.sleep(0.01)
+        (tmp_path / "python.over").touch()
+        results.close()  # type: ignore[attr-defined]
+    finally:
+        multiprocessing.set_executable(before)
+    assert multiprocessing.active_children() == []
+    assert capfd.readouterr().err == ""
 
 
 RUN = """
