@@ -13,11 +13,13 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.errors import InputError, run_command
+
+# isort: split
 import av
 
 from common.atomic_io import hash_file
 from common.cpus import count_cpus
-from common.errors import InputError, run_command
 from common.logging import log
 from common.progress import progress_bar
 from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
