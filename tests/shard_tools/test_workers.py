@@ -82,14 +82,16 @@ def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capf
 
 
 RUN = """
+import threading, time
 from shard_tools.workers import run_in_processes
+threading.Thread(target=time.sleep, args=[60], daemon=True).start()  # takes signals that the main thread blocks
 print("ready", flush=True)
 for job, result in run_in_processes(len, ["a"] * 100_000, 2, 60):
     print(result, flush=True)
 """
 
 
-@pytest.mark.parametrize("after_s", [0.01, 0.3])
+@pytest.mark.parametrize("after_s", [0.01, 0.02, 0.3])
 def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
