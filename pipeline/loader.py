@@ -31,8 +31,9 @@ from common.errors import InputError
 from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import GPU_THREADS, Dali, choose_policy, shorten
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, EncodedVideo, LoadedClip, WorkerSetup
+from pipeline.decoding.dali import GPU_PIPELINES, Dali, choose_policy, shorten
+from pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
+from pipeline.decoding.joining import EncodedVideo
 from pipeline.planning.plan import ClipPlan
 from pipeline.quarantine import Quarantine
 from pipeline.shards.dataset import ShardDataset
@@ -109,8 +110,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._memory: ClipMemory | None = None
         self._pool: WorkerPool | None = None
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        dali_threads = config.dali_threads or (GPU_THREADS if on_gpu else config.workers)
-        self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
+        num_pipelines = config.dali_pipelines or (GPU_PIPELINES if on_gpu else config.workers)
+        self._dali = Dali(device, plan, num_pipelines, config.decode_timeout_s)
         self._use_dali, self._dali_failures = True, 0
         self._numbers: Iterator[int] = count()  # of batches
         self._pending: deque[PendingBatch] = deque()
@@ -297,8 +298,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _feed_dali(self, batch: PendingBatch) -> None:
         """Give DALI its videos of a batch, once. Raise RuntimeError if it refuses them."""
         if not batch.is_fed:
-            videos = batch.encoded.values()
-            self._dali.feed([(video.read(batch.block), video.numbers, video.rows) for video in videos])
+            self._dali.feed(batch.encoded, batch.block)
             batch.is_fed = True
 
     def _decode_with_dali(self, batch: PendingBatch, layout: BlockLayout) -> None:
@@ -306,13 +306,11 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
         Raise RuntimeError if a video cannot be decoded, TimeoutError if DALI hangs.
         """
-        indices = [first + i for first, video in batch.encoded.items() for i in range(len(video.rows))]
-        decoded = self._dali.take([row for video in batch.encoded.values() for row in video.rows])
-        self._upload(batch, layout)  # after DALI has read what lies in its clips' place
-        self._dali.copy_clips(decoded, self._await_upload(batch), indices)
-        # DALI starts at the first frame of what it is given and never seeks.
-        num_decoded = sum(max(video.numbers) + 1 for video in batch.encoded.values())
-        self._counts.update(dali_clips=len(indices), frames_decoded=num_decoded)
+        decoded = self._dali.take()
+        self._upload(batch, layout)  # once: had DALI failed, workers would have written to the block again
+        self._dali.copy_clips(decoded, self._await_upload(batch))
+        num_decoded = sum(video.num_frames for video in batch.encoded.values())  # a few less behind the last clip
+        self._counts.update(dali_clips=len(decoded), frames_decoded=num_decoded)
         self._dali_failures = 0
 
     def _recover_from_dali(self, pool: WorkerPool, batch: PendingBatch, error: Exception) -> None:
