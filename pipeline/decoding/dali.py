@@ -205,7 +205,8 @@ class Dali:
 
 def choose_policy(dataset: ShardDataset, device: torch.device, config: DataConfig) -> DaliPolicy:
     """Raise InputError if data.decoder is dali and DALI lacks a codec of these shards on this device."""
-    share = (config.decoder == "dali") if config.dali_share is None else config.dali_share
+    share = float(config.decoder == "dali") if config.dali_share is None else config.dali_share
+    share = 1.0 if share == "auto" else share  # of the chunks that the loader leaves to DALI
     if config.decoder == "pyav" or not share:
         return DaliPolicy()
     side_step = SIDE_STEP if device.type == "cuda" else 1  # see SIDE_STEP

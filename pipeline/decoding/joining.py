@@ -98,7 +98,7 @@ def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVid
     moved = time = before = 0  # bytes, time and frames of the videos before
     for first, video in videos:
         for place, duration in video.groups.times:
-            struct.pack_into(">Q", memoryview(data), moved + place, time)
+            data[moved + place :][:8] = np.frombuffer(struct.pack(">Q", time), np.uint8)
             time += duration
         unique = sorted(set(video.numbers))  # for a repeated frame, DALI would return to the beginning
         order = [unique.index(number) for number in video.numbers]
