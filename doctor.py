@@ -135,6 +135,8 @@ def main(options: argparse.Namespace) -> int:
         results.append(report("read", measure_reading(run.dataset)))
         results.append(report("PyAV decode", measure_decoder(run, run.dataset, "pyav", (1, 2))))
         results.append(report("DALI decode", measure_decoder(run, run.dataset, "dali", (1,))))
+        if ("dali", 1) in run.loader_speeds and run.device.type == "cuda":
+            results.append(report("both decode", measure_decoder(run, run.dataset, "auto", (1,))))
     log("training step")
     results.append(report("speed", measure_step(run)))
     if run.loader_speeds and run.step_speed:
@@ -183,10 +185,13 @@ def measure_reading(dataset: ShardDataset) -> Iterator[str]:
 def measure_decoder(
     run: PlannedRun, dataset: ShardDataset, decoder: Decoder, repeats: tuple[int, ...]
 ) -> Iterator[str]:
-    """Load clips with one decoder alone, `repeats` of them from every decoded video."""
+    """Load clips with one decoder alone, or with both (auto), `repeats` of them from every decoded video."""
     sizes = run.config.model
     for count in repeats:
-        data = replace(run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1)
+        data = replace(
+            run.config.data, decoder=decoder, repeats=count, dali_share="auto" if decoder == "auto" else None,
+            canonical_nodes=1,
+        )  # fmt: skip
         plan = TrainingPlan(
             dataset, data, num_frames=sizes.num_frames, image_size=sizes.image_size, seed=run.config.seed,
             batch_size=run.config.batch_size * count,
@@ -230,14 +235,11 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
-    """Compare decoding with the training step; on a GPU, video engines and CPU work side by side."""
+    """Compare decoding with the training step."""
     speeds, repeats = run.loader_speeds, min(run.config.data.repeats, 2)
-    pyav, dali = speeds.get(("pyav", repeats), 0.0), speeds.get(("dali", 1), 0.0)
-    join = sum if run.device.type == "cuda" else max
-    speed = join((pyav, dali))
-    how = f"data.decoder=pyav data.repeats={repeats}" if pyav >= dali else "data.decoder=dali"
-    if join is sum and pyav and dali:
-        how = f"data.dali_share={dali / speed:.2f}"
+    ways = {f"data.decoder=pyav data.repeats={repeats}": ("pyav", repeats)}
+    ways |= {"data.decoder=dali": ("dali", 1), "data.dali_share=auto": ("auto", 1)}
+    how, speed = max(((way, speeds.get(key, 0.0)) for way, key in ways.items()), key=lambda found: found[1])
     yield f"fastest decoding: {how}, about {speed:.3g} clips/s"
     ratio = speed / run.step_speed
     if ratio >= DATA_BOUND_BELOW:
@@ -248,7 +250,7 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
         f" {1 - min(ratio, 1):.0%} of the time"
     )
     if repeats == 1 and ("pyav", 2) in speeds:
-        ratio = join((speeds["pyav", 2], dali)) / run.step_speed
+        ratio = max(speeds["pyav", 2], speed) / run.step_speed
         yield f"with data.repeats=2 it reaches {ratio:.2f}×; more CPU cores help too"
 
 
