@@ -5,7 +5,6 @@
 compares all files with their hashes and decodes every video. Exits with 1 if anything is wrong.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import av
 
+from common.arguments import ArgumentParser
 from common.atomic_io import hash_file
 from common.errors import InputError, run_command
 from common.logging import log
@@ -105,7 +105,7 @@ def _find_differences(decoded: StoredVideo, sample: Sample) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
     parser.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
