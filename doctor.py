@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, repeat
 
+from common.arguments import ArgumentParser
 from common.cpus import count_cpus
 from common.errors import InputError, parse_early, run_command
 from common.logging import escape, format_bytes, log
@@ -33,9 +34,7 @@ DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", nargs="?", default="", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.size=small")
     parser.add_argument("--config", metavar="FILE", help="config of the planned run")
@@ -130,7 +129,8 @@ def main(options: argparse.Namespace) -> int:
     results = []
     if options.shards:
         log(f"dataset {escape(options.shards)}")
-        results.append(report("content", describe_dataset(run)))
+        if not report("content", describe_dataset(run)):
+            return 1
     if run.dataset:
         results.append(report("read", measure_reading(run.dataset)))
         results.append(report("PyAV decode", measure_decoder(run, run.dataset, "pyav", (1, 2))))
