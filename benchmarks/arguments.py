@@ -11,7 +11,7 @@ from common.errors import InputError
 class ArgumentParser(argparse.ArgumentParser):
     """A parser whose help is a module's docstring, and whose errors are one sentence."""
 
-    def __init__(self, doc: str | None, output: str = "benchmarks/results/<gpu> or .../cpu") -> None:
+    def __init__(self, doc: str | None, output: str = "benchmark_results/<gpu> or .../cpu") -> None:
         """output: the default of --output."""
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument("--output", type=Path, help=f"default: {output}")
