@@ -70,7 +70,7 @@ def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> No
 
 def test_a_name_that_is_missing_or_leads_nowhere_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MASKS, "late", "model.masking.motion:LateMasking")
-    with pytest.raises(InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry\.py"):
+    with pytest.raises(InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"):
         find_class(MASKS, "early")
     with pytest.raises(InputError, match=r"registry\.py has 'model.masking.motion:LateMasking' for 'late': module"):
         find_class(MASKS, "late")
