@@ -272,13 +272,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.dry_run:
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
-            folders = [output.folder for output in outputs.values() if is_described(output.folder)]
-            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+            described = [output.folder for output in outputs.values() if is_described(output.folder)]
+            known = max((read_dataset_info(folder).classes for folder in described), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
         code = max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
-    for (name, one), (other_name, other) in combinations(outputs.items() if not is_remote(parsed.output) else (), 2):
-        if is_described(one.folder) and is_described(other.folder):  # else another part will complete it
-            warn_of_shared(name, one.folder, other_name, other.folder)
+    folders = {} if is_remote(parsed.output) else {name: output.folder for name, output in outputs.items()}
+    for split, held_out in combinations(folders.items(), 2):
+        if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
+            warn_of_shared(*split, *held_out)
     return code
 
 

@@ -135,7 +135,7 @@ def _hash_videos(dataset: ShardDataset) -> dict[int, UInt8[np.ndarray, " 24"]]:
             frames = decode_frames(reader.read(index), numbers, count).mean(axis=-1).astype(np.uint8)
         except VideoError:  # which whoever trains on it will say
             continue
-        small = np.stack([Image.fromarray(frame).resize((9, 8), Image.Resampling.BOX) for frame in frames])
+        small = np.stack([np.asarray(Image.fromarray(it).resize((9, 8), Image.Resampling.BOX)) for it in frames])
         bits = small[:, :, 1:] > small[:, :, :-1]
         if 2 * MAX_DIFFERENCE <= bits.sum() <= bits.size - 2 * MAX_DIFFERENCE:
             hashes[index] = np.packbits(bits)
